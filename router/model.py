@@ -1,0 +1,225 @@
+"""What the router knows of the fleet: identifiers, what endpoints report, the events that change it.
+
+All of it is immutable. Times named ``at`` and ``now`` are seconds on the host's monotonic clock; ages travel as
+durations, so two hosts' clocks are never compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """A replica's state. ``cold → loading → warming → warm → draining → cold``; ``failed`` from any."""
+
+    COLD = "cold"
+    LOADING = "loading"
+    WARMING = "warming"
+    WARM = "warm"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+STATE_NEXT: dict[State, frozenset[State]] = {
+    State.COLD: frozenset({State.LOADING, State.FAILED}),
+    State.LOADING: frozenset({State.WARMING, State.DRAINING, State.FAILED}),
+    State.WARMING: frozenset({State.WARM, State.DRAINING, State.FAILED}),
+    State.WARM: frozenset({State.DRAINING, State.FAILED}),
+    State.DRAINING: frozenset({State.COLD, State.FAILED}),
+    State.FAILED: frozenset({State.COLD, State.LOADING}),
+}
+"""The only legal transitions of a replica's state; the worker's lifecycle and the tests read this table."""
+
+
+class StoreMode(StrEnum):
+    """How far the shared state can be trusted; each step down is a degraded mode with a metric and a log line."""
+
+    LIVE = "live"  # deltas arrive, or no store is configured at all
+    FROZEN = "frozen"  # the store is silent: freshness stands still, last good snapshot
+    LOCAL = "local"  # silent for 60 s: warmth and memory are too old, own observations only
+    UNIFORM = "uniform"  # silent, and nothing observed either: equal weights
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One endpoint's copy of one shard, as that endpoint reports it.
+
+    ``warmth`` maps a shape class to a ratio in [0, 1], as sorted pairs; empty means not measured (a static endpoint).
+    ``warm_for_s`` is how long it had been warm when the report was made.
+    """
+
+    model: str
+    version: str = ""
+    shard: int = 0
+    shard_count: int = 1
+    state: State = State.WARM
+    warmth: tuple[tuple[str, float], ...] = ()
+    content_hash: str = ""
+    generation: int = 0
+    warm_for_s: float = 0.0
+    reason: str = ""  # why it is failed, where it is
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRecord:
+    """One addressable worker process and everything it reports of itself.
+
+    ``address`` is a URL, ``http://HOST:PORT`` or ``unix:/PATH``. ``epoch`` is random at the process's start: a new
+    epoch under an old id is a new process. ``revision`` orders records within the store. ``static``: from
+    configuration, not from the store; it counts as warm, never expires and never goes stale.
+    """
+
+    id: str
+    address: str
+    epoch: str = ""
+    revision: int = 0
+    protocol: str = "http"
+    replicas: tuple[Replica, ...] = ()
+    free_memory_bytes: int | None = None
+    total_memory_bytes: int | None = None
+    queue_depth: int | None = None
+    idle_for_s: float | None = None
+    draining: bool = False
+    static: bool = False
+
+
+class GoneReason(StrEnum):
+    """Why an endpoint left."""
+
+    DEREGISTERED = "deregistered"
+    EXPIRED = "expired"
+    REMOVED = "removed"  # taken out of the configuration
+
+
+class EjectCause(StrEnum):
+    """Why an endpoint is ejected."""
+
+    QUARANTINE = "quarantine"
+    BREAKER = "breaker"
+
+
+# --- events: everything that may change a Cluster ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSeen:
+    """A full report of one endpoint arrived at ``at``."""
+
+    record: EndpointRecord
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointsHeard:
+    """Heartbeats that changed nothing: these endpoints were heard from at ``at``."""
+
+    ids: tuple[str, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointGone:
+    """An endpoint left the fleet."""
+
+    id: str
+    reason: GoneReason
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotBegan:
+    """What follows up to :class:`SnapshotEnded` is the whole fleet."""
+
+    sequence: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEnded:
+    """The whole fleet was sent: endpoints not seen since the matching :class:`SnapshotBegan` are gone."""
+
+    sequence: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChanged:
+    """The shared state became more or less trustworthy."""
+
+    mode: StoreMode
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointHeld:
+    """An operator drained (``held``) or resumed an endpoint at this sidecar."""
+
+    id: str
+    held: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointEjected:
+    """A sibling process ejected an endpoint until ``until``; it is out here too. ``level`` counts back-off steps."""
+
+    id: str
+    cause: EjectCause
+    until: float
+    level: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReturned:
+    """A sibling process saw an ejected endpoint answer again (its probe passed)."""
+
+    id: str
+    cause: EjectCause
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one process saw of one endpoint since it last said so.
+
+    ``buckets`` are (log-bucket index, count) pairs of attempt latencies (see ``router.stats``); ``ewma_ms`` is None
+    where nothing was measured; ``in_flight`` is the count at the moment of sending.
+    """
+
+    id: str
+    in_flight: int
+    ewma_ms: float | None
+    buckets: tuple[tuple[int, int], ...]
+    successes: int
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerObserved:
+    """One sibling process's observations (``source`` is its index); replaces that source's in-flight counts."""
+
+    source: int
+    observations: tuple[Observation, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed: rebuild what ages. The shell sends it about ten times a second."""
+
+
+Event = (
+    EndpointSeen
+    | EndpointsHeard
+    | EndpointGone
+    | SnapshotBegan
+    | SnapshotEnded
+    | StoreChanged
+    | EndpointHeld
+    | EndpointEjected
+    | EndpointReturned
+    | PeerObserved
+    | Tick
+)

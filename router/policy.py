@@ -1,0 +1,178 @@
+"""Every tunable of the router with its default, in one place, frozen and validated at construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class PolicyError(ValueError):
+    """A policy value that makes no sense; ``field`` names it, ``remedy`` says what would."""
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        super().__init__(f"{field}: {value!r}: {remedy}")
+        self.field = field
+        self.value = value
+        self.remedy = remedy
+
+
+def _ratio(owner: str, name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise PolicyError(f"{owner}.{name}", value, "a ratio lies between 0 and 1")
+
+
+def _positive(owner: str, name: str, value: float) -> None:
+    if not value > 0 or value == float("inf"):
+        raise PolicyError(f"{owner}.{name}", value, "must be greater than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringPolicy:
+    """weight = freshness x ramp x (warmth·w + free_memory·w + speed·w)."""
+
+    warmth: float = 0.40
+    free_memory: float = 0.35
+    speed: float = 0.25
+    exploration_floor_ratio: float = 0.02  # of the mean weight, for every candidate
+    speed_spread_ratio: float = 1.2  # largest 1/P95 under this times the smallest: all get 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("warmth", "free_memory", "speed"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise PolicyError(f"scoring.{name}", value, "a coefficient is 0 or more")
+        _positive("scoring", "warmth + free_memory + speed", self.warmth + self.free_memory + self.speed)
+        _ratio("scoring", "exploration_floor_ratio", self.exploration_floor_ratio)
+        if not 1 <= self.speed_spread_ratio < float("inf"):
+            raise PolicyError("scoring.speed_spread_ratio", self.speed_spread_ratio, "must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class FreshnessPolicy:
+    """1 up to ``full_s`` of age, then linear to 0 at ``ttl_s``."""
+
+    heartbeat_s: float = 1.0
+    full_s: float = 2.0
+    ttl_s: float = 5.0
+    local_after_s: float = 60.0  # store silent this long: own observations only
+    empty_store_grace_s: float = 10.0  # store came back empty: endpoints are kept this long
+
+    def __post_init__(self) -> None:
+        for name in ("heartbeat_s", "full_s", "ttl_s", "local_after_s"):
+            _positive("freshness", name, getattr(self, name))
+        if self.ttl_s <= self.full_s:
+            raise PolicyError("freshness.ttl_s", self.ttl_s, f"must be greater than full_s ({self.full_s})")
+        if self.empty_store_grace_s < 0:
+            raise PolicyError("freshness.empty_store_grace_s", self.empty_store_grace_s, "must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class RampPolicy:
+    """A newly warm replica's share grows linearly from ``start_ratio`` to 1 over ``duration_s``."""
+
+    start_ratio: float = 0.1
+    duration_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        _ratio("ramp", "start_ratio", self.start_ratio)
+        if not 0 <= self.duration_s < float("inf"):
+            raise PolicyError("ramp.duration_s", self.duration_s, "must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinePolicy:
+    """After a refused, reset or timed-out connection: out at once, ``base_s`` doubling to ``max_s``, then one probe."""
+
+    base_s: float = 1.0
+    max_s: float = 30.0
+    jitter_ratio: float = 0.2
+
+    def __post_init__(self) -> None:
+        _positive("quarantine", "base_s", self.base_s)
+        _ratio("quarantine", "jitter_ratio", self.jitter_ratio)
+        if self.max_s < self.base_s:
+            raise PolicyError("quarantine.max_s", self.max_s, f"must be at least base_s ({self.base_s})")
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerPolicy:
+    """Opens when ``failure_ratio`` of at least ``minimum_calls`` within ``window_s`` failed."""
+
+    failure_ratio: float = 0.5
+    minimum_calls: int = 20
+    window_s: float = 10.0
+    open_s: float = 60.0
+    half_open_calls: int = 10
+
+    def __post_init__(self) -> None:
+        _ratio("breaker", "failure_ratio", self.failure_ratio)
+        _positive("breaker", "failure_ratio", self.failure_ratio)
+        for name in ("minimum_calls", "window_s", "open_s", "half_open_calls"):
+            _positive("breaker", name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """At most ``attempts`` more tries, on another endpoint, inside a budget of the recent requests."""
+
+    attempts: int = 1
+    backoff_min_ms: float = 25.0
+    backoff_max_ms: float = 250.0
+    budget_ratio: float = 0.2
+    budget_window_s: float = 10.0
+    budget_min_per_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.attempts <= 5:
+            raise PolicyError("retry.attempts", self.attempts, "must lie between 0 and 5")
+        if not 0 <= self.backoff_min_ms <= self.backoff_max_ms:
+            raise PolicyError("retry.backoff_min_ms", self.backoff_min_ms, "must lie between 0 and backoff_max_ms")
+        _ratio("retry", "budget_ratio", self.budget_ratio)
+        _positive("retry", "budget_window_s", self.budget_window_s)
+        if not 0 <= self.budget_min_per_s < float("inf"):
+            raise PolicyError("retry.budget_min_per_s", self.budget_min_per_s, "must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyPolicy:
+    """Quantile sketch with ``relative_error`` over ``window_s`` in ``slots``; the EWMA decays over ``ewma_decay_s``."""
+
+    relative_error: float = 0.05
+    window_s: float = 60.0
+    slots: int = 6
+    ewma_decay_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0.001 <= self.relative_error <= 0.5:
+            raise PolicyError("latency.relative_error", self.relative_error, "must lie between 0.001 and 0.5")
+        for name in ("window_s", "slots", "ewma_decay_s"):
+            _positive("latency", name, getattr(self, name))
+
+
+class OnNoCandidate(StrEnum):
+    """What a model does with a request that no replica can take. ``wait`` and ``lazy`` come with the queue."""
+
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """All policies of one sidecar."""
+
+    scoring: ScoringPolicy = field(default_factory=ScoringPolicy)
+    freshness: FreshnessPolicy = field(default_factory=FreshnessPolicy)
+    ramp: RampPolicy = field(default_factory=RampPolicy)
+    quarantine: QuarantinePolicy = field(default_factory=QuarantinePolicy)
+    breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    latency: LatencyPolicy = field(default_factory=LatencyPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPolicy:
+    """What configuration says of one model. ``default``: takes requests that name no model that is known."""
+
+    name: str
+    idempotent: bool = False
+    default: bool = False
+    on_no_candidate: OnNoCandidate = OnNoCandidate.FAIL

@@ -1,0 +1,278 @@
+"""The schema of the shared state in Redis: key names, hash fields, delta messages and the one script that writes them.
+
+Keys of a namespace share one hash slot (the braces are literal), so the script also runs on a cluster::
+
+    wr:{NS}:ep:ID   hash, expires after the TTL: the fields below
+    wr:{NS}:eps     sorted set: endpoint id, scored by the server time in ms at which it expires
+    wr:{NS}:rev     integer: the namespace's revision, one step per write
+    wr:{NS}:delta   publish/subscribe channel: one JSON message per write
+
+A message is ``{"v", "id", "epoch", "rev", "kind": "set"|"beat"|"del", "f": {changed fields}}``. Revisions of a
+namespace are consecutive; a receiver that sees a gap reads everything again. ``beat`` carries no fields: it only says
+"still here".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from router.model import EndpointRecord, Replica, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEMA_VERSION = 1
+MAX_REPLICAS = 4096
+MAX_FIELD_CHARS = 1 << 20
+
+
+class WireError(ValueError):
+    """A record or message in the shared state that this version cannot read; the text names key, field and value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Key names of one namespace."""
+
+    namespace: str
+
+    def endpoint(self, id: str) -> str:  # noqa: A002
+        """Return the key of one endpoint's hash."""
+        return f"wr:{{{self.namespace}}}:ep:{id}"
+
+    @property
+    def index(self) -> str:
+        """The sorted set of endpoint ids."""
+        return f"wr:{{{self.namespace}}}:eps"
+
+    @property
+    def revision(self) -> str:
+        """The revision counter."""
+        return f"wr:{{{self.namespace}}}:rev"
+
+    @property
+    def channel(self) -> str:
+        """The publish/subscribe channel of deltas."""
+        return f"wr:{{{self.namespace}}}:delta"
+
+
+WRITE_LUA = """
+-- KEYS: endpoint hash, revision, index.  ARGV: id, epoch, ttl_ms, channel, schema version, then field/value pairs.
+-- Sets the changed fields, refreshes the TTL, bumps the revision and publishes the delta. Where the hash had expired or
+-- belongs to another epoch and no field is given, it changes nothing and returns -1: the writer must send everything.
+local epoch = redis.call('HGET', KEYS[1], 'epoch')
+if #ARGV == 5 and epoch ~= ARGV[2] then return -1 end
+if epoch and epoch ~= ARGV[2] then redis.call('DEL', KEYS[1]) end
+local rev = redis.call('INCR', KEYS[2])
+local fields = {}
+redis.call('HSET', KEYS[1], 'v', ARGV[5], 'epoch', ARGV[2], 'rev', rev)
+for i = 6, #ARGV, 2 do
+  redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
+  fields[ARGV[i]] = ARGV[i + 1]
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+redis.call('ZADD', KEYS[3], now + ARGV[3], ARGV[1])
+local kind = 'set'
+if #ARGV == 5 then kind = 'beat' end
+local msg = {v = tonumber(ARGV[5]), id = ARGV[1], epoch = ARGV[2], rev = rev, kind = kind}
+if kind == 'set' then msg.f = fields end
+redis.call('PUBLISH', ARGV[4], cjson.encode(msg))
+return rev
+"""
+
+REMOVE_LUA = """
+-- KEYS: endpoint hash, revision, index.  ARGV: id, epoch, channel, schema version.
+-- Removes an endpoint's record, if it is still this epoch's, and says so.
+local epoch = redis.call('HGET', KEYS[1], 'epoch')
+if epoch and epoch ~= ARGV[2] then return -1 end
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[3], ARGV[1])
+local rev = redis.call('INCR', KEYS[2])
+local msg = {v = tonumber(ARGV[4]), id = ARGV[1], epoch = ARGV[2], rev = rev, kind = 'del'}
+redis.call('PUBLISH', ARGV[3], cjson.encode(msg))
+return rev
+"""
+
+READ_LUA = """
+-- KEYS: revision, index.  ARGV: prefix of endpoint keys.
+-- Returns the revision, then id and flat hash of each live endpoint; drops index entries whose hash expired.
+local out = {tonumber(redis.call('GET', KEYS[1]) or '0')}
+for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+  local hash = redis.call('HGETALL', ARGV[1] .. id)
+  if #hash == 0 then redis.call('ZREM', KEYS[2], id) else out[#out + 1] = id; out[#out + 1] = hash end
+end
+return out
+"""
+
+
+def encode_fields(record: EndpointRecord) -> dict[str, str]:
+    """Return the hash fields of ``record`` other than ``v``, ``epoch`` and ``rev``, which the script sets."""
+    fields = {
+        "addr": record.address,
+        "proto": record.protocol,
+        "draining": "1" if record.draining else "0",
+        "replicas": json.dumps([_replica_out(r) for r in record.replicas], separators=(",", ":")),
+    }
+    for name, value in (
+        ("free", record.free_memory_bytes),
+        ("total", record.total_memory_bytes),
+        ("queue", record.queue_depth),
+        ("idle", record.idle_for_s),
+    ):
+        fields[name] = "" if value is None else repr(value)
+    return fields
+
+
+def changed_fields(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """Return what of ``after`` differs from ``before``."""
+    return {name: value for name, value in after.items() if before.get(name) != value}
+
+
+def decode_fields(id: str, fields: Mapping[str, str]) -> EndpointRecord:  # noqa: A002
+    """Read one endpoint's hash.
+
+    Raises:
+        WireError: a field is missing, too long or not a value of its kind, or the schema version is not this one.
+    """
+    try:
+        version = int(fields["v"])
+        if version != SCHEMA_VERSION:
+            raise WireError(f"endpoint {id!r}: schema version {version}, this is {SCHEMA_VERSION}")
+        return EndpointRecord(
+            id=id,
+            address=_text(fields["addr"]),
+            epoch=_text(fields["epoch"]),
+            revision=int(fields["rev"]),
+            protocol=_text(fields["proto"]),
+            replicas=_replicas_in(fields["replicas"]),
+            free_memory_bytes=_count(fields.get("free", "")),
+            total_memory_bytes=_count(fields.get("total", "")),
+            queue_depth=_count(fields.get("queue", "")),
+            idle_for_s=_seconds(fields.get("idle", "")),
+            draining=fields["draining"] == "1",
+        )
+    except WireError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise WireError(f"endpoint {id!r}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One decoded message of the delta channel. ``kind`` is ``set``, ``beat`` or ``del``."""
+
+    id: str
+    epoch: str
+    revision: int
+    kind: str
+    fields: dict[str, str]
+
+
+def decode_delta(payload: bytes | str) -> Delta:
+    """Read one message of the delta channel.
+
+    Raises:
+        WireError: not a message of this schema version.
+    """
+    try:
+        raw = json.loads(payload)
+        if raw["v"] != SCHEMA_VERSION:
+            raise WireError(f"delta: schema version {raw['v']!r}, this is {SCHEMA_VERSION}")
+        fields = raw.get("f") or {}
+        if raw["kind"] not in ("set", "beat", "del") or not isinstance(fields, dict):
+            raise WireError(f"delta: kind {raw['kind']!r}")
+        return Delta(
+            _text(raw["id"]),
+            _text(raw["epoch"]),
+            int(raw["rev"]),
+            raw["kind"],
+            {k: _text(v) for k, v in fields.items()},
+        )
+    except WireError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise WireError(f"delta: {type(error).__name__}: {error}") from error
+
+
+def _replica_out(replica: Replica) -> dict[str, Any]:
+    out: dict[str, Any] = {"m": replica.model, "v": replica.version, "s": replica.state.value}
+    if replica.shard_count != 1:
+        out["k"], out["n"] = replica.shard, replica.shard_count
+    if replica.warmth:
+        out["w"] = dict(replica.warmth)
+    if replica.content_hash:
+        out["h"] = replica.content_hash
+    if replica.generation:
+        out["g"] = replica.generation
+    if replica.warm_for_s:
+        out["t"] = round(replica.warm_for_s, 3)
+    if replica.reason:
+        out["r"] = replica.reason
+    return out
+
+
+def _replicas_in(text: str) -> tuple[Replica, ...]:
+    if len(text) > MAX_FIELD_CHARS:
+        raise WireError(f"replicas: {len(text)} characters, at most {MAX_FIELD_CHARS}")
+    rows = json.loads(text)
+    if not isinstance(rows, list) or len(rows) > MAX_REPLICAS:
+        raise WireError(f"replicas: not a list of at most {MAX_REPLICAS}")
+    return tuple(_replica_in(row) for row in rows)
+
+
+def _replica_in(row: dict[str, Any]) -> Replica:
+    warmth = tuple(sorted((_text(name), _ratio(value)) for name, value in row.get("w", {}).items()))
+    shard, count = int(row.get("k", 0)), int(row.get("n", 1))
+    if not 0 <= shard < count:
+        raise WireError(f"shard {shard} of {count}")
+    return Replica(
+        model=_text(row["m"]),
+        version=_text(row.get("v", "")),
+        shard=shard,
+        shard_count=count,
+        state=State(row["s"]),
+        warmth=warmth,
+        content_hash=_text(row.get("h", "")),
+        generation=int(row.get("g", 0)),
+        warm_for_s=_finite(row.get("t", 0.0)),
+        reason=_text(row.get("r", "")),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise WireError(f"{value!r} is not text")
+    if len(value) > MAX_FIELD_CHARS:
+        raise WireError(f"text of {len(value)} characters, at most {MAX_FIELD_CHARS}")
+    return value
+
+
+def _finite(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise WireError(f"{value!r} is not a duration")
+    return float(value)
+
+
+def _ratio(value: object) -> float:
+    number = _finite(value)
+    if number > 1:
+        raise WireError(f"{value!r} is not a ratio")
+    return number
+
+
+def _count(text: str) -> int | None:
+    if text == "":
+        return None
+    number = int(text)
+    if number < 0:
+        raise WireError(f"{text!r} is negative")
+    return number
+
+
+def _seconds(text: str) -> float | None:
+    return None if text == "" else _finite(float(text))

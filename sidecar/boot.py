@@ -1,0 +1,78 @@
+"""What the supervisor hands to a child process: one JSON document in an inherited memory file, and descriptors.
+
+Children read neither files nor environment for their configuration, so a child that is restarted years later starts
+with exactly what its siblings run with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+import msgspec
+
+from sidecar.settings import Settings
+
+
+class ListenerFd(msgspec.Struct, frozen=True):
+    """A listening socket of this data process's own (bound with SO_REUSEPORT by the supervisor)."""
+
+    listener: int  # index into Settings.listeners
+    address: str  # as bound: the port is known
+    fd: int
+
+
+class DataPlan(msgspec.Struct, frozen=True, tag="data"):
+    """The start of one data process."""
+
+    index: int
+    parent_pid: int
+    settings: Settings
+    listeners: tuple[ListenerFd, ...]
+    channel_fd: int
+    metrics_fd: int
+
+
+class ControlPlan(msgspec.Struct, frozen=True, tag="control"):
+    """The start of the control process. ``channel_fds`` and ``metrics_fds`` are by data process index."""
+
+    parent_pid: int
+    settings: Settings
+    sidecar_id: str
+    admin_fds: tuple[int, ...]  # listening sockets: Unix first where configured
+    admin_unix: bool  # the first of admin_fds is the Unix socket
+    channel_fds: tuple[int, ...]
+    metrics_fds: tuple[int, ...]
+    listen_addresses: tuple[str, ...]  # as bound, for people
+
+
+Plan = DataPlan | ControlPlan
+_DECODER: msgspec.json.Decoder[Plan] = msgspec.json.Decoder(Plan)
+
+
+def write_plan(plan: Plan) -> int:
+    """Return an inheritable descriptor that holds ``plan``."""
+    fd = os.memfd_create("warmroute-plan", 0)
+    os.write(fd, msgspec.json.encode(plan))
+    os.set_inheritable(fd, True)
+    return fd
+
+
+def read_plan(fd: int) -> Plan:
+    """Read the plan behind ``fd`` and close it."""
+    size = os.fstat(fd).st_size
+    data = os.pread(fd, size, 0)
+    os.close(fd)
+    return _DECODER.decode(data)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int, signum: int = signal.SIGTERM) -> None:
+    """Ask the kernel for ``signum`` when the parent dies (prctl(2), PR_SET_PDEATHSIG); exit now if it already has."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        raise SystemExit(0)

@@ -1,0 +1,186 @@
+"""The channel between the control process and one data process: typed messages over a SOCK_SEQPACKET socket pair.
+
+SEQPACKET keeps message boundaries, so a process that died half-way never leaves half a message, and the supervisor can
+hand the same socket to its successor. Sending never blocks: where the other side does not read, ``send`` returns False
+and the sender decides (the control process sends a whole snapshot once the reader says hello again).
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from router import model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_MESSAGE_BYTES = 96 * 1024
+"""Largest datagram; well under the kernel's default send buffer of 208 KiB."""
+
+BATCH = 64
+"""Records per message where a list is split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Data → control: a process starts or starts again and needs a snapshot. ``epoch`` is random per process."""
+
+    index: int
+    pid: int
+    epoch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Data → control: a listener accepts; what the kernel granted."""
+
+    index: int
+    listener: str
+    address: str
+    backlog: int
+    fastopen_queue: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Control → data, twice a second: the control process is alive."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRule:
+    """One injected fault. ``kind`` names the plug-in (see sidecar/faults); ``ratio`` is its toxicity in [0, 1].
+
+    ``model`` and ``endpoint`` narrow it, empty matches all. It ends by itself at ``until`` (monotonic seconds).
+    """
+
+    id: str
+    kind: str
+    ratio: float
+    until: float
+    model: str = ""
+    endpoint: str = ""
+    status: int = 503
+    delay_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FaultsChanged:
+    """Control → data: the whole list of faults in force."""
+
+    rules: tuple[FaultRule, ...]
+
+
+_TYPES: tuple[type, ...] = (
+    Hello,
+    Listening,
+    Ping,
+    FaultsChanged,
+    model.EndpointSeen,
+    model.EndpointsHeard,
+    model.EndpointGone,
+    model.SnapshotBegan,
+    model.SnapshotEnded,
+    model.StoreChanged,
+    model.EndpointHeld,
+    model.EndpointEjected,
+    model.EndpointReturned,
+    model.PeerObserved,
+)
+_CODES = {kind: code for code, kind in enumerate(_TYPES)}
+_ENCODER = msgspec.msgpack.Encoder()
+_FRAME: msgspec.msgpack.Decoder[tuple[int, msgspec.Raw]] = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+_DECODERS: tuple[msgspec.msgpack.Decoder[Any], ...] = tuple(msgspec.msgpack.Decoder(kind) for kind in _TYPES)
+
+
+class ChannelError(ValueError):
+    """A message that cannot be sent (too large) or read (not of this version)."""
+
+
+def encode(message: object) -> bytes:
+    """Return one message as a datagram.
+
+    Raises:
+        ChannelError: it is larger than MAX_MESSAGE_BYTES.
+    """
+    data = _ENCODER.encode((_CODES[type(message)], message))
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ChannelError(f"{type(message).__name__} of {len(data)} bytes, at most {MAX_MESSAGE_BYTES}")
+    return data
+
+
+def decode(data: bytes) -> object:
+    """Read one datagram.
+
+    Raises:
+        ChannelError: not a message of this version.
+    """
+    try:
+        code, raw = _FRAME.decode(data)
+        return _DECODERS[code].decode(raw)
+    except (msgspec.DecodeError, msgspec.ValidationError, IndexError) as error:
+        raise ChannelError(f"unreadable channel message: {error}") from error
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return (control end, data end) of a new channel, both non-blocking and inheritable."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setblocking(False)
+        end.set_inheritable(True)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    return ends
+
+
+class Channel:
+    """One end of the channel, for an event loop's ``add_reader`` (no loop's streams know SEQPACKET)."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self.dropped = 0
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Channel:
+        """Return the channel on an inherited descriptor."""
+        return cls(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        """Return the descriptor, for ``add_reader``."""
+        return self._sock.fileno()
+
+    def send(self, message: object) -> bool:
+        """Send one message at once; False where the other side is gone or does not keep up (counted in ``dropped``)."""
+        try:
+            self._sock.send(encode(message))
+        except OSError:  # full (EAGAIN), or the reader's end is closed
+            self.dropped += 1
+            return False
+        return True
+
+    def receive(self, most: int = 64) -> Iterator[object]:
+        """Yield the messages that are there, at most ``most`` so that a loop stays fair.
+
+        Raises:
+            ChannelError: a message of another version.
+            EOFError: the other side closed for good.
+        """
+        for _ in range(most):
+            try:
+                data = self._sock.recv(MAX_MESSAGE_BYTES + 1)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise EOFError(str(error)) from error
+            if not data:
+                raise EOFError("channel closed")
+            yield decode(data)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._sock.close()

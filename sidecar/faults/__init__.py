@@ -1,0 +1,1 @@
+"""Faults that warmroute injects into its own data path."""

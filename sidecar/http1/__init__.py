@@ -1,0 +1,1 @@
+"""HTTP/1.1: framing, heads, and the protocols of the two sides."""

@@ -1,0 +1,253 @@
+"""The configuration schema: what a user may set, with each field's default, unit and reload class.
+
+A field's metadata stands in its annotation: ``Field(reload, text, unit)``. Reload classes: ``live`` takes effect on the
+next request, ``new`` on new connections, ``restart`` needs a new process.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from router.policy import (
+    BreakerPolicy,
+    FreshnessPolicy,
+    LatencyPolicy,
+    OnNoCandidate,
+    QuarantinePolicy,
+    RampPolicy,
+    RetryPolicy,
+    ScoringPolicy,
+)
+
+
+class Reload(StrEnum):
+    """When a changed value takes effect."""
+
+    LIVE = "live"
+    NEW = "new connections"
+    RESTART = "restart"
+
+
+def _doc(
+    reload: Reload,
+    text: str,
+    unit: str = "",
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+) -> Meta:
+    return Meta(description=text, extra={"reload": reload.value, "unit": unit}, ge=ge, gt=gt, le=le)  # type: ignore[call-overload,no-any-return]
+
+
+Text = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All parts of the configuration: immutable, and strict about unknown fields."""
+
+
+class Listener(Base, frozen=True):
+    """A socket that the sidecar accepts on."""
+
+    address: Annotated[str, _doc(Reload.RESTART, "where to accept, HOST:PORT", "HOST:PORT")]
+    name: Annotated[str, _doc(Reload.RESTART, "label in metrics and logs; the address where empty")] = ""
+    processes: Annotated[int, _doc(Reload.RESTART, "data processes, each with a socket of its own", ge=1, le=64)] = 2
+    backlog: Annotated[
+        int,
+        _doc(
+            Reload.RESTART,
+            "accept queue; the kernel caps it at net.core.somaxconn",
+            "connections",
+            ge=1,
+            le=65535,
+        ),
+    ] = 4096
+    fastopen_queue: Annotated[
+        int, _doc(Reload.RESTART, "TCP_FASTOPEN queue; 0 turns it off", "connections", ge=0, le=65535)
+    ] = 256
+    default_model: Annotated[str | None, _doc(Reload.LIVE, "model for requests that name none")] = None
+
+
+class Limits(Base, frozen=True):
+    """What one process accepts at most."""
+
+    head_bytes: Annotated[int, _doc(Reload.NEW, "request or response head", "bytes", ge=1024, le=1 << 20)] = 65536
+    target_bytes: Annotated[int, _doc(Reload.NEW, "request target", "bytes", ge=64, le=1 << 20)] = 16384
+    fields: Annotated[int, _doc(Reload.NEW, "header fields of one head", "fields", ge=8, le=10000)] = 100
+    body_bytes: Annotated[int, _doc(Reload.NEW, "request body", "bytes", ge=0)] = 64 << 20
+    replay_bytes: Annotated[
+        int, _doc(Reload.NEW, "request body kept for a retry; over it there is none", "bytes", ge=0)
+    ] = 1 << 20
+    connections: Annotated[
+        int, _doc(Reload.NEW, "downstream connections of one process", "connections", ge=1, le=1 << 20)
+    ] = 4096
+    pipelined: Annotated[int, _doc(Reload.NEW, "bytes read ahead of the request being answered", "bytes", ge=4096)] = (
+        131072
+    )
+    pooled_per_endpoint: Annotated[
+        int, _doc(Reload.NEW, "idle upstream connections kept per endpoint", "connections", ge=0, le=65536)
+    ] = 256
+
+
+class Timeouts(Base, frozen=True):
+    """How long each step may take."""
+
+    connect_s: Annotated[float, _doc(Reload.NEW, "connect to a worker", "seconds", gt=0, le=3600)] = 1.0
+    response_head_s: Annotated[float, _doc(Reload.NEW, "request sent to response head", "seconds", gt=0, le=86400)] = (
+        30.0
+    )
+    stream_idle_s: Annotated[float, _doc(Reload.NEW, "silence inside a response body", "seconds", gt=0, le=86400)] = (
+        300.0
+    )
+    client_head_s: Annotated[
+        float, _doc(Reload.NEW, "first byte to end of a request head", "seconds", gt=0, le=3600)
+    ] = 10.0
+    client_body_idle_s: Annotated[
+        float, _doc(Reload.NEW, "silence inside a request body", "seconds", gt=0, le=3600)
+    ] = 30.0
+    keep_alive_s: Annotated[float, _doc(Reload.NEW, "idle downstream connection", "seconds", gt=0, le=86400)] = 75.0
+    upstream_keep_alive_s: Annotated[float, _doc(Reload.NEW, "idle upstream connection", "seconds", gt=0, le=86400)] = (
+        55.0
+    )
+    drain_s: Annotated[float, _doc(Reload.LIVE, "grace period after SIGTERM", "seconds", ge=0, le=86400)] = 30.0
+
+
+class Admin(Base, frozen=True):
+    """The admin API: reads are open on loopback, writes need the socket or the token."""
+
+    socket: Annotated[str | None, _doc(Reload.RESTART, "Unix socket, mode 0600", "path")] = None
+    address: Annotated[
+        str | None,
+        _doc(Reload.RESTART, "loopback HOST:PORT for reads, or with a token for writes", "HOST:PORT"),
+    ] = "127.0.0.1:9901"
+    token_file: Annotated[
+        str | None, _doc(Reload.LIVE, "file whose content is the bearer token for writes over TCP", "path")
+    ] = None
+
+
+class StateTls(Base, frozen=True):
+    """TLS towards the state store (with rediss://)."""
+
+    ca_file: Annotated[str | None, _doc(Reload.RESTART, "CA bundle; the system's where null", "path")] = None
+    cert_file: Annotated[str | None, _doc(Reload.RESTART, "client certificate", "path")] = None
+    key_file: Annotated[str | None, _doc(Reload.RESTART, "client key", "path")] = None
+
+
+class StateStore(Base, frozen=True):
+    """The shared state."""
+
+    url: Annotated[
+        str,
+        _doc(Reload.RESTART, "redis://, rediss://, unix:// (user and password may stand in it), or none", "URL"),
+    ] = "none"
+    namespace: Annotated[str, _doc(Reload.RESTART, "prefix of all keys"), Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = (
+        "default"
+    )
+    password_file: Annotated[
+        str | None, _doc(Reload.RESTART, "file with the password, instead of one in the URL", "path")
+    ] = None
+    tls: StateTls = msgspec.field(default_factory=StateTls)
+
+
+class ShardMode(StrEnum):
+    """How a model's weights are split. ``replicated``: every endpoint holds all of them."""
+
+    REPLICATED = "replicated"
+
+
+class Shards(Base, frozen=True):
+    """How a model is split over endpoints."""
+
+    mode: Annotated[ShardMode, _doc(Reload.RESTART, "replicated: every endpoint holds the whole model")] = (
+        ShardMode.REPLICATED
+    )
+
+
+class Probe(Base, frozen=True):
+    """An active readiness probe of static endpoints."""
+
+    path: Annotated[str, _doc(Reload.LIVE, "path that answers 2xx when ready"), Meta(pattern=r"^/[!-~]*$")] = (
+        "/v2/health/ready"
+    )
+    interval_s: Annotated[float, _doc(Reload.LIVE, "time between probes", "seconds", ge=0.05, le=3600)] = 1.0
+    timeout_s: Annotated[float, _doc(Reload.LIVE, "time for one probe", "seconds", gt=0, le=3600)] = 1.0
+
+
+class Model(Base, frozen=True):
+    """One model, by the name that requests use."""
+
+    name: Annotated[str, _doc(Reload.LIVE, "name as in /v2/models/NAME"), Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+    shards: Shards = msgspec.field(default_factory=Shards)
+    idempotent: Annotated[bool, _doc(Reload.LIVE, "a request may be executed twice: it may be retried once sent")] = (
+        False
+    )
+    endpoints: Annotated[tuple[str, ...], _doc(Reload.LIVE, "static endpoints, http://HOST:PORT", "URLs")] = ()
+    default: Annotated[bool, _doc(Reload.LIVE, "takes requests that name no known model; at most one")] = False
+    on_no_candidate: Annotated[OnNoCandidate, _doc(Reload.LIVE, "fail: 503 with Retry-After")] = OnNoCandidate.FAIL
+    probe: Annotated[
+        Probe | None, _doc(Reload.LIVE, "readiness probe of the static endpoints; null counts them as warm")
+    ] = None
+
+
+class Endpoint(Base, frozen=True):
+    """A static endpoint that holds several models."""
+
+    url: Annotated[str, _doc(Reload.LIVE, "http://HOST:PORT", "URL")]
+    models: Annotated[tuple[str, ...], _doc(Reload.LIVE, "NAME or NAME@VERSION of what it holds")]
+    name: Annotated[str, _doc(Reload.LIVE, "endpoint id; derived from the URL where empty")] = ""
+    probe: Annotated[Probe | None, _doc(Reload.LIVE, "readiness probe; null counts it as warm")] = None
+
+
+class Policy(Base, frozen=True):
+    """The router's tunables; the defaults stand in router/policy.py."""
+
+    scoring: ScoringPolicy = msgspec.field(default_factory=ScoringPolicy)
+    freshness: FreshnessPolicy = msgspec.field(default_factory=FreshnessPolicy)
+    ramp: RampPolicy = msgspec.field(default_factory=RampPolicy)
+    quarantine: QuarantinePolicy = msgspec.field(default_factory=QuarantinePolicy)
+    breaker: BreakerPolicy = msgspec.field(default_factory=BreakerPolicy)
+    retry: RetryPolicy = msgspec.field(default_factory=RetryPolicy)
+    latency: LatencyPolicy = msgspec.field(default_factory=LatencyPolicy)
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+class LogLevel(StrEnum):
+    """What is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Logging(Base, frozen=True):
+    """Structured logs on standard error."""
+
+    format: Annotated[LogFormat, _doc(Reload.RESTART, "json: one object a line; text: for people")] = LogFormat.JSON
+    level: Annotated[LogLevel, _doc(Reload.RESTART, "least level written")] = LogLevel.INFO
+
+
+class Settings(Base, frozen=True):
+    """One sidecar's whole configuration."""
+
+    version: Annotated[int, _doc(Reload.RESTART, "schema version, always 1", ge=1, le=1)]
+    listeners: Annotated[tuple[Listener, ...], _doc(Reload.RESTART, "where to accept"), Meta(min_length=1)]
+    admin: Admin = msgspec.field(default_factory=Admin)
+    state: StateStore = msgspec.field(default_factory=StateStore)
+    models: tuple[Model, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
+    policies: Policy = msgspec.field(default_factory=Policy)
+    limits: Limits = msgspec.field(default_factory=Limits)
+    timeouts: Timeouts = msgspec.field(default_factory=Timeouts)
+    logging: Logging = msgspec.field(default_factory=Logging)

@@ -1,0 +1,1 @@
+"""The shared state in Redis, as the control process keeps it."""

@@ -1,0 +1,191 @@
+"""The metrics page: one shared mapping of u64 per data process, written there, read by the control process.
+
+The supervisor makes one memory file per data process and keeps it, so counters survive a restart of either side. Rows
+name themselves (their key stands in the page), so a reader needs nothing else to label them. One writer per page; a
+reader may see a row half updated, never a torn u64.
+
+Layout, in u64 words::
+
+    0 magic   1 layout version   2 pid   3 start (monotonic ns)
+    SCALARS   one word per member of Scalar
+    MODELS    MODEL_ROWS rows of ROW_KEY_WORDS + MODEL_WORDS
+    ENDPOINTS ENDPOINT_ROWS rows of ROW_KEY_WORDS + ENDPOINT_WORDS
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from bisect import bisect_left
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from router.outcomes import AttemptResult, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAGIC = 0x77726D3100000000
+LAYOUT = 1
+MODEL_ROWS = 256
+ENDPOINT_ROWS = 2048
+ROW_KEY_WORDS = 32
+"""256 bytes of UTF-8 key, zero-padded: longer keys are cut (the schema allows at most 128 characters)."""
+
+BUCKETS_S: tuple[float, ...] = (
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1,
+    0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0, 120.0, 300.0,
+)  # fmt: skip
+"""Upper bounds of the duration histograms, seconds: OpenTelemetry's advice, extended both ways for inference."""
+
+_HISTOGRAM = len(BUCKETS_S) + 1
+
+
+class Scalar(IntEnum):
+    """Counters and gauges of a process without labels. Gauges end in ``_NOW`` and are zeroed when a process starts."""
+
+    CONNECTIONS_TOTAL = 0
+    CONNECTIONS_NOW = 1
+    REQUESTS_NOW = 2
+    RECEIVED_BYTES = 3  # from downstream, bodies and heads
+    SENT_BYTES = 4  # to downstream
+    UPSTREAM_CONNECTIONS_TOTAL = 5
+    UPSTREAM_CONNECTIONS_NOW = 6
+    UPSTREAM_POOLED_NOW = 7
+    UPSTREAM_POISONED_TOTAL = 8  # idle connections dropped for stray bytes
+    UPSTREAM_STALE_TOTAL = 9  # idle connections found closed when reused
+    RETRIES_TOTAL = 10
+    RETRIES_DENIED_TOTAL = 11  # budget spent
+    REFUSED_CONNECTIONS_TOTAL = 12  # over the limit
+    CHANNEL_DROPPED_TOTAL = 13
+    CONTROL_LOST_NOW = 14  # 1 while the control process is silent
+    STORE_MODE_NOW = 15  # index into router.model.StoreMode
+    LOOP_LAG_US_NOW = 16
+    FAULTS_INJECTED_TOTAL = 17
+    DRAINING_NOW = 18
+    RESTARTS_TOTAL = 19  # of this data process, counted by itself at start
+    REJECTED_MESSAGES_TOTAL = 20  # requests refused for their form
+
+
+SCALAR_WORDS = 64
+_MODELS_AT = 16 + SCALAR_WORDS
+
+# model row: outcomes, then the histogram of request durations, then its sum in microseconds
+MODEL_OUTCOMES = 48
+MODEL_WORDS = MODEL_OUTCOMES + _HISTOGRAM + 1
+# endpoint row: attempt results, gauges, then the histogram of attempt durations, then its sum in microseconds
+ENDPOINT_RESULTS = 24
+ENDPOINT_IN_FLIGHT = ENDPOINT_RESULTS
+ENDPOINT_EJECTIONS = ENDPOINT_RESULTS + 1
+ENDPOINT_RETRIES = ENDPOINT_RESULTS + 2
+ENDPOINT_HISTOGRAM = ENDPOINT_RESULTS + 8
+ENDPOINT_WORDS = ENDPOINT_HISTOGRAM + _HISTOGRAM + 1
+
+_MODEL_STRIDE = ROW_KEY_WORDS + MODEL_WORDS
+_ENDPOINT_STRIDE = ROW_KEY_WORDS + ENDPOINT_WORDS
+_ENDPOINTS_AT = _MODELS_AT + MODEL_ROWS * _MODEL_STRIDE
+PAGE_WORDS = _ENDPOINTS_AT + ENDPOINT_ROWS * _ENDPOINT_STRIDE
+PAGE_BYTES = PAGE_WORDS * 8
+
+assert len(Outcome) <= MODEL_OUTCOMES  # noqa: S101  the layout must be enlarged with the enum
+assert len(AttemptResult) <= ENDPOINT_RESULTS  # noqa: S101
+assert len(Scalar) <= SCALAR_WORDS  # noqa: S101
+
+OVERFLOW_KEY = "_other"
+"""Row that takes what no longer fits: label sets stay bounded."""
+
+
+def bucket(seconds: float) -> int:
+    """Return the histogram bucket of a duration (the last one is +Inf)."""
+    return bisect_left(BUCKETS_S, seconds)
+
+
+def create(name: str) -> int:
+    """Return the descriptor of a new, zeroed metrics page (an anonymous memory file)."""
+    fd = os.memfd_create(name, 0)
+    os.ftruncate(fd, PAGE_BYTES)
+    return fd
+
+
+class Page:
+    """A mapped metrics page. Rows are word offsets, so the hot path is ``words[row + k] += 1`` and nothing else."""
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, PAGE_BYTES)
+        self.words: memoryview = memoryview(self._map).cast("B").cast("Q")
+        self._rows: dict[tuple[int, str], int] = {}
+
+    # --- writer -------------------------------------------------------------------------------------------------
+
+    def begin(self, pid: int, now: float) -> None:
+        """Take the page over as its one writer: zero the gauges, find the rows that are there."""
+        words = self.words
+        if words[0] == MAGIC and words[1] == LAYOUT:
+            words[self.scalar(Scalar.RESTARTS_TOTAL)] += 1
+        words[0], words[1], words[2], words[3] = MAGIC, LAYOUT, pid, int(now * 1e9)
+        for member in Scalar:
+            if member.name.endswith("_NOW"):
+                words[self.scalar(member)] = 0
+        for key, row in self.models():
+            self._rows[(0, key)] = row
+        for key, row in self.endpoints():
+            self._rows[(1, key)] = row
+            words[row + ENDPOINT_IN_FLIGHT] = 0
+
+    @staticmethod
+    def scalar(member: Scalar) -> int:
+        """Return the word of a scalar."""
+        return 16 + int(member)
+
+    def model_row(self, key: str) -> int:
+        """Return the offset of a model's counters, making the row where it is new."""
+        return self._row(0, key, _MODELS_AT, _MODEL_STRIDE, MODEL_ROWS)
+
+    def endpoint_row(self, key: str) -> int:
+        """Return the offset of an endpoint's counters, making the row where it is new."""
+        return self._row(1, key, _ENDPOINTS_AT, _ENDPOINT_STRIDE, ENDPOINT_ROWS)
+
+    def drop_endpoint(self, key: str) -> None:
+        """Delete an endpoint's row: its series end."""
+        row = self._rows.pop((1, key), None)
+        if row is not None and key != OVERFLOW_KEY:
+            start = row - ROW_KEY_WORDS
+            for word in range(start, start + _ENDPOINT_STRIDE):
+                self.words[word] = 0
+
+    def _row(self, kind: int, key: str, at: int, stride: int, rows: int) -> int:
+        found = self._rows.get((kind, key))
+        if found is not None:
+            return found
+        for number in range(rows):
+            start = at + number * stride
+            if self.words[start] == 0:
+                if number == rows - 1 and key != OVERFLOW_KEY:
+                    return self._row(kind, OVERFLOW_KEY, at, stride, rows)
+                raw = key.encode()[: ROW_KEY_WORDS * 8 - 1] or b"?"
+                self._map[start * 8 : start * 8 + len(raw)] = raw
+                self._rows[(kind, key)] = start + ROW_KEY_WORDS
+                return start + ROW_KEY_WORDS
+        return self._rows[(kind, OVERFLOW_KEY)]
+
+    # --- reader -------------------------------------------------------------------------------------------------
+
+    def models(self) -> Iterator[tuple[str, int]]:
+        """Yield (model, offset of its counters)."""
+        return self._keys(_MODELS_AT, _MODEL_STRIDE, MODEL_ROWS)
+
+    def endpoints(self) -> Iterator[tuple[str, int]]:
+        """Yield (endpoint id, offset of its counters)."""
+        return self._keys(_ENDPOINTS_AT, _ENDPOINT_STRIDE, ENDPOINT_ROWS)
+
+    def _keys(self, at: int, stride: int, rows: int) -> Iterator[tuple[str, int]]:
+        for number in range(rows):
+            start = at + number * stride
+            if self.words[start]:
+                raw = self._map[start * 8 : (start + ROW_KEY_WORDS) * 8].rstrip(b"\0")
+                yield raw.decode("utf-8", "replace"), start + ROW_KEY_WORDS
+
+    def close(self) -> None:
+        """Unmap."""
+        self.words.release()
+        self._map.close()

@@ -1,0 +1,1 @@
+"""Connections to workers, probes of them, adapters for their signals."""

@@ -1,0 +1,1 @@
+"""What runs a model: the engine protocol, its registry, the engines."""

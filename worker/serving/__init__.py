@@ -1,0 +1,1 @@
+"""The surfaces a worker answers on."""
