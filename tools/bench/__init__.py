@@ -1,0 +1,6 @@
+"""CPU per proxied request: warmroute beside nginx and Envoy, interleaved in one run on one machine.
+
+CPU per request (user and system time of the proxy's whole process tree over the requests it served) is the figure,
+because it does not move with the load generator. Absolute values move from run to run with the machine's mood; only
+ratios of the same round mean anything, so every round measures every contender and ratios are taken per round.
+"""
