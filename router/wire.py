@@ -61,10 +61,15 @@ class Keys:
 
 WRITE_LUA = """
 -- KEYS: endpoint hash, revision, index.  ARGV: id, epoch, ttl_ms, channel, schema version, then field/value pairs.
--- Sets the changed fields, refreshes the TTL, bumps the revision and publishes the delta. Where the hash had expired or
--- belongs to another epoch and no field is given, it changes nothing and returns -1: the writer must send everything.
+-- Sets the changed fields, refreshes the TTL, bumps the revision and publishes the delta. A whole record is told by its
+-- field 'addr', which never changes within an epoch. Where the hash had expired or belongs to another epoch, anything
+-- less than a whole record changes nothing and returns -1: the writer must send everything.
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
-if #ARGV == 5 and epoch ~= ARGV[2] then return -1 end
+local whole = false
+for i = 6, #ARGV, 2 do
+  if ARGV[i] == 'addr' then whole = true end
+end
+if not whole and epoch ~= ARGV[2] then return -1 end
 if epoch and epoch ~= ARGV[2] then redis.call('DEL', KEYS[1]) end
 local rev = redis.call('INCR', KEYS[2])
 local fields = {}
