@@ -8,7 +8,7 @@ import tempfile
 from importlib.resources import files
 from pathlib import Path
 
-from grpc_tools import protoc
+from grpc_tools import protoc  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent / "proto"
 KINDS = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")

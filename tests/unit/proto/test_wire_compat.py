@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 from google.protobuf.message import Message
-
 from warmroute_pb.v1 import open_inference_pb2 as oip
 from warmroute_pb.v1 import worker_control_pb2 as control
 
@@ -76,6 +76,16 @@ def test_control_states_are_the_lifecycle() -> None:
 
 
 def test_messages_import_without_grpc() -> None:
-    code = "import sys; import warmroute_pb.v1.open_inference_pb2, warmroute_pb.v1.worker_control_pb2; print('grpc' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    code = (
+        "import sys; from warmroute_pb.v1 import open_inference_pb2, worker_control_pb2; print('grpc' in sys.modules)"
+    )
+    path = os.pathsep.join(filter(None, sys.path))
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     assert out.stdout == "False\n"
