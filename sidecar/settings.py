@@ -1,6 +1,6 @@
 """The configuration schema: what a user may set, with each field's default, unit and reload class.
 
-A field's metadata stands in its annotation: ``Field(reload, text, unit)``. Reload classes: ``live`` takes effect on the
+A field's metadata stands in its annotation: ``_doc(reload, text, unit)``. Reload classes: ``live`` takes effect on the
 next request, ``new`` on new connections, ``restart`` needs a new process.
 """
 
@@ -40,11 +40,11 @@ def _doc(
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
+    form: tuple[str, str] | None = None,
 ) -> Meta:
-    return Meta(description=text, extra={"reload": reload.value, "unit": unit}, ge=ge, gt=gt, le=le)  # type: ignore[call-overload,no-any-return]
-
-
-Text = Annotated[str, Meta(min_length=1, max_length=1024)]
+    """Document and bound a field. ``form`` is a pattern for text, and what it asks for in words."""
+    extra = {"reload": reload.value, "unit": unit, "form": form[1] if form else ""}
+    return Meta(description=text, extra=extra, ge=ge, gt=gt, le=le, pattern=form[0] if form else None)  # type: ignore[call-overload,no-any-return]
 
 
 class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -56,7 +56,9 @@ class Listener(Base, frozen=True):
 
     address: Annotated[str, _doc(Reload.RESTART, "where to accept, HOST:PORT", "HOST:PORT")]
     name: Annotated[str, _doc(Reload.RESTART, "label in metrics and logs; the address where empty")] = ""
-    processes: Annotated[int, _doc(Reload.RESTART, "data processes, each with a socket of its own", ge=1, le=64)] = 2
+    processes: Annotated[
+        int, _doc(Reload.RESTART, "data processes, each with a socket of its own", "processes", ge=1, le=64)
+    ] = 2
     backlog: Annotated[
         int,
         _doc(
@@ -145,9 +147,14 @@ class StateStore(Base, frozen=True):
         str,
         _doc(Reload.RESTART, "redis://, rediss://, unix:// (user and password may stand in it), or none", "URL"),
     ] = "none"
-    namespace: Annotated[str, _doc(Reload.RESTART, "prefix of all keys"), Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = (
-        "default"
-    )
+    namespace: Annotated[
+        str,
+        _doc(
+            Reload.RESTART,
+            "stands in every key: wr:{NAMESPACE}:...",
+            form=(r"^[A-Za-z0-9._-]{1,64}\Z", "1 to 64 letters, digits, dots, underscores or hyphens"),
+        ),
+    ] = "default"
     password_file: Annotated[
         str | None, _doc(Reload.RESTART, "file with the password, instead of one in the URL", "path")
     ] = None
@@ -171,9 +178,14 @@ class Shards(Base, frozen=True):
 class Probe(Base, frozen=True):
     """An active readiness probe of static endpoints."""
 
-    path: Annotated[str, _doc(Reload.LIVE, "path that answers 2xx when ready"), Meta(pattern=r"^/[!-~]*$")] = (
-        "/v2/health/ready"
-    )
+    path: Annotated[
+        str,
+        _doc(
+            Reload.LIVE,
+            "path that answers 2xx when ready",
+            form=(r"^/[!-~]*\Z", "a path that starts with / and holds neither spaces nor control characters"),
+        ),
+    ] = "/v2/health/ready"
     interval_s: Annotated[float, _doc(Reload.LIVE, "time between probes", "seconds", ge=0.05, le=3600)] = 1.0
     timeout_s: Annotated[float, _doc(Reload.LIVE, "time for one probe", "seconds", gt=0, le=3600)] = 1.0
 
@@ -181,7 +193,14 @@ class Probe(Base, frozen=True):
 class Model(Base, frozen=True):
     """One model, by the name that requests use."""
 
-    name: Annotated[str, _doc(Reload.LIVE, "name as in /v2/models/NAME"), Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+    name: Annotated[
+        str,
+        _doc(
+            Reload.LIVE,
+            "name as in /v2/models/NAME",
+            form=(r"^[A-Za-z0-9._:-]{1,128}\Z", "1 to 128 letters, digits, dots, underscores, colons or hyphens"),
+        ),
+    ]
     shards: Shards = msgspec.field(default_factory=Shards)
     idempotent: Annotated[bool, _doc(Reload.LIVE, "a request may be executed twice: it may be retried once sent")] = (
         False
@@ -241,12 +260,12 @@ class Logging(Base, frozen=True):
 class Settings(Base, frozen=True):
     """One sidecar's whole configuration."""
 
-    version: Annotated[int, _doc(Reload.RESTART, "schema version, always 1", ge=1, le=1)]
+    version: Annotated[int, _doc(Reload.RESTART, "schema version, always 1", "version", ge=1, le=1)]
     listeners: Annotated[tuple[Listener, ...], _doc(Reload.RESTART, "where to accept"), Meta(min_length=1)]
     admin: Admin = msgspec.field(default_factory=Admin)
     state: StateStore = msgspec.field(default_factory=StateStore)
-    models: tuple[Model, ...] = ()
-    endpoints: tuple[Endpoint, ...] = ()
+    models: Annotated[tuple[Model, ...], _doc(Reload.LIVE, "what requests may ask for")] = ()
+    endpoints: Annotated[tuple[Endpoint, ...], _doc(Reload.LIVE, "static endpoints that hold several models")] = ()
     policies: Policy = msgspec.field(default_factory=Policy)
     limits: Limits = msgspec.field(default_factory=Limits)
     timeouts: Timeouts = msgspec.field(default_factory=Timeouts)

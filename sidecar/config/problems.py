@@ -1,0 +1,81 @@
+"""What is wrong with a configuration: where, which field, which value, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Path = tuple[str | int, ...]
+
+_USERINFO = re.compile(r"(?<=://)\S*@")
+_SHOWN_CHARACTERS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A place a value came from: a file with line and column (counted from 1), a variable or a flag."""
+
+    name: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.line}:{self.column}" if self.line else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to correct. ``value`` is already fit to be shown: short, printable, without passwords."""
+
+    where: Where
+    path: str
+    value: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (str(self.where), self.path, self.value, self.remedy) if part)
+
+
+class SettingsError(ValueError):
+    """A configuration that cannot be used; ``problems`` holds everything found, one line each as text."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def dotted(path: Path) -> str:
+    """Return ``path`` as people write it: ``listeners[0].processes``."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+def masked(text: str) -> str:
+    """Return ``text`` with user and password of every URL in it replaced by ``***``."""
+    return _USERINFO.sub("***@", text)
+
+
+def shown(value: object) -> str:
+    """Render a value for an error: text in double quotes, shortened and without passwords."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(_shortened(masked(value)), ensure_ascii=not value.isprintable())
+    if isinstance(value, list | tuple):
+        return "a list" if value else "an empty list"
+    if isinstance(value, dict):
+        return "a mapping" if value else "an empty mapping"
+    try:
+        return _shortened(str(value))
+    except ValueError:  # more digits than int() may print
+        return "a very large number"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
