@@ -1,0 +1,102 @@
+# make demo   a request reaches a warm worker, on real parts, from a fresh clone
+# make test   everything that is checked; .ci/run calls exactly this
+# make help   the rest
+
+PYTHON ?= python3
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+MODELS := models
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv dev demo model test check format bench lock proto reference pictures system-packages clean
+
+help:
+	@echo "make demo      start workers with a real model and a sidecar, print curl lines that work"
+	@echo "make test      every check and every test (installs Debian packages that tests need, and says so)"
+	@echo "make check     lint, format, types, import contracts, freshness of generated files; under a minute"
+	@echo "make bench     CPU per request beside nginx and Envoy; ARGS='--only warmroute --seconds 2' for a quick look"
+	@echo "make venv      only .venv with warmroute in it (PYTHON=python3.12 to choose the interpreter)"
+	@echo "make dev       .venv with the development tools too"
+	@echo "make format    let ruff format and fix"
+	@echo "make proto     generate the protobuf code again"
+	@echo "make reference generate the configuration reference again"
+	@echo "make pictures  draw the pictures of docs/ again"
+	@echo "make lock      resolve the dependencies again (UPGRADE=1 for newer releases)"
+	@echo "make clean     remove what was made here, .venv too"
+
+# --- environments: each stamp stands for what its locks said when it was made --------------------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "warmroute needs Python 3.11 or newer, '$(PYTHON)' is not: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+	  { echo "'$(PYTHON)' cannot make environments: apt-get install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/run.stamp: requirements/run.lock requirements/build.lock pyproject.toml | $(BIN)/python
+	@echo "installing the locked dependencies into $(VENV)"
+	@$(PIP) --require-hashes -r requirements/run.lock -r requirements/build.lock
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/dev.stamp: requirements/dev.lock $(VENV)/run.stamp
+	@echo "installing the development tools into $(VENV)"
+	@$(PIP) --require-hashes -r requirements/dev.lock
+	@touch $@
+
+venv: $(VENV)/run.stamp
+dev: $(VENV)/dev.stamp
+
+# --- what a user runs -----------------------------------------------------------------------------------------------
+
+model: $(VENV)/run.stamp
+	@$(BIN)/python tools/fetch_demo_model.py --models $(MODELS)
+
+demo: model
+	@exec $(BIN)/warmroute up --models $(MODELS) $(ARGS)
+
+# --- what a developer runs ------------------------------------------------------------------------------------------
+
+system-packages:
+	@tools/system_packages.sh
+
+# Tests that measure, or that drive a whole product, run alone: they are marked serial (tests/conftest.py).
+test: check system-packages model
+	$(BIN)/pytest -n $(JOBS) -m "not serial"
+	$(BIN)/pytest -m serial
+
+check: dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/gen_proto.py --check
+	$(BIN)/warmroute config reference | diff -u docs/reference/configuration.md - || \
+	  { echo "docs/reference/configuration.md is stale: make reference" >&2; exit 1; }
+	$(BIN)/python tools/draw.py --check
+
+format: dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: dev
+	$(BIN)/python tools/gen_proto.py
+
+reference: dev
+	$(BIN)/warmroute config reference > docs/reference/configuration.md
+
+pictures: dev
+	$(BIN)/python tools/draw.py
+
+bench: dev system-packages
+	$(BIN)/python -m tools.bench $(ARGS)
+
+lock:
+	@$(PYTHON) tools/lock.py $(if $(UPGRADE),--upgrade)
+
+clean:
+	rm -rf $(VENV) $(MODELS) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache bench-results

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Installs the Debian packages that tests and the benchmark need and that are missing, and says so.
+# Without the right to do so, or without apt, it only says what is missing: the tests that need it are skipped.
+set -eu
+
+missing=""
+for pair in redis-server:redis-server nginx:nginx wrk:wrk ip:iproute2 unshare:util-linux; do
+    PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
+done
+[ -n "$missing" ] || exit 0
+
+as_root=""
+if [ "$(id -u)" != 0 ]; then
+    as_root="sudo -n"
+    $as_root true 2>/dev/null || { echo "not installed, and no right to:$missing (tests that need them are skipped)" >&2; exit 0; }
+fi
+command -v apt-get >/dev/null 2>&1 || { echo "not installed, and no apt-get here:$missing" >&2; exit 0; }
+
+echo "installing Debian packages that tests need:$missing"
+# A package starts its service when it is installed, unless this file says not to (Debian Policy, 9.3.3.2).
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' | $as_root tee "$policy" >/dev/null
+    $as_root chmod 755 "$policy"
+    trap '$as_root rm -f "$policy"' EXIT
+fi
+install() { $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null; }
+install 2>/dev/null || { $as_root apt-get update -qq && install; }
