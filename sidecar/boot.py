@@ -47,7 +47,15 @@ class ControlPlan(msgspec.Struct, frozen=True, tag="control"):
     listen_addresses: tuple[str, ...]  # as bound, for people
 
 
-Plan = DataPlan | ControlPlan
+class SupervisorPlan(msgspec.Struct, frozen=True, tag="supervise"):
+    """The start of a supervisor that another process of ours starts. It drains when ``parent_pid`` dies."""
+
+    parent_pid: int
+    settings: Settings
+    notify_socket: str = ""
+
+
+Plan = DataPlan | ControlPlan | SupervisorPlan
 _DECODER: msgspec.json.Decoder[Plan] = msgspec.json.Decoder(Plan)
 
 

@@ -1,0 +1,65 @@
+"""The composition root of each of a sidecar's processes: ``python -P -m sidecar ROLE ...``.
+
+Not for people: ``warmroute`` is the command. A role gets all it needs through descriptors and arguments, reads no
+configuration, and imports its own part only.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sidecar.settings import Settings
+
+ROLES = ("control", "data", "supervise", "janitor")
+_USAGE = f"usage: python -P -m sidecar {{{','.join(ROLES)}}} --plan-fd N\n(started by warmroute, not by hand)\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the role that the supervisor (or ``warmroute up``) asked for; return the exit code."""
+    if len(arguments) != 3 or arguments[0] not in ROLES or arguments[1] != "--plan-fd" or not arguments[2].isdigit():
+        sys.stderr.write(_USAGE)
+        return 2
+    role, fd = arguments[0], int(arguments[2])
+    if role == "janitor":
+        from sidecar.up.janitor import run_janitor
+
+        return run_janitor(fd)
+    return _run_planned(role, fd)
+
+
+def _run_planned(role: str, fd: int) -> int:
+    from sidecar import boot
+
+    plan = boot.read_plan(fd)
+    if role == "supervise" and isinstance(plan, boot.SupervisorPlan):
+        from sidecar import supervisor
+
+        return supervisor.run(plan.settings, notify_socket=plan.notify_socket, parent_pid=plan.parent_pid)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to act on
+    boot.die_with_parent(plan.parent_pid)
+    if role == "control" and isinstance(plan, boot.ControlPlan):
+        _setup_logging(plan.settings, "control")
+        from sidecar.control import run_control
+
+        return run_control(plan)
+    if role == "data" and isinstance(plan, boot.DataPlan):
+        _setup_logging(plan.settings, f"data-{plan.index}")
+        from sidecar.data import run_data
+
+        return run_data(plan)
+    sys.stderr.write(f"the plan is a {type(plan).__name__}, not one of role {role}\n")
+    return 2
+
+
+def _setup_logging(settings: Settings, process: str) -> None:
+    from sidecar.telemetry.logs import setup_logging
+
+    setup_logging(settings.logging.format.value, settings.logging.level.value, process)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,282 @@
+"""The listening sockets of a sidecar: made once by the supervisor, inherited by its children.
+
+Each data process has a socket of its own per listener (SO_REUSEPORT), so the kernel spreads connections and a process
+that died is replaced behind the same accept queue: what waits there is served by its successor.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import struct
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sidecar.settings import Admin, Listener
+
+TCP_FASTOPEN = getattr(socket, "TCP_FASTOPEN", 23)
+MAX_UNIX_PATH_BYTES = 107
+"""sockaddr_un's sun_path less its terminating zero (unix(7))."""
+
+_FASTOPEN_SERVER = 2  # bit of net.ipv4.tcp_fastopen that lets servers accept data in a SYN
+_TCP_INFO_MAX_BACKLOG = 28  # tcp_info.tcpi_sacked: of a listening socket, its largest backlog (tcp(7), ss(8))
+_ADMIN_BACKLOG = 64
+_TRY_CONNECT_S = 0.5
+
+SockAddr: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
+
+
+class BindError(Exception):
+    """An address that cannot be listened on. The text is one line: what, why, and which setting changes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What the kernel granted a listener, against what was asked for."""
+
+    backlog: int
+    backlog_asked: int
+    fastopen_queue: int  # 0 where fast open has no effect
+    fastopen_asked: int
+
+    @property
+    def remedy(self) -> str:
+        """What an operator can change to get what was asked for; empty where it was granted."""
+        parts = []
+        if self.backlog < self.backlog_asked:
+            parts.append(f"backlog: sysctl net.core.somaxconn={self.backlog_asked}")
+        if self.fastopen_asked and not self.fastopen_queue:
+            parts.append("fast open: sysctl net.ipv4.tcp_fastopen=3")
+        elif self.fastopen_queue < self.fastopen_asked:
+            parts.append(f"fast-open queue: sysctl net.core.somaxconn={self.fastopen_asked}")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenListener:
+    """One listener's sockets, by data process index."""
+
+    index: int  # into Settings.listeners
+    name: str
+    address: str  # as bound: the port is known
+    sockets: tuple[socket.socket, ...]
+    granted: Granted
+
+
+@dataclass(slots=True)
+class OpenAdmin:
+    """The admin API's sockets, the Unix socket first where there is one."""
+
+    sockets: tuple[socket.socket, ...] = ()
+    addresses: tuple[str, ...] = ()  # as bound, for people
+    unix_path: Path | None = None
+    unix_inode: tuple[int, int] = (0, 0)
+
+    def remove_socket_file(self) -> None:
+        """Remove the Unix socket's file, unless another process has put its own there since."""
+        if self.unix_path is not None and _inode(self.unix_path) == self.unix_inode:
+            self.unix_path.unlink(missing_ok=True)
+
+
+def open_listeners(listeners: tuple[Listener, ...]) -> tuple[OpenListener, ...]:
+    """Bind and listen for every listener and data process.
+
+    Raises:
+        BindError: an address is taken, not allowed or does not exist; nothing stays open.
+    """
+    with ExitStack() as undo:
+        opened = tuple(_open_listener(index, listener, undo) for index, listener in enumerate(listeners))
+        undo.pop_all()
+        return opened
+
+
+def open_admin(admin: Admin) -> OpenAdmin:
+    """Bind and listen for the admin API: a Unix socket of mode 0600, and a TCP socket.
+
+    A socket file that nobody answers on any more is removed; a missing directory is made, mode 0700.
+
+    Raises:
+        BindError: an address is taken, not allowed or does not exist; nothing stays open.
+    """
+    with ExitStack() as undo:
+        opened = OpenAdmin()
+        if admin.socket is not None:
+            path = Path(admin.socket).absolute()
+            unix = _bind_unix(path, undo)
+            opened = OpenAdmin((unix,), (f"unix:{path}",), path, _inode(path))
+            undo.callback(opened.remove_socket_file)
+        if admin.address is not None:
+            tcp, bound = _bind_admin(admin.address, undo)
+            opened.sockets += (tcp,)
+            opened.addresses += (bound,)
+        undo.pop_all()
+        return opened
+
+
+def check_free(address: str, change: str) -> None:
+    """Refuse an address that somebody listens on already; ``change`` names the setting that chooses another.
+
+    SO_REUSEPORT alone would let a second sidecar of the same user share the port in silence.
+
+    Raises:
+        BindError: taken, not allowed, or no such address.
+    """
+    family, sockaddr = resolve(address, change)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections in TIME_WAIT do not count
+        with _refusal(address, change):
+            probe.bind(sockaddr)
+            probe.listen(1)
+
+
+def resolve(address: str, change: str) -> tuple[socket.AddressFamily, SockAddr]:
+    """Return the family and socket address of ``HOST:PORT`` (an IPv6 HOST in brackets).
+
+    Raises:
+        BindError: not of that form, or the name has no address.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise BindError(f"{address!r} is not HOST:PORT; set another with {change}")
+    try:
+        found = socket.getaddrinfo(
+            host.removeprefix("[").removesuffix("]") or None,
+            int(port),
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV,
+        )
+    except (OSError, UnicodeError) as error:
+        raise BindError(f"{address}: {error}; set another with {change}") from error
+    family, _, _, _, sockaddr = found[0]
+    return family, sockaddr  # type: ignore[return-value]  # typeshed also knows other families
+
+
+def bound_address(sock: socket.socket) -> str:
+    """Return ``HOST:PORT`` as bound, IPv6 in brackets."""
+    host, port = sock.getsockname()[:2]
+    return f"[{host}]:{port}" if sock.family == socket.AF_INET6 else f"{host}:{port}"
+
+
+def granted(sock: socket.socket, backlog_asked: int, fastopen_asked: int) -> Granted:
+    """Ask the kernel what a listening socket really got."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_MAX_BACKLOG + 4)
+    (backlog,) = struct.unpack_from("I", info, _TCP_INFO_MAX_BACKLOG)
+    queue = sock.getsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN) if _fastopen_allowed() else 0
+    return Granted(backlog, backlog_asked, queue, fastopen_asked)
+
+
+def _open_listener(index: int, listener: Listener, undo: ExitStack) -> OpenListener:
+    change = f"--listen HOST:PORT or listeners[{index}].address"
+    check_free(listener.address, change)
+    family, sockaddr = resolve(listener.address, change)
+    sockets: list[socket.socket] = []
+    for _ in range(listener.processes):
+        sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            sock.setsockopt(socket.SOL_SOCKET, option, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted connections inherit it
+        if sockets:
+            sockaddr = sockets[0].getsockname()  # port 0: the first one's choice holds for all
+        with _refusal(listener.address, change):
+            sock.bind(sockaddr)
+        sock.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN, listener.fastopen_queue)
+        sock.setblocking(False)
+        sockets.append(sock)
+    for sock in sockets:  # after every bind: nobody is connected to a set that is not complete
+        sock.listen(listener.backlog)
+    address = bound_address(sockets[0])
+    return OpenListener(
+        index,
+        listener.name or address,
+        address,
+        tuple(sockets),
+        granted(sockets[0], listener.backlog, listener.fastopen_queue),
+    )
+
+
+def _bind_admin(address: str, undo: ExitStack) -> tuple[socket.socket, str]:
+    change = "--admin HOST:PORT or admin.address"
+    family, sockaddr = resolve(address, change)
+    sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with _refusal(address, change):
+        sock.bind(sockaddr)
+        sock.listen(_ADMIN_BACKLOG)
+    sock.setblocking(False)
+    return sock, bound_address(sock)
+
+
+def _bind_unix(path: Path, undo: ExitStack) -> socket.socket:
+    change = "--admin-socket PATH or admin.socket"
+    if len(os.fsencode(path)) > MAX_UNIX_PATH_BYTES:
+        raise BindError(
+            f"{path} is longer than the {MAX_UNIX_PATH_BYTES} bytes a Unix socket may have; set a shorter one with "
+            f"{change}"
+        )
+    sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    with _refusal(str(path), change):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_stale(path, change)
+        mask = os.umask(0o177)  # the file must never be open to others, not even for an instant
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(mask)
+        sock.listen(_ADMIN_BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+def _remove_stale(path: Path, change: str) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise BindError(f"{path} exists and is not a socket; set another with {change}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_TRY_CONNECT_S)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)  # whoever made it is gone
+            return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+@contextmanager
+def _refusal(address: str, change: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            why = "is already taken by another process"
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            why = "may not be listened on by this user (ports below 1024 need CAP_NET_BIND_SERVICE)"
+        elif error.errno == errno.EADDRNOTAVAIL:
+            why = "is no address of this machine"
+        else:
+            why = f"cannot be listened on ({error.strerror or error})"
+        raise BindError(f"{address} {why}; choose another with {change}") from error
+
+
+def _fastopen_allowed() -> bool:
+    try:
+        return bool(int(Path("/proc/sys/net/ipv4/tcp_fastopen").read_text()) & _FASTOPEN_SERVER)
+    except (OSError, ValueError):  # another system: it says so itself, if at all
+        return True
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    try:
+        status = path.lstat()
+    except OSError:
+        return (0, 0)
+    return (status.st_dev, status.st_ino)
