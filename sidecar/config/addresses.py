@@ -1,0 +1,138 @@
+"""Addresses and URLs as they stand in a configuration."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?\Z"
+)
+_PORT = re.compile(r"[0-9]{1,5}\Z")
+MAX_UNIX_PATH_BYTES = 107
+"""Longest path of a Unix socket: sun_path of unix(7) without its final NUL."""
+
+
+class AddressError(ValueError):
+    """A text that is no address; the message says what would be."""
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return host (an IPv6 one without its brackets) and port of ``HOST:PORT``; port 0 lets the kernel choose.
+
+    :raises AddressError: it is not of that form.
+    """
+    host, colon, port_text = text.rpartition(":")
+    if not colon or not host:
+        raise AddressError("must be HOST:PORT, for example 127.0.0.1:8080")
+    port = _port(port_text)
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            return str(ipaddress.IPv6Address(host[1:-1])), port
+        except ValueError:
+            raise AddressError("must hold an IPv6 address between [ and ], for example [::1]:8080") from None
+    if ":" in host:
+        raise AddressError("must have its IPv6 address in brackets, for example [::1]:8080")
+    return _host(host), port
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether ``host`` can be reached from this machine alone."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_endpoint_url(text: str) -> str:
+    """Check ``http://HOST:PORT`` and return it without a final slash.
+
+    :raises AddressError: it is not of that form.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        raise AddressError(f"must be http://HOST:PORT; did you mean http://{text}?" if text else _ENDPOINT_FORM)
+    if scheme.lower() == "https":
+        raise AddressError("TLS to workers is not supported yet: use http://")
+    if scheme.lower() != "http":
+        raise AddressError("must start with http://: workers are reached over plain HTTP/1.1")
+    if "@" in rest:
+        raise AddressError("must not hold a user or password")
+    authority, slash, path = rest.partition("/")
+    if path or "?" in rest or "#" in rest:
+        raise AddressError(f"must end after the port: requests keep their own path; write http://{authority}")
+    try:
+        _, port = split_address(authority)
+    except AddressError as error:
+        raise AddressError(_ENDPOINT_FORM if ":" not in authority else str(error)) from None
+    if port == 0:
+        raise AddressError("must have a port between 1 and 65535")
+    return text.removesuffix("/") if slash else text
+
+
+_ENDPOINT_FORM = "must be http://HOST:PORT, for example http://127.0.0.1:9001"
+
+
+def check_state_url(text: str) -> str:
+    """Check the state store's URL and return its scheme in lower case (``none`` stands for itself).
+
+    :raises AddressError: the scheme is unknown or not supported yet, or the rest does not fit it.
+    """
+    if text == "none":
+        return "none"
+    scheme, separator, rest = text.partition("://")
+    scheme = scheme.lower()
+    if not separator or scheme not in {"redis", "rediss", "unix", "sentinel", "cluster"}:
+        raise AddressError("must start with redis://, rediss:// or unix://, or be none")
+    if scheme in {"sentinel", "cluster"}:
+        raise AddressError(f"{scheme}:// is not supported yet: use redis:// or rediss:// with one server's address")
+    if scheme == "unix":
+        path = rest.rpartition("@")[2].partition("?")[0]
+        if not path or path == "/":
+            raise AddressError("must name a socket, for example unix:///run/redis/redis.sock")
+        check_unix_path(path)
+        return scheme
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise AddressError(f"must be {scheme}://HOST:PORT/DATABASE, the port between 1 and 65535") from None
+    if not host:
+        raise AddressError(f"must name a server, for example {scheme}://127.0.0.1:6379")
+    if port == 0:
+        raise AddressError("must have a port between 1 and 65535")
+    database = parts.path.strip("/")
+    if database and not (database.isascii() and database.isdigit()):
+        raise AddressError(f"must end in the number of a database, for example {scheme}://{host}/0")
+    return scheme
+
+
+def check_unix_path(path: str) -> None:
+    """Check that a Unix socket can have this path.
+
+    :raises AddressError: it is empty or too long.
+    """
+    if not path:
+        raise AddressError("must be the path of a Unix socket")
+    if len(path.encode("utf-8", "surrogateescape")) > MAX_UNIX_PATH_BYTES:
+        raise AddressError(f"must be at most {MAX_UNIX_PATH_BYTES} bytes: the kernel takes no longer socket path")
+
+
+def _host(host: str) -> str:
+    if re.fullmatch(r"[0-9.]+", host):
+        try:
+            return str(ipaddress.IPv4Address(host))
+        except ValueError:
+            raise AddressError("must hold an IPv4 address of four numbers up to 255, or a host name") from None
+    if not _HOST_NAME.match(host):
+        raise AddressError("must be HOST:PORT with an IP address or a host name")
+    return host
+
+
+def _port(text: str) -> int:
+    if not _PORT.match(text) or int(text) > 65535:
+        raise AddressError("must end in a port between 0 and 65535")
+    return int(text)

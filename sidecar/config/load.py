@@ -1,0 +1,150 @@
+"""Load a configuration: file, then environment, then flags; refused whole, with everything that is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path as FilePath
+
+import msgspec
+
+from sidecar.config.document import MAX_BYTES, Node, decode, node_of, parse
+from sidecar.config.overrides import Override, lay_over
+from sidecar.config.problems import Path, Problem, SettingsError, Where, dotted, shown
+from sidecar.config.semantics import Finding, examine
+from sidecar.config.structure import compare
+from sidecar.settings import Settings
+
+FLAGS = "command line"
+"""Where a configuration without a file says it comes from."""
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """Settings that can be used, and what their user should know about them."""
+
+    settings: Settings
+    warnings: tuple[Problem, ...]
+
+
+def load_settings(
+    path: str | os.PathLike[str] | None, environ: Mapping[str, str], overrides: Sequence[Override] = ()
+) -> Settings:
+    """Return the settings of the file at ``path`` (None: no file), ``environ`` over it and ``overrides`` over both.
+
+    :raises SettingsError: they cannot be used; it holds every problem found.
+    """
+    return load(path, environ, overrides).settings
+
+
+def load(path: str | os.PathLike[str] | None, environ: Mapping[str, str], overrides: Sequence[Override] = ()) -> Loaded:
+    """Do as :func:`load_settings`, and return the warnings too.
+
+    :raises SettingsError: they cannot be used; it holds every problem found.
+    """
+    if path is None:
+        return _finish(node_of({"version": 1}, Where(FLAGS)), [], environ, overrides)
+    name = os.fspath(path)
+    return parse_settings(_read(name), name, environ, overrides)
+
+
+def parse_settings(
+    data: bytes, name: str, environ: Mapping[str, str] | None = None, overrides: Sequence[Override] = ()
+) -> Loaded:
+    """Do as :func:`load` with the content of a file that errors call ``name``.
+
+    :raises SettingsError: they cannot be used; it holds every problem found.
+    """
+    root, problems = parse(decode(data, name), name)
+    return _finish(root, problems, environ or {}, overrides)
+
+
+def _finish(root: Node, problems: list[Problem], environ: Mapping[str, str], overrides: Sequence[Override]) -> Loaded:
+    root, found = lay_over(root, environ, overrides)
+    settings, differences = compare(root)
+    problems = [*problems, *found, *differences]
+    if settings is None or problems:
+        raise SettingsError(_in_order(problems))
+    warnings: list[Problem] = []
+    for finding in (*examine(settings), *_files(settings)):
+        problem = _problem(root, settings, finding)
+        (warnings if finding.warning else problems).append(problem)
+    if problems:
+        raise SettingsError(_in_order(problems))
+    return Loaded(settings, tuple(_in_order(warnings)))
+
+
+def _in_order(problems: list[Problem]) -> list[Problem]:
+    return sorted(problems, key=lambda problem: (problem.where.line, problem.where.column))
+
+
+def _problem(root: Node, settings: Settings, finding: Finding) -> Problem:
+    """Give ``finding`` its place; a default stands nowhere, so the nearest thing around it is named."""
+    node: Node | None = root
+    where = root.where
+    for step in finding.path:
+        node = _child(node, step)
+        if node is None:
+            break
+        where = node.where
+    return Problem(
+        where, dotted(finding.path), node.shown if node else shown(_at(settings, finding.path)), finding.remedy
+    )
+
+
+def _child(node: Node | None, step: str | int) -> Node | None:
+    value = node.value if node else None
+    if isinstance(value, list) and isinstance(step, int):
+        return value[step]
+    if isinstance(value, dict) and isinstance(step, str) and step in value:
+        return value[step].node
+    return None
+
+
+def _at(settings: Settings, path: Path) -> object:
+    value: object = msgspec.to_builtins(settings)
+    for step in path:
+        value = value[step] if isinstance(value, dict | list | tuple) else None  # type: ignore[index]
+    return value
+
+
+def _read(name: str) -> bytes:
+    try:
+        with FilePath(name).open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        remedy = "name a configuration file that exists and can be read"
+        raise SettingsError([Problem(Where(name), "", reason, remedy)]) from None
+
+
+def _files(settings: Settings) -> Iterator[Finding]:
+    """Look at the files that the configuration names; their content is read where it is needed, not here."""
+    tls = settings.state.tls
+    for path, name, secret in (
+        (("admin", "token_file"), settings.admin.token_file, True),
+        (("state", "password_file"), settings.state.password_file, True),
+        (("state", "tls", "ca_file"), tls.ca_file, False),
+        (("state", "tls", "cert_file"), tls.cert_file, False),
+        (("state", "tls", "key_file"), tls.key_file, True),
+    ):
+        if name is not None:
+            yield from _file(path, name, secret)
+
+
+def _file(path: Path, name: str, secret: bool) -> Iterator[Finding]:
+    try:
+        mode = FilePath(name).stat().st_mode
+        if not stat.S_ISREG(mode):  # opening a FIFO would wait for a writer
+            yield Finding(path, "is not a regular file: name one")
+            return
+        with FilePath(name).open("rb") as file:
+            empty = not file.read(1024).strip()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        yield Finding(path, f"cannot be read ({reason}): name a file that this user can read")
+        return
+    if empty:
+        yield Finding(path, "is empty: put the content in it, or leave the field out")
+    if secret and mode & stat.S_IROTH:
+        yield Finding(path, f"every user of this machine can read it: chmod 600 {name}", warning=True)

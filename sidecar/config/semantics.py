@@ -1,0 +1,186 @@
+"""What a schema cannot say: addresses, references between parts, and choices that do not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from sidecar.config.addresses import (
+    AddressError,
+    check_endpoint_url,
+    check_state_url,
+    check_unix_path,
+    is_loopback,
+    split_address,
+)
+from sidecar.config.problems import Path
+from sidecar.config.structure import nearest
+from sidecar.settings import Endpoint, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about the value at ``path``; ``warning`` says that it is legal all the same."""
+
+    path: Path
+    remedy: str
+    warning: bool = False
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Yield everything about ``settings`` that makes no sense, or that its user should know."""
+    yield from _listeners(settings)
+    yield from _admin(settings)
+    yield from _state(settings)
+    yield from _models(settings)
+    yield from _endpoints(settings)
+    if settings.limits.target_bytes > settings.limits.head_bytes:
+        head = settings.limits.head_bytes
+        yield Finding(
+            ("limits", "target_bytes"), f"must be at most limits.head_bytes ({head}): the target is in the head"
+        )
+
+
+def _refusal(path: Path, check: Callable[[str], object], text: str) -> Iterator[Finding]:
+    try:
+        check(text)
+    except AddressError as error:
+        yield Finding(path, str(error))
+
+
+def _repeated(values: Iterable[object]) -> Iterator[tuple[int, int]]:
+    """Yield (index, index of the first equal one) of repeated values; None never counts."""
+    first: dict[object, int] = {}
+    for index, value in enumerate(values):
+        if value is not None and first.setdefault(value, index) != index:
+            yield index, first[value]
+
+
+def _bound(text: str | None) -> tuple[str, int] | None:
+    """Return what an address binds, or None where that is not known to be one place."""
+    try:
+        place = split_address(text) if text is not None else None
+    except AddressError:
+        return None
+    return place if place and place[1] else None
+
+
+def _listeners(settings: Settings) -> Iterator[Finding]:
+    listeners = settings.listeners
+    names = [model.name for model in settings.models]
+    for index, listener in enumerate(listeners):
+        yield from _refusal(("listeners", index, "address"), split_address, listener.address)
+        if listener.default_model is not None and listener.default_model not in names:
+            yield Finding(("listeners", index, "default_model"), _no_model(listener.default_model, names))
+    for index, first in _repeated(_bound(listener.address) for listener in listeners):
+        remedy = f"already the address of listeners[{first}]: give each its own, or use processes for more of them"
+        yield Finding(("listeners", index, "address"), remedy)
+    for index, first in _repeated(listener.name or None for listener in listeners):
+        yield Finding(("listeners", index, "name"), f"already the name of listeners[{first}]: give each its own")
+
+
+def _no_model(name: str, names: list[str]) -> str:
+    if not names:
+        return "no such model: declare it under models"
+    meant = nearest(name, names)
+    return "no such model; " + (f'did you mean "{meant}"?' if meant else f"declared are: {', '.join(names)}")
+
+
+def _admin(settings: Settings) -> Iterator[Finding]:
+    admin = settings.admin
+    if admin.socket is None and admin.address is None:
+        yield Finding(("admin",), "must have a socket or an address: there would be no way to see or steer the sidecar")
+    if admin.socket is not None:
+        yield from _refusal(("admin", "socket"), check_unix_path, admin.socket)
+    if admin.address is None:
+        return
+    path: Path = ("admin", "address")
+    try:
+        host, _ = split_address(admin.address)
+    except AddressError as error:
+        yield Finding(path, str(error))
+        return
+    if not is_loopback(host):
+        if admin.token_file is None:
+            yield Finding(path, "must be a loopback address (127.0.0.1 or [::1]), or admin.token_file must be set")
+        else:
+            yield Finding(path, "is not loopback: everyone who can reach it can read routes and settings", warning=True)
+    for index, listener in enumerate(settings.listeners):
+        if _bound(listener.address) is not None and _bound(listener.address) == _bound(admin.address):
+            yield Finding(path, f"already the address of listeners[{index}]: give the admin API its own port")
+
+
+def _state(settings: Settings) -> Iterator[Finding]:
+    state = settings.state
+    try:
+        scheme = check_state_url(state.url)
+    except AddressError as error:
+        yield Finding(("state", "url"), str(error))
+        return
+    if scheme != "rediss":
+        for name in ("ca_file", "cert_file", "key_file"):
+            if getattr(state.tls, name) is not None:
+                yield Finding(("state", "tls", name), "TLS needs state.url to start with rediss://")
+    if state.tls.cert_file is not None and state.tls.key_file is None:
+        yield Finding(("state", "tls", "cert_file"), "needs its private key: set state.tls.key_file")
+    if state.tls.key_file is not None and state.tls.cert_file is None:
+        yield Finding(("state", "tls", "key_file"), "needs its certificate: set state.tls.cert_file")
+    if state.password_file is not None:
+        user, at, _ = state.url.rpartition("://")[2].rpartition("@")
+        if scheme == "none":
+            yield Finding(("state", "password_file"), "has no use without a store: set state.url")
+        elif at and ":" in user:
+            yield Finding(("state", "password_file"), "the password stands in state.url too: keep one of the two")
+
+
+def _models(settings: Settings) -> Iterator[Finding]:
+    models = settings.models
+    placed = {_model_name(entry) for endpoint in settings.endpoints for entry in endpoint.models}
+    for index, first in _repeated(model.name for model in models):
+        yield Finding(("models", index, "name"), f"already the name of models[{first}]: declare each model once")
+    defaults = [index for index, model in enumerate(models) if model.default]
+    for index in defaults[1:]:
+        yield Finding(("models", index, "default"), f"models[{defaults[0]}] is the default already: keep one of them")
+    for index, model in enumerate(models):
+        for number, url in enumerate(model.endpoints):
+            yield from _refusal(("models", index, "endpoints", number), check_endpoint_url, url)
+        for number, first in _repeated(url.removesuffix("/") for url in model.endpoints):
+            yield Finding(("models", index, "endpoints", number), f"the same as endpoints[{first}]: name each once")
+        if settings.state.url == "none" and not model.endpoints and model.name not in placed:
+            remedy = "has no endpoint and never will: give it endpoints, or set state.url so that workers can register"
+            yield Finding(("models", index, "name"), remedy)
+        if model.probe is not None and not model.endpoints:
+            yield Finding(("models", index, "probe"), "has no effect: the model has no static endpoints", warning=True)
+    if settings.state.url == "none" and not models:
+        yield Finding(
+            ("models",), "must name a model with endpoints, or state.url must name a store that knows workers"
+        )
+
+
+def _endpoints(settings: Settings) -> Iterator[Finding]:
+    names = [model.name for model in settings.models]
+    for index, endpoint in enumerate(settings.endpoints):
+        yield from _refusal(("endpoints", index, "url"), check_endpoint_url, endpoint.url)
+        yield from _held(index, endpoint, names)
+    for index, first in _repeated(endpoint.url.removesuffix("/") for endpoint in settings.endpoints):
+        yield Finding(("endpoints", index, "url"), f"already the URL of endpoints[{first}]: list its models there")
+    for index, first in _repeated(endpoint.name or None for endpoint in settings.endpoints):
+        yield Finding(("endpoints", index, "name"), f"already the name of endpoints[{first}]: give each its own")
+
+
+def _held(index: int, endpoint: Endpoint, names: list[str]) -> Iterator[Finding]:
+    if not endpoint.models:
+        yield Finding(("endpoints", index, "models"), "must hold at least one model, NAME or NAME@VERSION")
+    for number, entry in enumerate(endpoint.models):
+        path: Path = ("endpoints", index, "models", number)
+        name, at, version = entry.partition("@")
+        if not name or (at and not version) or "@" in version:
+            yield Finding(path, "must be NAME or NAME@VERSION")
+        elif name not in names:
+            yield Finding(path, _no_model(name, names))
+    for number, first in _repeated(endpoint.models):
+        yield Finding(("endpoints", index, "models", number), f"the same as models[{first}]: name each once")
+
+
+def _model_name(entry: str) -> str:
+    return entry.partition("@")[0]
