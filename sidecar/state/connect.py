@@ -1,0 +1,48 @@
+"""From ``state`` in the configuration to a redis-py client: credentials, TLS, timeouts. Reads the password file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import redis.asyncio as aioredis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+if TYPE_CHECKING:
+    from sidecar.settings import StateStore
+
+CONNECT_TIMEOUT_S = 1.0
+REPLY_TIMEOUT_S = 2.0
+"""For one reply; PING has a shorter one of its own."""
+
+CLIENT_NAME = "warmroute"
+
+
+def open_client(settings: StateStore) -> aioredis.Redis:
+    """Return a client for ``settings.url``; it connects at its first command and never retries by itself.
+
+    The password file is read here, so a changed password is taken at the next connection.
+
+    Raises:
+        ValueError: the URL has another scheme than redis, rediss or unix.
+        OSError: the password file cannot be read.
+    """
+    options: dict[str, Any] = {
+        "protocol": 3,
+        "decode_responses": True,
+        "encoding_errors": "replace",  # a record that is not UTF-8 is one bad record, not a failed read
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": REPLY_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+        "client_name": CLIENT_NAME,
+        "max_connections": 4,
+    }
+    if settings.password_file is not None:
+        options["password"] = Path(settings.password_file).read_text(encoding="utf-8").strip()
+    if settings.url.startswith("rediss://"):
+        tls = settings.tls
+        options |= {"ssl_ca_certs": tls.ca_file, "ssl_certfile": tls.cert_file, "ssl_keyfile": tls.key_file}
+    if not settings.url.startswith("unix://"):
+        options["socket_keepalive"] = True
+    return aioredis.Redis.from_url(settings.url, **options)

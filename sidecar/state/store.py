@@ -1,0 +1,279 @@
+"""The shared state as a source of endpoints: connections, subscription, full reads and the watch over them.
+
+The thin asyncio shell around :mod:`sidecar.state.view` (what the store says) and :mod:`sidecar.state.modes` (how far it
+can be trusted). Subscribes first and reads then, so that nothing falls between; reads everything again each ten
+seconds, after each gap and at each reconnect; asks for a PING once a second on both connections, because a server that
+is stopped keeps its connections open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoPermissionError, RedisError
+
+from router.model import EndpointGone, EndpointSeen, StoreChanged
+from router.wire import READ_LUA, Keys
+from sidecar.state.connect import CONNECT_TIMEOUT_S, open_client
+from sidecar.state.modes import StoreModes
+from sidecar.state.view import StoreView
+from sidecar.telemetry.logs import Throttle, get_log, mask_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import redis.asyncio as aioredis
+    from redis.asyncio.client import PubSub
+
+    from router.policy import FreshnessPolicy
+    from router.protocols import Rng
+    from sidecar.discovery.source import Emit, Found
+    from sidecar.settings import StateStore
+    from sidecar.state.view import Told
+
+RECONCILE_S = 10.0
+PING_S = 1.0
+PING_TIMEOUT_S = 1.0
+QUIET_S = 3.0
+"""The subscription counts as broken when it gave neither message nor PONG for this long."""
+
+READ_GAP_S = 0.25
+"""Least time between two full reads: a burst of gaps costs one read."""
+
+CHECK_S = 0.1
+RECONNECT_MIN_S = 0.05
+RECONNECT_MAX_S = 1.0
+LOG_EVERY_S = 10.0
+
+_log = get_log("store")
+
+_DOWN = (RedisError, OSError, TimeoutError)
+"""What a session may end with because of the store; everything else is a fault of ours."""
+
+
+@dataclass(slots=True)
+class StoreCounts:
+    """What the connection went through, for metrics; the view counts what it was told."""
+
+    connects: int = 0
+    failures: int = 0
+
+
+class RedisSource:
+    """Endpoints that registered in Redis. ``clock`` gives monotonic seconds, ``rng`` numbers in [0, 1) for jitter."""
+
+    name = "redis"
+
+    def __init__(self, settings: StateStore, policy: FreshnessPolicy, *, clock: Callable[[], float], rng: Rng) -> None:
+        self._settings = settings
+        self._keys = Keys(settings.namespace)
+        self._clock = clock
+        self._rng = rng
+        self.view = StoreView(policy.ttl_s)
+        self.modes = StoreModes(policy, clock())
+        self.counts = StoreCounts()
+        self.observed = False
+        """Whether any endpoint has a latency measured here; set by the composition."""
+        self._run_id = ""
+        self._emit: Emit = _nowhere
+        self._wake = asyncio.Event()
+        self._complained = Throttle(LOG_EVERY_S)
+        self._down_said = Throttle(LOG_EVERY_S)
+
+    @property
+    def complete(self) -> bool:
+        """Whether a full read has come in since the start."""
+        return self.view.complete
+
+    async def run(self, emit: Emit) -> None:
+        """Follow the store until cancelled, through every loss of it."""
+        self._emit = emit
+        watch = asyncio.create_task(self._watch(), name="store-watch")
+        try:
+            await self._sessions()
+        finally:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+
+    async def _sessions(self) -> None:
+        attempt = 0
+        while True:
+            connects = self.counts.connects
+            try:
+                await self._session()
+            except* _DOWN as group:
+                self._went_down(group)
+            attempt = 0 if self.counts.connects > connects else attempt + 1
+            most = min(RECONNECT_MAX_S, 0.25 * 2 ** min(attempt, 4))
+            await asyncio.sleep(RECONNECT_MIN_S + (most - RECONNECT_MIN_S) * self._rng())
+
+    def _went_down(self, group: BaseExceptionGroup[Exception]) -> None:
+        self.counts.failures += 1
+        self.modes.lost()
+        self._check()
+        suppressed = self._down_said.admit(self._clock())
+        if suppressed is not None:
+            causes = sorted({f"{type(error).__name__}: {error}" for error in _leaves(group)})
+            _log.warning(
+                "store.down",
+                url=mask_url(self._settings.url),
+                causes=causes,
+                mode=self.modes.mode,
+                held_back=suppressed,
+            )
+
+    # --- one connection -----------------------------------------------------------------------------------------
+
+    async def _session(self) -> None:
+        client = open_client(self._settings)
+        pubsub = client.pubsub()
+        try:
+            await self._open(client, pubsub)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._listen(pubsub), name="store-listen")
+                tasks.create_task(self._ping(client, pubsub), name="store-ping")
+                tasks.create_task(self._reads(client), name="store-read")
+        finally:
+            with suppress(*_DOWN):
+                await pubsub.aclose()  # type: ignore[no-untyped-call]
+            with suppress(*_DOWN):
+                await client.aclose()
+
+    async def _open(self, client: aioredis.Redis, pubsub: PubSub) -> None:
+        """Subscribe, read everything and tell the modes."""
+        run_id = await self._server_run_id(client)
+        await pubsub.subscribe(self._keys.channel)
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            while (answer := await pubsub.get_message(timeout=CONNECT_TIMEOUT_S)) is None or (
+                answer["type"] != "subscribe"
+            ):
+                pass
+        self.view.reconnected()
+        if self._run_id and run_id and run_id != self._run_id:
+            self.view.forget()
+        self._run_id = run_id or self._run_id
+        heard = await self._read(client)
+        self.counts.connects += 1
+        emptied, self.view.emptied = self.view.emptied, False
+        self.modes.connected(self._clock(), self.view.ids, emptied=emptied)
+        self.modes.heard(heard, self._clock())
+        _log.info(
+            "store.connected",
+            url=mask_url(self._settings.url),
+            namespace=self._settings.namespace,
+            endpoints=len(self.view.ids),
+            emptied=emptied,
+        )
+        self._check()
+
+    async def _server_run_id(self, client: aioredis.Redis) -> str:
+        try:
+            info = await client.info("server")
+        except NoPermissionError:  # an ACL may keep INFO from us: then only the revision tells
+            await client.ping()
+            return ""
+        return str(info.get("run_id", ""))
+
+    async def _listen(self, pubsub: PubSub) -> None:
+        while True:
+            message = await pubsub.get_message(timeout=QUIET_S)
+            if message is None:
+                raise TimeoutError(f"the subscription was silent for {QUIET_S} s")
+            if message["type"] == "message":
+                self._take(self.view.message(message["data"], self._clock()))
+                if self.view.emptied:
+                    self._was_emptied()
+                if self.view.needs_read:
+                    self._wake.set()
+
+    async def _ping(self, client: aioredis.Redis, pubsub: PubSub) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            async with asyncio.timeout(PING_TIMEOUT_S):
+                await client.ping()
+                await pubsub.ping()  # answered by a message, which _listen waits for
+
+    async def _reads(self, client: aioredis.Redis) -> None:
+        while True:
+            await asyncio.sleep(READ_GAP_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RECONCILE_S - READ_GAP_S):
+                    await self._wake.wait()
+            await self._read(client)
+            if self.view.emptied:
+                self._was_emptied()
+
+    async def _read(self, client: aioredis.Redis) -> list[str]:
+        """Make one full read; return the endpoints that it showed to be new or newer."""
+        self._wake.clear()
+        self.view.read_begins()
+        reply: Any = await client.eval(READ_LUA, 2, self._keys.revision, self._keys.index, self._keys.endpoint(""))
+        heard = self._take(self.view.read_ended(reply, self._clock()))
+        if self.view.needs_read:
+            self._wake.set()
+        return heard
+
+    # --- events and time ----------------------------------------------------------------------------------------
+
+    def _take(self, events: Iterable[Told]) -> list[str]:
+        """Emit ``events``, note who was heard and log what was skipped."""
+        heard: list[str] = []
+        for event in events:
+            self._emit(event)
+            if isinstance(event, EndpointSeen):
+                heard.append(event.record.id)
+            elif isinstance(event, EndpointGone):
+                self.modes.left(event.id)
+            else:
+                heard.extend(event.ids)
+        if heard:
+            self.modes.heard(heard, self._clock())
+        if self.view.complaints:
+            self._complain()
+        return heard
+
+    def _complain(self) -> None:
+        complaints = list(self.view.complaints)
+        self.view.complaints.clear()
+        held_back = self._complained.admit(self._clock())
+        if held_back is not None:
+            _log.warning("store.bad_record", details=complaints, held_back=held_back)
+
+    def _was_emptied(self) -> None:
+        """The content was lost under a live connection (FLUSHALL, a failover behind a proxy)."""
+        self.view.emptied = False
+        _log.warning("store.emptied", endpoints=len(self.view.ids))
+        self.modes.connected(self._clock(), self.view.ids, emptied=True)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            self._check()
+
+    def _check(self) -> None:
+        now = self._clock()
+        before = self.modes.mode
+        if self.modes.check(now, self.view.ids, observed=self.observed):
+            self._emit(StoreChanged(self.modes.mode, now))
+            say = _log.info if self.modes.mode == "live" else _log.warning
+            say("store.mode", mode=self.modes.mode, before=before, endpoints=len(self.view.ids))
+        if self.modes.flowing(now):
+            for event in self.view.expire(now):
+                self._emit(event)
+                _log.info("endpoint.expired", id=event.id)
+
+
+def _leaves(group: BaseExceptionGroup[Exception]) -> Iterable[Exception]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _nowhere(_event: Found) -> None:
+    """Where events go before run() was given a place for them."""

@@ -1,0 +1,253 @@
+"""What the store says of the fleet, put together from full reads and deltas. Pure: replies and messages in, events out.
+
+Deltas are applied in the order of their revisions on top of a full read. Where one is missing, or cannot be read on its
+own, nothing more is applied until a read that began *after* that has come in; what arrives meanwhile waits. A read may
+be older than deltas already applied (it travels on another connection), so each endpoint's own revision decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from router.model import EndpointGone, EndpointRecord, EndpointSeen, EndpointsHeard, GoneReason
+from router.wire import SCHEMA_VERSION, Delta, WireError, decode_delta, decode_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, KeysView, Sequence
+
+Told = EndpointSeen | EndpointsHeard | EndpointGone
+
+MAX_ENDPOINTS = 4096
+"""Endpoints taken from one namespace; further ones are skipped and counted as bad records."""
+
+MAX_WAITING = 4096
+"""Deltas kept while a full read is under way; more than that, and the next read starts over."""
+
+_FORGOTTEN = -1
+"""Revision of a record that an emptied store no longer knows: anything is newer."""
+
+
+class Count(StrEnum):
+    """What the view counts."""
+
+    DELTAS = "deltas"
+    GAPS = "gaps"
+    READS = "reads"
+    BAD_RECORDS = "bad_records"
+    EMPTIED = "emptied"
+    EXPIRED = "expired"
+
+
+@dataclass(slots=True)
+class _Known:
+    """One endpoint as last told. ``reported_at`` is when its replicas were last sent; ``shown_at`` any sign of it."""
+
+    fields: dict[str, str]
+    record: EndpointRecord
+    reported_at: float
+    shown_at: float
+
+
+class StoreView:
+    """The fleet as the store tells it. ``needs_read`` says that a full read must be made."""
+
+    def __init__(self, ttl_s: float) -> None:
+        self._ttl_s = ttl_s
+        self._known: dict[str, _Known] = {}
+        self._base: int | None = None  # revision up to which everything is applied; None before the first read
+        self._last_delta = _FORGOTTEN
+        self._read_base: int | None = None
+        self._complete = False
+        self._removed: dict[str, int] = {}  # since the current read began: a late reply must not bring them back
+        self._waiting: list[Delta] = []
+        self.needs_read = True
+        self.emptied = False
+        self.counts: Counter[Count] = Counter()
+        self.complaints: list[str] = []
+        """Why records or messages were skipped, since last taken away by the shell (which logs them)."""
+
+    @property
+    def ids(self) -> KeysView[str]:
+        """The endpoints that came and have not left."""
+        return self._known.keys()
+
+    @property
+    def complete(self) -> bool:
+        """Whether a full read has come in since the start."""
+        return self._complete
+
+    # --- full reads ---------------------------------------------------------------------------------------------
+
+    def reconnected(self) -> None:
+        """A new subscription stands: deltas may have been missed, a read must follow."""
+        self._waiting.clear()
+        self._last_delta = _FORGOTTEN
+        self.needs_read = True
+
+    def read_begins(self) -> None:
+        """A full read is about to be asked for; what happens from here on is covered by it."""
+        self.needs_read = False
+        self._read_base = self._base
+        self._removed.clear()
+
+    def read_ended(self, reply: Sequence[Any], now: float) -> Iterator[Told]:
+        """Take in READ_LUA's reply. Where ``emptied`` is set afterwards, the store had lost its content."""
+        revision, told = _parse_read(reply)
+        self.counts[Count.READS] += 1
+        if self._read_base is not None and revision < self._read_base:
+            self.forget()
+        for id, fields in told:  # noqa: A001
+            yield from self._read_one(id, fields, now)
+        self._base = revision if self._base is None else max(self._base, revision)
+        self._complete = True
+        if self.needs_read:  # a gap opened while this one was under way: the next read closes it
+            return
+        waiting, self._waiting = self._waiting, []
+        for delta in waiting:
+            yield from self._in_order(delta, now)
+
+    def _read_one(self, id: str, fields: dict[str, str], now: float) -> Iterator[Told]:  # noqa: A002
+        try:
+            record = decode_fields(id, fields)
+        except WireError as error:
+            self._complain(str(error))
+            return
+        known = self._known.get(id)
+        if known is None:
+            if self._removed.get(id, _FORGOTTEN) > record.revision or not self._room(id):
+                return
+            self._known[id] = _Known(fields, record, now, now)
+            yield EndpointSeen(record, now)
+            return
+        known.shown_at = max(known.shown_at, now)
+        if record.revision <= known.record.revision:
+            return
+        same = _told(fields) == _told(known.fields)
+        if not same:
+            known.reported_at = now
+        known.fields, known.record = fields, record
+        yield EndpointsHeard((id,), now) if same else EndpointSeen(record, now)
+
+    def forget(self) -> None:
+        """The store came back empty or another one: keep what is known, but let anything it says be newer."""
+        self.counts[Count.EMPTIED] += 1
+        self.emptied = True
+        self._base = None
+        self._last_delta = _FORGOTTEN
+        self._waiting.clear()
+        for known in self._known.values():
+            known.record = replace(known.record, revision=_FORGOTTEN)
+
+    # --- deltas -------------------------------------------------------------------------------------------------
+
+    def message(self, payload: bytes | str, now: float) -> Iterator[Told]:
+        """Take in one message of the delta channel."""
+        try:
+            delta = decode_delta(payload)
+        except WireError as error:  # its revision is unknown: the next delta shows the gap
+            self._complain(str(error))
+            return
+        self.counts[Count.DELTAS] += 1
+        if delta.revision <= self._last_delta:  # they come in order: the counter was set back under a live connection
+            self.forget()
+            self.needs_read = True
+        self._last_delta = delta.revision
+        if self.needs_read or self._base is None:
+            self._wait(delta)
+        else:
+            yield from self._in_order(delta, now)
+
+    def _in_order(self, delta: Delta, now: float) -> Iterator[Told]:
+        assert self._base is not None  # noqa: S101  callers made sure of a read
+        if delta.revision <= self._base:
+            return
+        if self.needs_read or delta.revision > self._base + 1:
+            self.counts[Count.GAPS] += not self.needs_read
+            self.needs_read = True
+            self._wait(delta)
+            return
+        self._base = delta.revision
+        yield from self._apply(delta, now)
+
+    def _wait(self, delta: Delta) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            self._waiting.clear()
+            self.needs_read = True
+        self._waiting.append(delta)
+
+    def _apply(self, delta: Delta, now: float) -> Iterator[Told]:
+        known = self._known.get(delta.id)
+        if delta.kind == "del":
+            self._removed[delta.id] = delta.revision
+            if known is not None:
+                del self._known[delta.id]
+                yield EndpointGone(delta.id, GoneReason.DEREGISTERED, now)
+            return
+        if known is not None and known.record.epoch != delta.epoch:
+            known = None  # a new process under an old id: its first record is whole
+        fields = {} if known is None else dict(known.fields)
+        fields.update(delta.fields, epoch=delta.epoch, rev=str(delta.revision))
+        if delta.kind == "beat" and known is not None:
+            known.fields, known.shown_at = fields, now
+            known.record = replace(known.record, revision=delta.revision)
+            yield EndpointsHeard((delta.id,), now)
+            return
+        fields.setdefault("v", str(SCHEMA_VERSION))
+        try:
+            record = decode_fields(delta.id, fields)
+        except WireError as error:
+            self._complain(str(error))
+            if known is None:  # part of a record that was never seen whole
+                self.needs_read = True
+            return
+        if known is None and not self._room(delta.id):
+            return
+        reported_at = now if known is None or "replicas" in delta.fields else known.reported_at
+        self._known[delta.id] = _Known(fields, record, reported_at, now)
+        yield EndpointSeen(_aged(record, now - reported_at), now)
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def expire(self, now: float) -> Iterator[EndpointGone]:
+        """Let go of endpoints that neither delta nor read has shown for a TTL. Only asked while the store is live."""
+        for id in [id for id, known in self._known.items() if now - known.shown_at > self._ttl_s]:  # noqa: A001
+            del self._known[id]
+            self.counts[Count.EXPIRED] += 1
+            yield EndpointGone(id, GoneReason.EXPIRED, now)
+
+    def _room(self, id: str) -> bool:  # noqa: A002
+        if len(self._known) < MAX_ENDPOINTS or id in self._known:
+            return True
+        self._complain(f"endpoint {id!r}: more than {MAX_ENDPOINTS} endpoints in this namespace")
+        return False
+
+    def _complain(self, text: str) -> None:
+        self.counts[Count.BAD_RECORDS] += 1
+        if len(self.complaints) < 16:  # the shell logs a few, the count says how many there were
+            self.complaints.append(text)
+
+
+def _parse_read(reply: Sequence[Any]) -> tuple[int, Iterator[tuple[str, dict[str, str]]]]:
+    """Return the revision and (id, hash) pairs; a hash is flat pairs, or a map where the server answers in RESP3."""
+    pairs = ((str(reply[at]), _as_hash(reply[at + 1])) for at in range(1, len(reply) - 1, 2))
+    return int(reply[0]), pairs
+
+
+def _as_hash(flat: Any) -> dict[str, str]:
+    if isinstance(flat, dict):
+        return {str(name): str(value) for name, value in flat.items()}
+    return {str(flat[at]): str(flat[at + 1]) for at in range(0, len(flat) - 1, 2)}
+
+
+def _told(fields: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in fields.items() if name != "rev"}
+
+
+def _aged(record: EndpointRecord, by_s: float) -> EndpointRecord:
+    """Return ``record`` with its replicas' durations brought forward from when they were reported."""
+    if by_s <= 0:
+        return record
+    return replace(record, replicas=tuple(replace(r, warm_for_s=r.warm_for_s + by_s) for r in record.replicas))

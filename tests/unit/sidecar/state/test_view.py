@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from router.model import EndpointGone, EndpointRecord, EndpointSeen, EndpointsHeard, GoneReason, Replica, State
+from router.wire import encode_fields
+from sidecar.state.view import MAX_ENDPOINTS, MAX_WAITING, Count, StoreView, Told
+
+TTL_S = 5.0
+
+
+def record(name: str, *, epoch: str = "e1", free: int = 1, state: State = State.WARM, warm_for_s: float = 0.0) -> Any:
+    return EndpointRecord(
+        id=name,
+        address=f"http://127.0.0.1:{9000 + len(name)}",
+        epoch=epoch,
+        replicas=(Replica("m", "1", state=state, warm_for_s=warm_for_s),),
+        free_memory_bytes=free,
+    )
+
+
+class Store:
+    """The writers' side: what Redis would hold and publish."""
+
+    def __init__(self, revision: int = 0) -> None:
+        self.revision = revision
+        self.hashes: dict[str, dict[str, str]] = {}
+
+    def put(self, record: EndpointRecord, *only: str) -> str:
+        self.revision += 1
+        fields = encode_fields(record)
+        if only:
+            fields = {name: fields[name] for name in only}
+        held = self.hashes.get(record.id, {})
+        if held.get("epoch") != record.epoch:
+            held = {}
+        self.hashes[record.id] = held | fields | {"v": "1", "epoch": record.epoch, "rev": str(self.revision)}
+        return self._message(record.id, record.epoch, "set", fields)
+
+    def beat(self, name: str) -> str:
+        self.revision += 1
+        self.hashes[name]["rev"] = str(self.revision)
+        return self._message(name, self.hashes[name]["epoch"], "beat")
+
+    def drop(self, name: str) -> str:
+        self.revision += 1
+        epoch = self.hashes.pop(name)["epoch"]
+        return self._message(name, epoch, "del")
+
+    def _message(self, name: str, epoch: str, kind: str, fields: dict[str, str] | None = None) -> str:
+        body: dict[str, Any] = {"v": 1, "id": name, "epoch": epoch, "rev": self.revision, "kind": kind}
+        return json.dumps(body | ({"f": fields} if fields is not None else {}))
+
+    def reply(self) -> list[Any]:
+        out: list[Any] = [self.revision]
+        for name, fields in self.hashes.items():
+            out += [name, [part for pair in fields.items() for part in pair]]
+        return out
+
+
+def read(view: StoreView, reply: list[Any], now: float = 0.0) -> list[Told]:
+    view.read_begins()
+    return list(view.read_ended(reply, now))
+
+
+def started(*ids: str) -> tuple[Store, StoreView]:
+    store, view = Store(), StoreView(TTL_S)
+    for name in ids:
+        store.put(record(name))
+    read(view, store.reply())
+    return store, view
+
+
+def seen(events: list[Told]) -> list[str]:
+    return [event.record.id for event in events if isinstance(event, EndpointSeen)]
+
+
+def test_a_first_read_shows_the_whole_fleet() -> None:
+    store, view = Store(), StoreView(TTL_S)
+    store.put(record("a"))
+    assert (view.needs_read, view.complete) == (True, False)
+    (event,) = read(view, store.reply(), 7.0)
+    assert event == EndpointSeen(EndpointRecord(**_as_read(record("a"), 1)), 7.0)
+    assert (view.needs_read, view.complete) == (False, True)
+
+
+def _as_read(record: EndpointRecord, revision: int) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__slots__} | {"revision": revision}
+
+
+def test_deltas_change_only_their_fields() -> None:
+    store, view = started("a")
+    (event,) = view.message(store.put(record("a", free=99), "free"), 1.0)
+    assert isinstance(event, EndpointSeen)
+    assert (event.record.free_memory_bytes, event.record.address, event.record.revision) == (
+        99,
+        "http://127.0.0.1:9001",
+        2,
+    )
+
+
+def test_a_beat_is_a_sign_of_life_and_a_del_a_goodbye() -> None:
+    store, view = started("a")
+    assert list(view.message(store.beat("a"), 1.0)) == [EndpointsHeard(("a",), 1.0)]
+    assert list(view.message(store.drop("a"), 2.0)) == [EndpointGone("a", GoneReason.DEREGISTERED, 2.0)]
+    assert list(view.ids) == []
+
+
+def test_a_new_epoch_replaces_everything() -> None:
+    store, view = started("a")
+    (event,) = view.message(store.put(record("a", epoch="e2", state=State.LOADING)), 1.0)
+    assert isinstance(event, EndpointSeen)
+    assert (event.record.epoch, event.record.replicas[0].state) == ("e2", State.LOADING)
+
+
+def test_a_missing_revision_stops_everything_until_a_later_read() -> None:
+    store, view = started("a", "b")
+    store.put(record("a", free=50), "free")  # this message is lost
+    message = store.put(record("b", free=60), "free")
+    assert list(view.message(message, 1.0)) == []
+    assert view.needs_read
+    assert list(view.message(store.beat("b"), 1.0)) == []
+    assert view.counts[Count.GAPS] == 1
+    events = read(view, store.reply(), 2.0)
+    assert seen(events) == ["a", "b"]
+    assert list(view.message(store.beat("a"), 3.0)) == [EndpointsHeard(("a",), 3.0)]
+
+
+def test_a_read_that_was_under_way_when_a_gap_opened_does_not_close_it() -> None:
+    store, view = started("a")
+    view.read_begins()
+    reply = store.reply()
+    store.put(record("a", free=50), "free")  # lost
+    list(view.message(store.beat("a"), 1.0))
+    assert list(view.read_ended(reply, 1.0)) == []
+    assert view.needs_read
+    assert seen(read(view, store.reply(), 2.0)) == ["a"]
+
+
+def test_what_arrives_during_the_first_read_is_applied_after_it_and_only_if_newer() -> None:
+    store, view = Store(), StoreView(TTL_S)
+    store.put(record("a"))
+    view.read_begins()
+    early = store.put(record("a", free=2), "free")
+    reply = store.reply()
+    late = store.put(record("a", free=3), "free")
+    assert list(view.message(early, 0.0)) == []
+    assert list(view.message(late, 0.0)) == []
+    events = list(view.read_ended(reply, 1.0))
+    assert [e.record.free_memory_bytes for e in events if isinstance(e, EndpointSeen)] == [2, 3]
+    assert view.counts[Count.GAPS] == 0
+
+
+def test_a_read_that_is_older_than_applied_deltas_takes_nothing_back() -> None:
+    store, view = started("a", "b")
+    view.read_begins()
+    reply = store.reply()
+    list(view.message(store.put(record("a", free=77), "free"), 1.0))
+    list(view.message(store.drop("b"), 1.0))
+    assert list(view.read_ended(reply, 2.0)) == []
+    assert list(view.ids) == ["a"]
+    assert list(view.message(store.beat("a"), 3.0)) == [EndpointsHeard(("a",), 3.0)]
+
+
+def test_a_read_that_shows_only_newer_revisions_is_a_sign_of_life() -> None:
+    store, view = started("a")
+    store.beat("a")
+    assert read(view, store.reply(), 4.0) == [EndpointsHeard(("a",), 4.0)]
+    assert read(view, store.reply(), 5.0) == []
+
+
+def test_expired_are_those_that_neither_delta_nor_read_showed_for_a_ttl() -> None:
+    store, view = started("a", "b", "c")
+    list(view.message(store.beat("a"), 4.0))
+    del store.hashes["c"]
+    read(view, store.reply(), 4.0)  # b is quiet, but its hash is there
+    assert list(view.expire(5.0)) == []
+    assert list(view.expire(5.1)) == [EndpointGone("c", GoneReason.EXPIRED, 5.1)]
+    assert [event.id for event in view.expire(9.1)] == ["a", "b"]
+    assert view.counts[Count.EXPIRED] == 3
+
+
+def test_a_bad_record_is_counted_named_and_skipped_and_the_rest_stays() -> None:
+    store, view = started("a")
+    store.put(record("bad"))
+    store.hashes["bad"]["replicas"] = "{"
+    store.put(record("b"))
+    assert seen(read(view, store.reply())) == ["b"]
+    assert view.counts[Count.BAD_RECORDS] == 1
+    assert view.complaints[0].startswith("endpoint 'bad'")
+
+
+@pytest.mark.parametrize("payload", ["", "nonsense", "[]", '{"v":9}', b"\xff"])
+def test_a_bad_message_is_counted_and_the_gap_it_leaves_is_read(payload: str | bytes) -> None:
+    store, view = started("a")
+    assert list(view.message(payload, 0.0)) == []
+    assert view.counts[Count.BAD_RECORDS] == 1
+    store.put(record("a"))
+    assert list(view.message(store.beat("a"), 0.0)) == []
+    assert view.needs_read
+
+
+def test_part_of_a_record_never_seen_whole_asks_for_a_read() -> None:
+    store, view = started("a")
+    assert list(view.message(store.put(record("b"), "free"), 0.0)) == []
+    assert view.needs_read
+
+
+def test_a_store_that_came_back_empty_keeps_what_is_known_and_lets_anything_be_newer() -> None:
+    store, view = started("a", "b")
+    for _ in range(20):
+        list(view.message(store.beat("a"), 1.0))
+    store = Store()
+    view.reconnected()
+    assert read(view, store.reply(), 2.0) == []
+    assert view.emptied
+    assert sorted(view.ids) == ["a", "b"]
+    (event,) = view.message(store.put(record("a", free=5)), 3.0)
+    assert isinstance(event, EndpointSeen)
+    assert event.record.revision == 1
+
+
+def test_a_counter_set_back_under_a_live_connection_is_noticed_at_its_first_message() -> None:
+    store, view = started("a")
+    for _ in range(5):
+        list(view.message(store.beat("a"), 1.0))
+    store = Store()
+    assert list(view.message(store.put(record("a", free=5)), 2.0)) == []
+    assert view.emptied
+    assert view.needs_read
+    assert seen(read(view, store.reply(), 3.0)) == ["a"]
+
+
+def test_how_long_a_replica_was_warm_runs_on_when_only_other_fields_change() -> None:
+    store, view = started("a")
+    (told,) = view.message(store.put(record("a", warm_for_s=10.0), "replicas"), 100.0)
+    (later,) = view.message(store.put(record("a", free=9), "free"), 130.0)
+    assert isinstance(told, EndpointSeen)
+    assert isinstance(later, EndpointSeen)
+    assert told.record.replicas[0].warm_for_s == 10.0
+    assert later.record.replicas[0].warm_for_s == 40.0
+
+
+def test_what_waits_for_a_read_is_bounded() -> None:
+    store, view = started("a")
+    store.beat("a")
+    for _ in range(3 * MAX_WAITING):
+        list(view.message(store.beat("a"), 0.0))
+    assert len(view._waiting) <= MAX_WAITING
+    assert read(view, store.reply(), 1.0) == [EndpointsHeard(("a",), 1.0)]
+    assert list(view.message(store.beat("a"), 2.0)) == [EndpointsHeard(("a",), 2.0)]
+
+
+def test_the_number_of_endpoints_is_bounded() -> None:
+    store, view = Store(), StoreView(TTL_S)
+    for number in range(MAX_ENDPOINTS + 3):
+        store.put(record(f"w{number}"))
+    assert len(read(view, store.reply())) == MAX_ENDPOINTS
+    assert view.counts[Count.BAD_RECORDS] == 3
+    assert len(view.complaints) == 3
+
+
+def test_a_reply_whose_hashes_are_maps_reads_the_same() -> None:
+    store, view = Store(), StoreView(TTL_S)
+    store.put(record("a"))
+    assert seen(read(view, [1, "a", store.hashes["a"]])) == ["a"]
