@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -144,27 +143,3 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"SIG{number}"
-
-
-def start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot (proc(5), field 22); None where there is none.
-
-    Together with the pid it names one process for ever: a reused pid has another start. A zombie counts as none.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            after_name = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if after_name[0] in (b"Z", b"X") else int(after_name[19])
-
-
-def kill_exactly(pid: int, ticks: int, signum: signal.Signals) -> bool:
-    """Send ``signum`` to the process of that pid and start; False where it is gone."""
-    if start_ticks(pid) != ticks:
-        return False
-    try:
-        os.kill(pid, signum)
-    except ProcessLookupError:
-        return False
-    return True

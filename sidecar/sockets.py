@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from sidecar.config.addresses import MAX_UNIX_PATH_BYTES, AddressError, split_address
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sidecar.settings import Admin, Listener
 
 TCP_FASTOPEN = getattr(socket, "TCP_FASTOPEN", 23)
-MAX_UNIX_PATH_BYTES = 107
-"""sockaddr_un's sun_path less its terminating zero (unix(7))."""
-
 _FASTOPEN_SERVER = 2  # bit of net.ipv4.tcp_fastopen that lets servers accept data in a SYN
 _TCP_INFO_MAX_BACKLOG = 28  # tcp_info.tcpi_sacked: of a listening socket, its largest backlog (tcp(7), ss(8))
 _ADMIN_BACKLOG = 64
@@ -142,16 +141,12 @@ def resolve(address: str, change: str) -> tuple[socket.AddressFamily, SockAddr]:
     Raises:
         BindError: not of that form, or the name has no address.
     """
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise BindError(f"{address!r} is not HOST:PORT; set another with {change}")
     try:
-        found = socket.getaddrinfo(
-            host.removeprefix("[").removesuffix("]") or None,
-            int(port),
-            type=socket.SOCK_STREAM,
-            flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV,
-        )
+        host, port = split_address(address)
+        flags = socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    except AddressError as error:
+        raise BindError(f"{address!r} {error}; set another with {change}") from error
     except (OSError, UnicodeError) as error:
         raise BindError(f"{address}: {error}; set another with {change}") from error
     family, _, _, _, sockaddr = found[0]
