@@ -1,1 +1,1 @@
-"""The command line."""
+"""The ``warmroute`` command: one small module per command, imported when it is used. docs/cli.md lists them."""

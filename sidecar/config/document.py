@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol
 
 import yaml
 
-from sidecar.config.problems import Problem, SettingsError, Where, dotted, masked, shown
+from sidecar.config.problems import Problem, SettingsError, Where, dotted, masked, may_be_secret, shown
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
@@ -121,21 +121,28 @@ def parse(text: str, name: str, *, where: Where | None = None) -> tuple[Node, li
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         place = where or Where(name, before.count("\n") + 1, error.position - before.rfind("\n"))
-        character = f"character U+{ord(error.character):04X}" if isinstance(error.character, str) else "a character"
-        raise SettingsError([Problem(place, "", character, "not allowed in YAML: remove or escape it")]) from None
+        code = ord(error.character) if isinstance(error.character, str | bytes) else error.character
+        raise SettingsError(
+            [Problem(place, "", f"character U+{code:04X}", "not allowed in YAML: remove or escape it")]
+        ) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # PyYAML lets some through unwrapped, as chr() of an escape beyond Unicode; its position is unknown then
         if isinstance(error, SettingsError):
             raise
-        raise SettingsError([_not_yaml("", where or Where(name, builder.line, 1), str(error))]) from None
+        raise SettingsError([_not_yaml(text, where or Where(name, builder.line, 1), f"near here, {error}")]) from None
     root = builder.root if builder.root is not None else Node(None, where or Where(name, 1, 1))
     return root, builder.problems
 
 
 def _not_yaml(text: str, where: Where, reason: str) -> Problem:
     lines = text.splitlines()
+    if not where.line:
+        value = "***" if may_be_secret(where.name) else shown(text)
+        return Problem(where, "", value, f"not valid YAML: {reason}")
     line = lines[where.line - 1].strip() if 0 < where.line <= len(lines) else ""
-    return Problem(where, "", shown(line) if line else "", f"not valid YAML: {reason}")
+    return Problem(
+        where, "", "***" if may_be_secret(line) else shown(line) if line else "", f"not valid YAML: {reason}"
+    )
 
 
 @dataclass(slots=True)
@@ -254,7 +261,11 @@ class _Builder:
     def _check_tag(self, event: yaml.NodeEvent) -> None:
         tag = getattr(event, "tag", None)
         if tag is not None:
-            self._refuse(event, shown(str(tag)), "tags are not supported: write the value without one")
+            self._refuse(
+                event,
+                str(tag).replace("tag:yaml.org,2002:", "!!"),
+                "tags are not supported: write the value without one",
+            )
 
     def _refuse(self, event: yaml.Event, value: str, remedy: str) -> NoReturn:
         raise SettingsError(

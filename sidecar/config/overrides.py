@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from msgspec import inspect
 
 from sidecar.config.document import Member, Node, node_of, parse
-from sidecar.config.problems import Path, Problem, SettingsError, Where, dotted, shown
-from sidecar.config.structure import bare, nearest, schema
+from sidecar.config.problems import Path, Problem, SettingsError, Where, dotted, may_be_secret, nearest, shown
+from sidecar.config.structure import bare, schema
 
 PREFIX = "WARMROUTE__"
 EVERY = "*"
@@ -59,7 +59,8 @@ def _named(environ: Mapping[str, str], problems: list[Problem]) -> list[tuple[Pa
             try:
                 paths.append((_path(name), name))
             except _NoPlaceError as error:
-                problems.append(Problem(Where(f"environment variable {name}"), "", "", str(error)))
+                value = "***" if may_be_secret(name) else shown(environ[name])
+                problems.append(Problem(Where(f"environment variable {name}"), "", value, str(error)))
     return sorted(paths, key=lambda pair: [(isinstance(step, str), step) for step in pair[0]])
 
 
@@ -88,11 +89,21 @@ def _path(name: str) -> Path:
 
 
 def _nearest_variable(name: str, taken: str, kind: inspect.StructType | inspect.DataclassType) -> str:
-    here = [f"{taken}__{field.name.upper()}" for field in kind.fields]
-    step = name.removeprefix(f"{taken}__").split("__")[0]
-    meant = nearest(f"{taken}__{step.upper()}", here) if nearest(step.lower(), [f.name for f in kind.fields]) else None
-    meant = meant or nearest(name.upper(), _variables(schema(), PREFIX.removesuffix("__")))
-    return f"did you mean {meant}?" if meant else f"known here: {', '.join(here)}"
+    """Return a hint for ``name``, whose steps up to ``taken`` are known and lead to ``kind``."""
+    step, separator, rest = name.removeprefix(f"{taken}__").partition("__")
+    meant = nearest(step.lower(), [field.name for field in kind.fields])
+    if meant:
+        corrected = f"{taken}__{meant.upper()}{separator}{rest}"
+        try:
+            _path(corrected)
+        except _NoPlaceError:
+            meant = None
+        else:
+            return f"did you mean {corrected}?"
+    meant = nearest(name.upper(), _variables(schema(), PREFIX.removesuffix("__"))) if step else None
+    if meant:
+        return f"did you mean {meant}?"
+    return f"known here: {', '.join(f'{taken}__{field.name.upper()}' for field in kind.fields)}"
 
 
 def _variables(kind: inspect.Type, prefix: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 Path = tuple[str | int, ...]
 
 _USERINFO = re.compile(r"(?<=://)\S*@")
+_SECRET = re.compile(r"password|secret|token", re.IGNORECASE)
 _SHOWN_CHARACTERS = 120
 
 
@@ -57,6 +59,17 @@ def dotted(path: Path) -> str:
 def masked(text: str) -> str:
     """Return ``text`` with user and password of every URL in it replaced by ``***``."""
     return _USERINFO.sub("***@", text)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return which of ``known`` was probably meant by ``name``."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def may_be_secret(name: str) -> bool:
+    """Say whether what stands under ``name`` (or on a line with it) may be a secret, which errors must not repeat."""
+    return bool(_SECRET.search(name))
 
 
 def shown(value: object) -> str:

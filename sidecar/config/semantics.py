@@ -13,8 +13,7 @@ from sidecar.config.addresses import (
     is_loopback,
     split_address,
 )
-from sidecar.config.problems import Path
-from sidecar.config.structure import nearest
+from sidecar.config.problems import Path, nearest
 from sidecar.settings import Endpoint, Settings
 
 

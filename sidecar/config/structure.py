@@ -6,23 +6,19 @@ msgspec converts only what has passed. Dataclasses (the router's policies) judge
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 import re
-from collections.abc import Iterable
 
 import msgspec
 from msgspec import inspect
 
 from router.policy import PolicyError
 from sidecar.config.document import Node
-from sidecar.config.problems import Path, Problem, dotted
+from sidecar.config.problems import Path, Problem, dotted, may_be_secret, nearest
 from sidecar.settings import Settings
 
 Object = inspect.StructType | inspect.DataclassType
-
-_SECRET = re.compile(r"password|secret|token", re.IGNORECASE)
 
 
 @functools.cache
@@ -43,12 +39,6 @@ def bare(kind: inspect.Type) -> inspect.Type:
             kind = next(one for one in kind.types if not isinstance(one, inspect.NoneType))
         else:
             return kind
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return which of ``known`` was probably meant by ``name``."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return matches[0] if matches else None
 
 
 def compare(root: Node) -> tuple[Settings | None, list[Problem]]:
@@ -98,7 +88,7 @@ class _Comparison:
                 self._note(node, path, "must be a list: start each item with a hyphen, or write [a, b]")
             return None
         if kind.min_length and len(node.value) < kind.min_length:
-            self._note(node, path, f"must hold at least {kind.min_length}")
+            self._note(node, path, "must hold at least one item")
         return [self.of(item, kind.item_type, (*path, index)) for index, item in enumerate(node.value)]
 
     def _object(self, node: Node, kind: Object, path: Path) -> object:
@@ -109,13 +99,13 @@ class _Comparison:
             else:
                 self._note(node, path, f"must be a mapping with some of: {_names(kind)}")
             return None
-        before = len(self.problems)
         fields = {field.name: field for field in kind.fields}
         for name, member in members.items():
             if name not in fields:
-                value = "***" if _SECRET.search(name) else member.node.shown
+                value = "***" if may_be_secret(name) else member.node.shown
                 remedy = f"unknown field; {_suggestion(name, kind)}"
                 self.problems.append(Problem(member.where, dotted((*path, name)), value, remedy))
+        before = len(self.problems)
         values: dict[str, object] = {}
         for name, field in fields.items():
             if name in members:
@@ -127,14 +117,24 @@ class _Comparison:
         return values
 
     def _construct(self, node: Node, kind: inspect.DataclassType, values: dict[str, object], path: Path) -> None:
-        try:
-            kind.cls(**values)
-        except PolicyError as error:
-            name = error.field.rpartition(".")[2]
-            member = node.value.get(name) if isinstance(node.value, dict) else None
-            place = member.node if member else node
-            value = member.node.shown if member else str(error.value)
-            self.problems.append(Problem(place.where, dotted((*path, name)), value, error.remedy))
+        """Let a dataclass judge its values; it names the first bad one, so it is asked again without that."""
+        members = node.value if isinstance(node.value, dict) else {}
+        values = dict(values)
+        while True:
+            try:
+                kind.cls(**values)
+            except PolicyError as error:
+                name = error.field.rpartition(".")[2]
+                if name in members:
+                    written = members[name].node
+                    problem = Problem(written.where, dotted((*path, name)), written.shown, error.remedy)
+                else:  # about several fields together, or a default that another field's value excludes
+                    problem = Problem(node.where, dotted(path), f"{name} = {error.value}", error.remedy)
+                self.problems.append(problem)
+                if values.pop(name, None) is None:
+                    return
+            else:
+                return
 
 
 _EMPTY = 'the file is empty; a configuration starts with "version: 1" and names at least one listener'
@@ -189,6 +189,8 @@ def _wrong(node: Node, kind: inspect.Type, meta: inspect.Metadata | None) -> str
 
 
 def _bounds(value: float, ge: float | None, gt: float | None, le: float | None) -> str:
+    if ge is not None and ge == le and value != ge:
+        return f"must be {ge}"
     if ge is not None and value < ge:
         return f"must be at least {ge}"
     if gt is not None and not value > gt:

@@ -1,0 +1,87 @@
+"""``warmroute config``: check a file, show what it amounts to, print the reference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from cyclopts import App, Parameter
+
+from sidecar.cli.kernel import KernelLimits, caps, kernel_limits
+from sidecar.config.load import load
+from sidecar.config.problems import masked
+from sidecar.config.reference import effective, reference
+from sidecar.settings import Model, Settings
+
+app = App(name="config", help="Check, show and explain configuration.", version_flags=())
+
+File = Annotated[Path, Parameter(help="Configuration file.")]
+
+
+@app.command
+def check(file: File, /) -> int:
+    """Check a configuration as `warmroute sidecar` would read it, environment included, and sum it up.
+
+    Exit code 0: it can be used; what the kernel of this machine would cap is listed. 2: it cannot; every error names
+    file, line, field, value and remedy.
+    """
+    loaded = load(file, os.environ)
+    print(f"{file}: good")
+    for line in summary(loaded.settings, kernel_limits()):
+        print(f"  {line}")
+    for warning in loaded.warnings:
+        print(f"warning: {warning}")
+    return 0
+
+
+@app.command
+def show(file: File, /) -> int:
+    """Print the settings that a file and the environment amount to, defaults included, as YAML without passwords."""
+    print(yaml.safe_dump(effective(load(file, os.environ).settings), sort_keys=False, allow_unicode=True), end="")
+    return 0
+
+
+@app.command(name="reference")
+def print_reference() -> int:
+    """Print every field with type, default, range, unit and reload class, as Markdown."""
+    print(reference(), end="")
+    return 0
+
+
+def summary(settings: Settings, limits: KernelLimits) -> Iterator[str]:
+    """Yield what ``settings`` amount to, a line each, and what the kernel would cap of it."""
+    for listener in settings.listeners:
+        name = f" ({listener.name})" if listener.name else ""
+        yield f"listener  {listener.address}{name}: {_count(listener.processes, 'data process', 'data processes')}"
+    admin = settings.admin
+    places = [f"unix:{admin.socket}"] if admin.socket else []
+    if admin.address:
+        places.append(f"http://{admin.address} ({'writes with the token' if admin.token_file else 'reads only'})")
+    yield f"admin     {', '.join(places)}"
+    if settings.state.url == "none":
+        yield "state     none: static endpoints only"
+    else:
+        yield f"state     {masked(settings.state.url)}, namespace {settings.state.namespace}"
+    for model in settings.models:
+        yield f"model     {model.name}: {_endpoints(settings, model)}{_traits(model)}"
+    for cap in caps(settings, limits):
+        yield f"kernel    {cap}"
+
+
+def _endpoints(settings: Settings, model: Model) -> str:
+    held = sum(1 for one in settings.endpoints if model.name in {name.partition("@")[0] for name in one.models})
+    static = len(model.endpoints) + held
+    text = _count(static, "static endpoint", "static endpoints")
+    return text if settings.state.url == "none" else f"{text}, others from the store" if static else "from the store"
+
+
+def _traits(model: Model) -> str:
+    traits = [word for word, holds in (("idempotent", model.idempotent), ("the default", model.default)) if holds]
+    return f"; {', '.join(traits)}" if traits else ""
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

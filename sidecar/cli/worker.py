@@ -1,0 +1,28 @@
+"""``warmroute worker``: hands over to the worker, which is a program of its own; nothing of it is imported here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+app = App(
+    name="worker",
+    help="Run an inference worker. All arguments go to it: `warmroute worker --help` is its own help.",
+    help_flags=(),
+    version_flags=(),
+)
+
+
+@app.default
+def worker(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+    """Replace this process by ``python -P -m worker`` with the same arguments."""
+    sys.stdout.flush()
+    os.execv(sys.executable, worker_command(arguments))  # noqa: S606 (no shell is the point)
+
+
+def worker_command(arguments: tuple[str, ...]) -> list[str]:
+    """Return the command line of a worker; -P keeps the current directory out of the import path."""
+    return [sys.executable, "-P", "-m", "worker", *arguments]
