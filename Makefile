@@ -77,7 +77,7 @@ check: dev
 	$(BIN)/python tools/gen_proto.py --check
 	$(BIN)/warmroute config reference | diff -u docs/reference/configuration.md - || \
 	  { echo "docs/reference/configuration.md is stale: make reference" >&2; exit 1; }
-	$(BIN)/python tools/draw.py --check
+	$(BIN)/python -m tools.pictures --check
 
 format: dev
 	$(BIN)/ruff check --fix .
@@ -90,7 +90,7 @@ reference: dev
 	$(BIN)/warmroute config reference > docs/reference/configuration.md
 
 pictures: dev
-	$(BIN)/python tools/draw.py
+	$(BIN)/python -m tools.pictures
 
 bench: dev system-packages
 	$(BIN)/python -m tools.bench $(ARGS)
