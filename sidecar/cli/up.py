@@ -16,7 +16,7 @@ def up(
     models: Annotated[Path, Parameter(help="Model repository, DIR/NAME/VERSION/.")] = Path("models"),
     model: Annotated[
         tuple[str, ...],
-        Parameter(show_default=False, help="A model of it by name; may be repeated. Without it, every one."),
+        Parameter(show_default=False, help="A model by name; may be repeated. Without it: all."),
     ] = (),
     listen: Annotated[str, Parameter(help="Where the proxy accepts, HOST:PORT; port 0 takes a free one.")] = (
         "127.0.0.1:8080"

@@ -1,7 +1,8 @@
 """A sidecar whose children are stand-ins, to test the supervisor alone. Run as a script, in a process of its own.
 
 ``supervise SETTINGS_JSON`` runs the real supervisor over the roles below. What the stand-ins do follows from the model
-names in the settings: ``data-fails`` (dies on start), ``data-hangs`` (ignores SIGTERM), ``control-fails``.
+names in the settings: ``data-fails`` (dies on start), ``data-hangs`` (ignores SIGTERM), ``control-fails``,
+``control-leaves`` (at the first SIGTERM, as it comes when the supervisor is killed).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def supervise(settings: Settings, notify_socket: str) -> int:
 def control(plan: boot.ControlPlan, faults: set[str]) -> int:
     if "control-fails" in faults:
         return 3
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave if "control-leaves" in faults else signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, _leave)
     admin = socket.socket(fileno=plan.admin_fds[0])
     admin.setblocking(True)

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidecar.settings import Admin, Listener
+from sidecar.sockets import (
+    BindError,
+    Granted,
+    OpenListener,
+    bound_address,
+    check_free,
+    open_admin,
+    open_listeners,
+    resolve,
+)
+
+SOMAXCONN = int(Path("/proc/sys/net/core/somaxconn").read_text())
+FASTOPEN = int(Path("/proc/sys/net/ipv4/tcp_fastopen").read_text())
+
+
+def close(opened: tuple[OpenListener, ...]) -> None:
+    for item in opened:
+        for sock in item.sockets:
+            sock.close()
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen(1)
+        yield bound_address(sock)
+
+
+def test_each_process_gets_a_socket_on_the_one_port_that_the_first_was_given() -> None:
+    opened = open_listeners((Listener(address="127.0.0.1:0", processes=3, name="in"),))
+    try:
+        (listener,) = opened
+        assert {bound_address(sock) for sock in listener.sockets} == {listener.address}
+        assert len({sock.fileno() for sock in listener.sockets}) == 3
+        assert listener.name == "in"
+        assert not listener.address.endswith(":0")
+        for sock in listener.sockets:
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT) == 1
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+    finally:
+        close(opened)
+
+
+def test_connections_are_spread_over_the_sockets_of_a_listener() -> None:
+    opened = open_listeners((Listener(address="127.0.0.1:0", processes=2),))
+    host, _, port = opened[0].address.rpartition(":")
+    clients = [socket.create_connection((host, int(port))) for _ in range(64)]
+    counts = []
+    try:
+        for sock in opened[0].sockets:
+            count = 0
+            while True:
+                try:
+                    connection, _ = sock.accept()
+                except BlockingIOError:
+                    break
+                connection.close()
+                count += 1
+            counts.append(count)
+    finally:
+        for client in clients:
+            client.close()
+        close(opened)
+    assert sum(counts) == 64
+    assert min(counts) > 8
+
+
+def test_ipv6_addresses_are_shown_in_brackets() -> None:
+    opened = open_listeners((Listener(address="[::1]:0", processes=1),))
+    try:
+        assert opened[0].address.startswith("[::1]:")
+    finally:
+        close(opened)
+
+
+def test_what_the_kernel_granted_is_asked_of_the_kernel() -> None:
+    opened = open_listeners((Listener(address="127.0.0.1:0", processes=1, backlog=65535, fastopen_queue=7),))
+    try:
+        got = opened[0].granted
+        assert got.backlog == min(65535, SOMAXCONN)
+        assert got.backlog_asked == 65535
+        assert got.fastopen_queue == (7 if FASTOPEN & 2 else 0)
+    finally:
+        close(opened)
+
+
+@pytest.mark.parametrize(
+    ("granted", "remedy"),
+    [
+        (Granted(4096, 4096, 256, 256), ""),
+        (Granted(128, 4096, 0, 0), "backlog: sysctl net.core.somaxconn=4096"),
+        (Granted(4096, 4096, 0, 256), "fast open: sysctl net.ipv4.tcp_fastopen=3"),
+        (Granted(64, 64, 64, 256), "fast-open queue: sysctl net.core.somaxconn=256"),
+        (
+            Granted(128, 512, 0, 16),
+            "backlog: sysctl net.core.somaxconn=512; fast open: sysctl net.ipv4.tcp_fastopen=3",
+        ),
+    ],
+)
+def test_remedy_names_the_sysctl(granted: Granted, remedy: str) -> None:
+    assert granted.remedy == remedy
+
+
+def test_a_second_sidecar_is_refused_though_reuseport_would_let_it_in() -> None:
+    first = open_listeners((Listener(address="127.0.0.1:0", processes=2),))
+    try:
+        address = first[0].address
+        with pytest.raises(BindError) as raised:
+            open_listeners((Listener(address="127.0.0.1:0"), Listener(address=address)))
+        assert str(raised.value) == (
+            f"{address} is already taken by another process; choose another with --listen HOST:PORT or "
+            "listeners[1].address"
+        )
+    finally:
+        close(first)
+
+
+def test_check_free_names_the_setting(taken: str) -> None:
+    with pytest.raises(BindError) as raised:
+        check_free(taken, "--admin HOST:PORT")
+    assert str(raised.value) == f"{taken} is already taken by another process; choose another with --admin HOST:PORT"
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("8080", "'8080' must be HOST:PORT, for example 127.0.0.1:8080; set another with --listen"),
+        ("203.0.113.7:9", "203.0.113.7:9 is no address of this machine; choose another with --listen"),
+    ],
+)
+def test_addresses_that_cannot_be_bound(address: str, text: str) -> None:
+    with pytest.raises(BindError) as raised:
+        check_free(address, "--listen")
+    assert str(raised.value) == text
+
+
+def test_names_are_resolved() -> None:
+    family, sockaddr = resolve("localhost:80", "--listen")
+    assert family in (socket.AF_INET, socket.AF_INET6)
+    assert sockaddr[1] == 80
+
+
+def test_admin_sockets_unix_first_private_and_removed(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "admin.sock"
+    opened = open_admin(Admin(socket=str(path), address="127.0.0.1:0"))
+    try:
+        assert [sock.family for sock in opened.sockets] == [socket.AF_UNIX, socket.AF_INET]
+        assert opened.addresses[0] == f"unix:{path}"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        opened.remove_socket_file()
+        assert not path.exists()
+    finally:
+        for sock in opened.sockets:
+            sock.close()
+
+
+def test_the_umask_is_what_it_was_after_binding(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        opened = open_admin(Admin(socket=str(tmp_path / "a.sock"), address=None))
+        for sock in opened.sockets:
+            sock.close()
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+
+
+def test_a_socket_file_that_nobody_answers_on_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    opened = open_admin(Admin(socket=str(path), address=None))
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+        assert opened.unix_inode[1] == path.stat().st_ino
+    finally:
+        for sock in opened.sockets:
+            sock.close()
+
+
+def test_a_socket_that_answers_is_taken_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen(1)
+        with pytest.raises(BindError, match="is already taken by another process") as raised:
+            open_admin(Admin(socket=str(path), address=None))
+        assert str(raised.value).endswith("choose another with --admin-socket PATH or admin.socket")
+        assert path.exists()
+
+
+def test_a_file_in_the_socket_s_place_is_never_removed(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    path.write_text("precious")
+    with pytest.raises(BindError, match="exists and is not a socket"):
+        open_admin(Admin(socket=str(path), address=None))
+    assert path.read_text() == "precious"
+
+
+def test_the_socket_of_a_successor_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    first = open_admin(Admin(socket=str(path), address=None))
+    for sock in first.sockets:
+        sock.close()
+    keep = tmp_path / "keep"
+    keep.hardlink_to(path)  # so that the successor cannot get the same inode
+    second = open_admin(Admin(socket=str(path), address=None))
+    try:
+        first.remove_socket_file()
+        assert path.exists()
+    finally:
+        for sock in second.sockets:
+            sock.close()
+
+
+def test_a_path_too_long_for_a_socket_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BindError, match="longer than the 107 bytes a Unix socket may have"):
+        open_admin(Admin(socket=str(tmp_path / ("x" * 120)), address=None))
+
+
+def test_a_taken_tcp_address_leaves_no_admin_socket_behind(tmp_path: Path, taken: str) -> None:
+    path = tmp_path / "admin.sock"
+    with pytest.raises(BindError, match=r"admin\.address"):
+        open_admin(Admin(socket=str(path), address=taken))
+    assert not path.exists()
