@@ -24,6 +24,20 @@ def served_by(sock: socket.socket) -> int:
     return int(sock.makefile("r").readline())
 
 
+def await_up(tmp_path: Path, process: Process) -> list[int]:
+    """Return the children's pids once each of them has answered: its signal handlers are in place then."""
+    expected = set(pids(process)[1:])
+
+    def all_answered() -> bool:
+        with connect(process) as sock:
+            expected.discard(served_by(sock))
+        return not expected
+
+    until(all_answered, "every data process answers")
+    ask_control(tmp_path)
+    return pids(process)
+
+
 def ask_control(tmp_path: Path) -> dict[str, object]:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(10)
@@ -77,12 +91,11 @@ def test_restarts_of_a_child_that_keeps_dying_back_off(tmp_path: Path) -> None:
 
 def test_sigterm_drains_nothing_is_accepted_after_and_the_exit_code_is_zero(tmp_path: Path) -> None:
     with stand_in(tmp_path, {}) as process:
-        children = pids(process)
+        children = await_up(tmp_path, process)
         address = process.await_event("listener.open")["address"].rpartition(":")
         open_sockets = [connect(process) for _ in range(4)]
         for sock in open_sockets:
             served_by(sock)
-        assert ask_control(tmp_path)["pid"] == children[0]
         process.send(signal.SIGTERM)
         process.await_event("sidecar.draining")
 
@@ -107,7 +120,7 @@ def test_sigterm_drains_nothing_is_accepted_after_and_the_exit_code_is_zero(tmp_
 
 def test_a_terminal_s_ctrl_c_reaches_only_the_supervisor(tmp_path: Path) -> None:
     with stand_in(tmp_path, {}) as process:
-        children = pids(process)
+        children = await_up(tmp_path, process)
         groups = {os.getpgid(pid) for pid in children}
         assert os.getpgid(process.pid) not in groups
         process.send(signal.SIGINT)
@@ -119,7 +132,7 @@ def test_a_terminal_s_ctrl_c_reaches_only_the_supervisor(tmp_path: Path) -> None
 def test_who_overstays_the_grace_period_is_killed_and_the_exit_code_is_still_zero(tmp_path: Path) -> None:
     settings = {"models": [{"name": "data-hangs"}], "timeouts": {"drain_s": 0.2}}
     with stand_in(tmp_path, settings) as process:
-        children = pids(process)
+        children = await_up(tmp_path, process)
         with connect(process) as sock:
             served_by(sock)
             process.send(signal.SIGTERM)
@@ -131,7 +144,7 @@ def test_who_overstays_the_grace_period_is_killed_and_the_exit_code_is_still_zer
 def test_a_second_signal_cuts_the_drain_short_and_says_so_in_the_exit_code(tmp_path: Path) -> None:
     settings = {"models": [{"name": "data-hangs"}], "timeouts": {"drain_s": 3600.0}}
     with stand_in(tmp_path, settings) as process:
-        children = pids(process)
+        children = await_up(tmp_path, process)
         with connect(process) as sock:
             served_by(sock)
             process.send(signal.SIGINT)
@@ -144,7 +157,7 @@ def test_a_second_signal_cuts_the_drain_short_and_says_so_in_the_exit_code(tmp_p
 
 def test_sighup_is_told_to_be_unsupported_and_changes_nothing(tmp_path: Path) -> None:
     with stand_in(tmp_path, {}) as process:
-        children = pids(process)
+        children = await_up(tmp_path, process)
         process.send(signal.SIGHUP)
         process.await_event("sidecar.reload_unsupported")
         with connect(process) as sock:
@@ -153,7 +166,7 @@ def test_sighup_is_told_to_be_unsupported_and_changes_nothing(tmp_path: Path) ->
 
 def test_children_leave_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     with stand_in(tmp_path, {"models": [{"name": "control-leaves"}]}) as process:
-        children = pids(process)
+        children = await_up(tmp_path, process)
         with connect(process) as sock:
             assert served_by(sock) in children
             process.send(signal.SIGKILL)
