@@ -246,13 +246,13 @@ class _Builder:
         if first is None:
             members[key] = Member(where, node)
         else:
-            path = dotted((*self._path(), key))
+            path = dotted(tuple(self._path()))
             known = f"first on line {first.where.line}" if first.where.line else "twice in one value"
             self.problems.append(Problem(where, path, node.shown, f"given twice, {known}: remove one"))
         frame.key = None
 
     def _path(self) -> Iterator[str | int]:
-        for frame in self._stack[:-1]:
+        for frame in self._stack:
             if isinstance(frame.node.value, list):
                 yield len(frame.node.value)
             elif frame.key is not None:

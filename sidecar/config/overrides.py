@@ -96,13 +96,13 @@ def _nearest_variable(name: str, taken: str, kind: inspect.StructType | inspect.
         corrected = f"{taken}__{meant.upper()}{separator}{rest}"
         try:
             _path(corrected)
-        except _NoPlaceError:
-            meant = None
-        else:
             return f"did you mean {corrected}?"
-    meant = nearest(name.upper(), _variables(schema(), PREFIX.removesuffix("__"))) if step else None
+        except _NoPlaceError:
+            pass  # a later step is wrong too
+    elsewhere = {variable.rpartition("__")[2]: variable for variable in _variables(schema(), taken.split("__")[0])}
+    meant = nearest(name.rpartition("__")[2].upper(), elsewhere)
     if meant:
-        return f"did you mean {meant}?"
+        return f"did you mean {elsewhere[meant]}?"
     return f"known here: {', '.join(f'{taken}__{field.name.upper()}' for field in kind.fields)}"
 
 

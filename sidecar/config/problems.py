@@ -12,6 +12,7 @@ Path = tuple[str | int, ...]
 
 _USERINFO = re.compile(r"(?<=://)\S*@")
 _SECRET = re.compile(r"password|secret|token", re.IGNORECASE)
+_LEAST_PREFIX = 3
 _SHOWN_CHARACTERS = 120
 
 
@@ -29,7 +30,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to correct. ``value`` is already fit to be shown: short, printable, without passwords."""
+    """One thing to correct. ``value`` is already fit to be shown: short, without passwords. As text it is one line."""
 
     where: Where
     path: str
@@ -37,7 +38,10 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (str(self.where), self.path, self.value, self.remedy) if part)
+        text = ": ".join(part for part in (str(self.where), self.path, self.value, self.remedy) if part)
+        if text.isprintable():
+            return text
+        return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 class SettingsError(ValueError):
@@ -63,7 +67,10 @@ def masked(text: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return which of ``known`` was probably meant by ``name``."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    names = list(known)
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if not matches and len(name) >= _LEAST_PREFIX:
+        matches = [one for one in names if one.startswith(name)]
     return matches[0] if matches else None
 
 

@@ -180,8 +180,8 @@ def _wrong(node: Node, kind: inspect.Type, meta: inspect.Metadata | None) -> str
     if isinstance(kind, inspect.StrType):
         if not isinstance(value, str):
             return "must be text" + ("" if isinstance(value, list | dict | None) else ": put it in quotes")
-        if any(character < " " or character == "\x7f" for character in value):
-            return "must not hold control characters"
+        if any(character < " " or character == "\x7f" or "\ud800" <= character <= "\udfff" for character in value):
+            return "must not hold control characters or halves of surrogate pairs"
         if kind.pattern and not re.search(kind.pattern, value):
             return f"must be {(meta.extra or {}).get('form') or kind.pattern}" if meta else f"must match {kind.pattern}"
         return ""

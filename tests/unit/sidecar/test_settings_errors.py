@@ -1,0 +1,429 @@
+"""Malformed configurations and the exact text of each error: place, field, value and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sidecar.config.document import MAX_BYTES
+from sidecar.config.load import load_settings, parse_settings
+from sidecar.config.problems import SettingsError
+
+GOOD = """\
+version: 1
+listeners: [{address: "127.0.0.1:8080"}]
+models: [{name: magika, endpoints: ["http://127.0.0.1:9001"]}]
+"""
+
+MULTIPLYING = f"a: &a [{', '.join('1' * 10)}]\n" + "".join(
+    f"{this}: &{this} [{', '.join([f'*{before}'] * 10)}]\n" for before, this in ("ab", "bc", "cd", "de")
+)
+
+# (what is wrong, file content, every line of the error)
+MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
+    (
+        "a number out of range",
+        "version: 1\nlisteners:\n  - address: 127.0.0.1:8080\n    processes: 0\n",
+        ["w.yaml:4:16: listeners[0].processes: 0: must be at least 1"],
+    ),
+    (
+        "everything at once: nothing hides the next error",
+        (
+            "version: 2\nlisteners: []\nlimits:\n  head_bytes: yes\n  fields: 3.5\n"
+            "timeouts: {connect_s: .nan, drain_s: -1, keep_alive_s: 0, stream_idle_s: 1e9}\nadmin:\nstate: 7\n"
+            "models: {a: 1}\nendpoints:\n"
+        ),
+        [
+            "w.yaml:1:10: version: 2: must be 1",
+            "w.yaml:2:12: listeners: an empty list: must hold at least one item",
+            'w.yaml:4:15: limits.head_bytes: "yes": must be a whole number',
+            "w.yaml:5:11: limits.fields: 3.5: must be a whole number",
+            "w.yaml:6:23: timeouts.connect_s: .nan: must be a finite number",
+            "w.yaml:6:38: timeouts.drain_s: -1: must be at least 0",
+            "w.yaml:6:56: timeouts.keep_alive_s: 0: must be greater than 0",
+            "w.yaml:6:74: timeouts.stream_idle_s: 1e9: must be at most 86400",
+            "w.yaml:7:7: admin: null: must be a mapping of fields; leave it out for its defaults",
+            "w.yaml:8:8: state: 7: must be a mapping with some of: url, namespace, password_file, tls",
+            "w.yaml:9:9: models: a mapping: must be a list: start each item with a hyphen, or write [a, b]",
+            "w.yaml:10:11: endpoints: null: must be a list; leave the field out for its default",
+        ],
+    ),
+    (
+        "unknown fields and values",
+        (
+            "version: 1\nlistener: []\nlisteners:\n  - {address: '127.0.0.1:8080', proceses: 2, zzz: 1}\n"
+            "logging: {formt: xml, format: jsn}\n"
+        ),
+        [
+            'w.yaml:2:1: listener: an empty list: unknown field; did you mean "listeners"?',
+            'w.yaml:4:33: listeners[0].proceses: 2: unknown field; did you mean "processes"?',
+            (
+                "w.yaml:4:46: listeners[0].zzz: 1: unknown field; known here: "
+                "address, name, processes, backlog, fastopen_queue, default_model"
+            ),
+            'w.yaml:5:11: logging.formt: "xml": unknown field; did you mean "format"?',
+            'w.yaml:5:31: logging.format: "jsn": must be one of: json, text; did you mean "json"?',
+        ],
+    ),
+    (
+        "missing fields",
+        "models:\n  - idempotent: 1\n",
+        [
+            'w.yaml:1:1: version: missing: add "version" (schema version, always 1)',
+            'w.yaml:1:1: listeners: missing: add "listeners" (where to accept)',
+            'w.yaml:2:5: models[0].name: missing: add "name" (name as in /v2/models/NAME)',
+            "w.yaml:2:17: models[0].idempotent: 1: must be true or false",
+        ],
+    ),
+    (
+        "text of the wrong form",
+        (
+            "version: 1\nlisteners: [{address: 8080, name: \"a\\nb\"}]\nmodels: [{name: 'a b', probe: {path: ready}}]\n"
+            "state: {namespace: ''}\n"
+        ),
+        [
+            "w.yaml:2:23: listeners[0].address: 8080: must be text: put it in quotes",
+            'w.yaml:2:35: listeners[0].name: "a\\nb": must not hold control characters or halves of surrogate pairs',
+            (
+                'w.yaml:3:17: models[0].name: "a b": '
+                "must be 1 to 128 letters, digits, dots, underscores, colons or hyphens"
+            ),
+            (
+                'w.yaml:3:38: models[0].probe.path: "ready": '
+                "must be a path that starts with / and holds neither spaces nor control characters"
+            ),
+            'w.yaml:4:20: state.namespace: "": must be 1 to 64 letters, digits, dots, underscores or hyphens',
+        ],
+    ),
+    (
+        "an empty file",
+        "",
+        [
+            (
+                'w.yaml:1:1: null: the file is empty; a configuration starts with "version: 1" '
+                "and names at least one listener"
+            )
+        ],
+    ),
+    (
+        "keys given twice",
+        GOOD + "version: 1\nlimits: {fields: 9, fields: 10}\n",
+        [
+            "w.yaml:4:1: version: 1: given twice, first on line 1: remove one",
+            "w.yaml:5:21: limits.fields: 10: given twice, first on line 5: remove one",
+        ],
+    ),
+    (
+        "not YAML",
+        "version: 1\nlisteners: [{address: '127.0.0.1:8080'}\nadmin: {}\n",
+        [
+            (
+                'w.yaml:3:1: "admin: {}": not valid YAML: '
+                "while parsing a flow sequence expected ',' or ']', but got '<scalar>'"
+            )
+        ],
+    ),
+    (
+        "a tab",
+        "version: 1\n\tlisteners: 1\n",
+        [
+            (
+                'w.yaml:2:1: "listeners: 1": not valid YAML: '
+                "while scanning for the next token found character '\\t' that cannot start any token"
+            )
+        ],
+    ),
+    ("not UTF-8", b"version: 1\nname: caf\xe9\n", ["w.yaml:2:10: byte 0xe9: save the file as UTF-8"]),
+    (
+        "a control character",
+        "version: \x01\n",
+        ["w.yaml:1:10: character U+0001: not allowed in YAML: remove or escape it"],
+    ),
+    ("too long", b"#" * (MAX_BYTES + 1), ["w.yaml: more than 1048576 bytes: split or shorten the file"]),
+    (
+        "tags",
+        "version: !!int 1\n",
+        ["w.yaml:1:10: version: !!int: tags are not supported: write the value without one"],
+    ),
+    (
+        "merge keys",
+        "admin: &a {socket: s}\nstate:\n  <<: *a\n",
+        ["w.yaml:3:3: state: <<: merge keys are not supported: write the fields out"],
+    ),
+    (
+        "an alias without its anchor",
+        "admin: *nothing\n",
+        ["w.yaml:1:8: admin: *nothing: no such anchor before this line: define it or write it out"],
+    ),
+    (
+        "an alias of what it stands in",
+        "models: &m [*m]\n",
+        ["w.yaml:1:13: models[0]: *m: no such anchor before this line: define it or write it out"],
+    ),
+    (
+        "aliases that multiply",
+        MULTIPLYING,
+        ["w.yaml:5:24: e[4]: more than 50000 values, aliases expanded: shorten the file"],
+    ),
+    (
+        "nested without end",
+        "models: " + "[" * 5000,
+        ["w.yaml:1:24: models" + "[0]" * 15 + ": nested deeper than 16 levels: no field of the schema is"],
+    ),
+    (
+        "two documents",
+        GOOD + "---\n" + GOOD,
+        ["w.yaml:4:1: a second document: a file holds one document: remove what follows ---"],
+    ),
+    ("a key that is no name", "1: 2\n", ["w.yaml:1:1: 1: not a field name: field names are plain text"]),
+    ("a collection as a key", "? [a]\n: 1\n", ["w.yaml:1:3: a collection as a key: field names are plain text"]),
+    (
+        "policies that contradict themselves",
+        GOOD + "policies:\n  freshness: {ttl_s: 1}\n  scoring: {warmth: 0, speed: 0, free_memory: 0}\n"
+        "  retry: {attempts: 9, budget_ratio: 2, backoffmin: 1}\n  quarantine: {base_s: 60}\n",
+        [
+            "w.yaml:5:22: policies.freshness.ttl_s: 1: must be greater than full_s (2.0)",
+            "w.yaml:6:12: policies.scoring: warmth + free_memory + speed = 0: must be greater than 0",
+            "w.yaml:7:21: policies.retry.attempts: 9: must lie between 0 and 5",
+            "w.yaml:7:38: policies.retry.budget_ratio: 2: a ratio lies between 0 and 1",
+            'w.yaml:7:41: policies.retry.backoffmin: 1: unknown field; did you mean "backoff_min_ms"?',
+            "w.yaml:8:15: policies.quarantine: max_s = 30.0: must be at least base_s (60)",
+        ],
+    ),
+    (
+        "passwords are not repeated",
+        (
+            "version: 1\nlisteners: [{address: '127.0.0.1:1'}]\n"
+            "state: {url: 'redis://user:hunter2@store:70000', password: hunter2}\nadmin: 'redis://u:hunter2@h'\n"
+        ),
+        [
+            'w.yaml:3:50: state.password: ***: unknown field; did you mean "password_file"?',
+            'w.yaml:4:8: admin: "redis://***@h": must be a mapping with some of: socket, address, token_file',
+        ],
+    ),
+    (
+        "nor where they stop being YAML",
+        "version: 1\npassword: 'hunter2\n",
+        ["w.yaml:3:1: not valid YAML: while scanning a quoted scalar found unexpected end of stream"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "lines"), [row[1:] for row in MALFORMED], ids=[row[0] for row in MALFORMED])
+def test_error_text(content: str | bytes, lines: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(content if isinstance(content, bytes) else content.encode(), "w.yaml")
+    assert str(caught.value).split("\n") == lines
+
+
+SENSELESS: list[tuple[str, str, list[str]]] = [
+    (
+        "listeners",
+        (
+            'version: 1\nlisteners:\n  - {address: "127.0.0.1:8080", name: a}\n'
+            '  - {address: "127.0.0.1:08080", name: a, default_model: magik}\n  - {address: "::1:8080"}\n'
+            '  - {address: "localhost"}\n  - {address: "h:70000"}\n  - {address: "127.0.0.1:0"}\n'
+            '  - {address: "127.0.0.1:0"}\n  - {address: "300.0.0.1:1"}\n  - {address: "[zz]:1"}\n'
+            '  - {address: "a b:1"}\n'
+            'models: [{name: magika, endpoints: ["http://w:9001"]}]\n'
+        ),
+        [
+            (
+                'w.yaml:4:15: listeners[1].address: "127.0.0.1:08080": already the address of listeners[0]: '
+                "give each its own, or use processes for more of them"
+            ),
+            'w.yaml:4:40: listeners[1].name: "a": already the name of listeners[0]: give each its own',
+            'w.yaml:4:58: listeners[1].default_model: "magik": no such model; did you mean "magika"?',
+            (
+                'w.yaml:5:15: listeners[2].address: "::1:8080": '
+                "must have its IPv6 address in brackets, for example [::1]:8080"
+            ),
+            'w.yaml:6:15: listeners[3].address: "localhost": must be HOST:PORT, for example 127.0.0.1:8080',
+            'w.yaml:7:15: listeners[4].address: "h:70000": must end in a port between 0 and 65535',
+            (
+                'w.yaml:10:15: listeners[7].address: "300.0.0.1:1": '
+                "must hold an IPv4 address of four numbers up to 255, or a host name"
+            ),
+            (
+                'w.yaml:11:15: listeners[8].address: "[zz]:1": '
+                "must hold an IPv6 address between [ and ], for example [::1]:8080"
+            ),
+            'w.yaml:12:15: listeners[9].address: "a b:1": must be HOST:PORT with an IP address or a host name',
+        ],
+    ),
+    (
+        "models",
+        (
+            'version: 1\nlisteners: [{address: "127.0.0.1:0"}]\nmodels:\n  - {name: a, default: true, endpoints: ["http://a:1"]}\n'
+            "  - name: a\n    default: true\n    endpoints:\n      - https://w:9001\n      - w:9001\n      - http://w\n"
+            "      - http://w:1/v2\n      - http://w:2\n      - http://w:2/\n      - ftp://w:1\n      - http://u:pw@w:1\n"
+            "      - http://w:0\n      - ''\n  - {name: b}\n"
+        ),
+        [
+            'w.yaml:5:11: models[1].name: "a": already the name of models[0]: declare each model once',
+            "w.yaml:6:14: models[1].default: true: models[0] is the default already: keep one of them",
+            'w.yaml:8:9: models[1].endpoints[0]: "https://w:9001": TLS to workers is not supported yet: use http://',
+            'w.yaml:9:9: models[1].endpoints[1]: "w:9001": must be http://HOST:PORT; did you mean http://w:9001?',
+            'w.yaml:10:9: models[1].endpoints[2]: "http://w": must be http://HOST:PORT, for example http://127.0.0.1:9001',
+            (
+                'w.yaml:11:9: models[1].endpoints[3]: "http://w:1/v2": '
+                "must end after the port: requests keep their own path; write http://w:1"
+            ),
+            'w.yaml:13:9: models[1].endpoints[5]: "http://w:2/": the same as endpoints[4]: name each once',
+            (
+                'w.yaml:14:9: models[1].endpoints[6]: "ftp://w:1": '
+                "must start with http://: workers are reached over plain HTTP/1.1"
+            ),
+            'w.yaml:15:9: models[1].endpoints[7]: "http://***@w:1": must not hold a user or password',
+            'w.yaml:16:9: models[1].endpoints[8]: "http://w:0": must have a port between 1 and 65535',
+            'w.yaml:17:9: models[1].endpoints[9]: "": must be http://HOST:PORT, for example http://127.0.0.1:9001',
+            (
+                'w.yaml:18:12: models[2].name: "b": has no endpoint and never will: '
+                "give it endpoints, or set state.url so that workers can register"
+            ),
+        ],
+    ),
+    (
+        "endpoints",
+        GOOD + "endpoints:\n  - {url: 'http://a:2', models: []}\n"
+        "  - {url: 'http://a:2/', models: [magica, x@, magika@1, magika@1, '']}\n"
+        "  - {url: 'http://a:3', name: e, models: [magika]}\n  - {url: 'http://a:4', name: e, models: [zebra]}\n",
+        [
+            "w.yaml:5:33: endpoints[0].models: an empty list: must hold at least one model, NAME or NAME@VERSION",
+            'w.yaml:6:11: endpoints[1].url: "http://a:2/": already the URL of endpoints[0]: list its models there',
+            'w.yaml:6:35: endpoints[1].models[0]: "magica": no such model; did you mean "magika"?',
+            'w.yaml:6:43: endpoints[1].models[1]: "x@": must be NAME or NAME@VERSION',
+            'w.yaml:6:57: endpoints[1].models[3]: "magika@1": the same as models[2]: name each once',
+            'w.yaml:6:67: endpoints[1].models[4]: "": must be NAME or NAME@VERSION',
+            'w.yaml:8:31: endpoints[3].name: "e": already the name of endpoints[2]: give each its own',
+            'w.yaml:8:43: endpoints[3].models[0]: "zebra": no such model; declared are: magika',
+        ],
+    ),
+    (
+        "admin open to everyone",
+        GOOD + "admin: {address: '0.0.0.0:9901'}\n",
+        [
+            (
+                'w.yaml:4:18: admin.address: "0.0.0.0:9901": '
+                "must be a loopback address (127.0.0.1 or [::1]), or admin.token_file must be set"
+            )
+        ],
+    ),
+    (
+        "no admin at all",
+        GOOD + "admin: {address: null}\n",
+        [
+            (
+                "w.yaml:4:8: admin: a mapping: must have a socket or an address: "
+                "there would be no way to see or steer the sidecar"
+            )
+        ],
+    ),
+    (
+        "admin on a listener's address, and a path too long for a socket",
+        GOOD + f"admin: {{address: '127.0.0.1:8080', socket: {'s' * 108}}}\n",
+        [
+            (
+                'w.yaml:4:18: admin.address: "127.0.0.1:8080": '
+                "already the address of listeners[0]: give the admin API its own port"
+            ),
+            (
+                f'w.yaml:4:44: admin.socket: "{"s" * 108}": '
+                "must be at most 107 bytes: the kernel takes no longer socket path"
+            ),
+        ],
+    ),
+    (
+        "a limit that another excludes, at its default",
+        GOOD + "limits: {head_bytes: 1024}\n",
+        ["w.yaml:4:9: limits.target_bytes: 16384: must be at most limits.head_bytes (1024): the target is in the head"],
+    ),
+    (
+        "nothing to route to",
+        'version: 1\nlisteners: [{address: "127.0.0.1:0", default_model: m}]\n',
+        [
+            (
+                "w.yaml:1:1: models: an empty list: "
+                "must name a model with endpoints, or state.url must name a store that knows workers"
+            ),
+            'w.yaml:2:53: listeners[0].default_model: "m": no such model: declare it under models',
+        ],
+    ),
+    (
+        "files that are not there",
+        GOOD + "admin: {token_file: /nonexistent/token}\n",
+        [
+            (
+                'w.yaml:4:21: admin.token_file: "/nonexistent/token": '
+                "cannot be read (No such file or directory): name a file that this user can read"
+            )
+        ],
+    ),
+    (
+        "TLS without rediss, a key without its certificate, a password without a store",
+        GOOD + "state:\n  password_file: /dev/null\n  tls: {key_file: /dev/null}\n",
+        [
+            'w.yaml:5:18: state.password_file: "/dev/null": has no use without a store: set state.url',
+            'w.yaml:5:18: state.password_file: "/dev/null": is not a regular file: name one',
+            'w.yaml:6:19: state.tls.key_file: "/dev/null": TLS needs state.url to start with rediss://',
+            'w.yaml:6:19: state.tls.key_file: "/dev/null": needs its certificate: set state.tls.cert_file',
+            'w.yaml:6:19: state.tls.key_file: "/dev/null": is not a regular file: name one',
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "lines"), [row[1:] for row in SENSELESS], ids=[row[0] for row in SENSELESS])
+def test_senseless_text(content: str, lines: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(content.encode(), "w.yaml")
+    assert str(caught.value).split("\n") == lines
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("sentinel://a:1", "sentinel:// is not supported yet: use redis:// or rediss:// with one server's address"),
+        ("cluster://a:1", "cluster:// is not supported yet: use redis:// or rediss:// with one server's address"),
+        ("memcached://a:1", "must start with redis://, rediss:// or unix://, or be none"),
+        ("localhost:6379", "must start with redis://, rediss:// or unix://, or be none"),
+        ("unix://", "must name a socket, for example unix:///run/redis/redis.sock"),
+        ("redis://", "must name a server, for example redis://127.0.0.1:6379"),
+        ("redis://h:x", "must be redis://HOST:PORT/DATABASE, the port between 1 and 65535"),
+        ("rediss://h:0", "must have a port between 1 and 65535"),
+        ("redis://h:1/main", "must end in the number of a database, for example redis://h/0"),
+    ],
+)
+def test_state_url(url: str, remedy: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(f"{GOOD}state: {{url: '{url}'}}\n".encode(), "w.yaml")
+    assert str(caught.value) == f'w.yaml:4:14: state.url: "{url}": {remedy}'
+
+
+def test_password_in_two_places(tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("hunter2\n")
+    secret.chmod(0o600)
+    text = f"{GOOD}state:\n  url: redis://user:hunter2@h:1\n  password_file: {secret}\n"
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text.encode(), "w.yaml")
+    remedy = "the password stands in state.url too: keep one of the two"
+    assert str(caught.value) == f'w.yaml:6:18: state.password_file: "{secret}": {remedy}'
+
+
+def test_empty_token_file(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("\n")
+    token.chmod(0o600)
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(f"{GOOD}admin: {{token_file: {token}}}\n".encode(), "w.yaml")
+    remedy = "is empty: put the content in it, or leave the field out"
+    assert str(caught.value) == f'w.yaml:4:21: admin.token_file: "{token}": {remedy}'
+
+
+def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "none.yaml", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(SettingsError) as caught:
+            load_settings(path, {})
+        assert str(caught.value) == f"{path}: {reason}: name a configuration file that exists and can be read"
