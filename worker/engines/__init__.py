@@ -1,1 +1,136 @@
-"""What runs a model: the engine protocol, its registry, the engines."""
+"""What executes a model: the interface every engine has, and the values that pass through it.
+
+An engine may not import aiohttp, redis or anything of ``worker.serving``. Everything it does happens in a thread that
+is not the event loop's, so it may block, but must look at its :class:`Cancellation`.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy as np
+
+    from worker.datatypes import Datatype
+    from worker.store import ModelFiles
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+Parameters = dict[str, "bool | int | float | str"]
+"""Parameters of one inference request; an engine ignores those that it does not know."""
+
+
+class EngineError(Exception):
+    """A model cannot be loaded or run; the text says why, in words for whoever operates the worker."""
+
+
+class InputError(EngineError):
+    """The engine refused a request's input: the caller's fault."""
+
+
+class GivenUpError(EngineError):
+    """The work was given up because nobody waits for it any more."""
+
+
+class Cancellation:
+    """Tells a blocking call that nobody waits for it any more. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+
+    @property
+    def cancelled(self) -> bool:
+        """True once :meth:`cancel` was called."""
+        return self._event.is_set()
+
+    def cancel(self) -> None:
+        """Give the work up; calls what was registered, once, in this thread."""
+        with self._lock:
+            if self._event.is_set():
+                return
+            self._event.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` (quick, never raising) when the work is given up; at once where it was already."""
+        with self._lock:
+            if not self._event.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def wait(self, timeout_s: float) -> None:
+        """Block for ``timeout_s`` seconds.
+
+        Raises:
+            GivenUpError: the work was given up meanwhile.
+        """
+        if self._event.wait(timeout_s):
+            raise GivenUpError("given up")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that a model takes or gives. A dimension that varies is -1."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+
+
+class LoadedModel(Protocol):
+    """A model that an engine holds ready to run. ``run`` may be called from several threads at once."""
+
+    @property
+    def platform(self) -> str:
+        """The protocol's name of the model's format, such as ``onnxruntime_onnx``."""
+
+    @property
+    def device(self) -> str:
+        """What really executes it, as the engine says after loading, such as ``CPUExecutionProvider``."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What it takes, in the model's order."""
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What it gives, in the model's order."""
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        parameters: Parameters,
+        cancellation: Cancellation,
+    ) -> list[Array]:
+        """Execute the model once; returns one array per name in ``outputs``.
+
+        Raises:
+            InputError: the values cannot be processed, whoever runs them.
+            GivenUpError: given up, because ``cancellation`` said so.
+            EngineError: the execution failed.
+        """
+
+    def close(self) -> None:
+        """Give back what it holds. No run is under way, and none follows."""
+
+
+class Engine(Protocol):
+    """Makes files into something that runs."""
+
+    def load(self, files: ModelFiles, cancellation: Cancellation) -> LoadedModel:
+        """Load one model; blocks until it can run.
+
+        Raises:
+            EngineError: the model cannot be loaded.
+            GivenUpError: given up, because ``cancellation`` said so.
+        """

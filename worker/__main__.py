@@ -1,0 +1,158 @@
+"""The worker's composition root: builds everything from the command line and runs it. ``python -m worker --help``."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+import uvloop
+
+from worker.engines import EngineError
+from worker.engines.registry import ENGINES, EngineSettings, make_engine
+from worker.execution import Executor
+from worker.loading.page_cache import PageCacheLoader
+from worker.log import EventLog
+from worker.memory import HostMemory
+from worker.options import Options, parse
+from worker.process import DrainTimes, WorkerProcess
+from worker.redis_writer import RedisWriter
+from worker.replica import HeldReplica
+from worker.report import TTL_S, RecordBuilder, Reporter
+from worker.serving.v2 import Identity, Serving
+from worker.store import StoreError, scan
+
+_BACKLOG = 1024
+_USAGE = 2
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str]) -> int:
+    """Run one worker; returns its exit code: 0 after a drain, 2 where it could not start."""
+    options = parse(argv)
+    if options.parent_pid is not None and not _die_with_parent(options.parent_pid):
+        return 0
+    log = EventLog(sys.stderr, json=options.json_log)
+    try:
+        sock = _listen(options.host, options.port)
+    except OSError as error:
+        log.error("worker.failed", error=f"--listen {options.host}:{options.port}: {error.strerror or error}")
+        return _USAGE
+    try:
+        return uvloop.run(_run(options, sock, log))
+    except (StoreError, EngineError) as error:
+        log.error("worker.failed", error=str(error))
+        return _USAGE
+
+
+async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
+    kind = ENGINES[options.engine]
+    found = scan(options.models, options.model, kind.file_name)
+    engine = make_engine(options.engine, EngineSettings(options.threads, options.load_s, options.service_s))
+    loader = PageCacheLoader()
+    epoch = secrets.token_hex(8)
+    reporters: list[Reporter] = []
+
+    def changed() -> None:
+        for reporter in reporters:
+            reporter.changed()
+
+    replicas = [HeldReplica(files, engine, loader, log, time.monotonic, changed) for files in found]
+    executor = Executor(options.concurrency or kind.concurrency(len(os.sched_getaffinity(0))), options.queue)
+    serving = Serving(
+        Identity(options.id, epoch, _version()),
+        {replica.name: replica for replica in replicas},
+        executor,
+        log,
+        options.body_limit_bytes,
+    )
+    address = options.advertise or _url(sock)
+    builder = RecordBuilder(
+        options.id,
+        epoch,
+        address,
+        HostMemory(),
+        lambda: [replica.report() for replica in replicas],
+        lambda: executor.queue_depth,
+        serving.idle_for_s,
+    )
+    if options.state is not None:
+        writer = RedisWriter(options.state, options.namespace, options.id, epoch, TTL_S)
+        reporters.append(Reporter(writer, builder, log, time.monotonic, random.random))
+    log.info(
+        "worker.started",
+        id=options.id,
+        pid=os.getpid(),
+        engine=options.engine,
+        models=[f"{files.name}@{files.version}" for files in found],
+        state="none" if options.state is None else options.state.shown,
+    )
+    process = WorkerProcess(
+        sock,
+        address,
+        serving,
+        replicas,
+        executor,
+        reporters[0] if reporters else None,
+        builder,
+        DrainTimes(options.settle_s, options.drain_s),
+        log,
+        time.monotonic,
+    )
+    signals = [signal.SIGTERM]
+    if options.parent_pid is None:
+        signals.append(signal.SIGINT)
+    else:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent says when it is our turn
+    return await process.run(signals)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+        0
+    ]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(place)
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _version() -> str:
+    try:
+        return version("warmroute")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _die_with_parent(parent_pid: int) -> bool:
+    """Ask the kernel for SIGTERM when the parent ends (prctl(2)); False where it has ended already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    return os.getppid() == parent_pid
+
+
+def _exit(code: int) -> None:
+    sys.stderr.flush()
+    if threading.active_count() > 1:  # an execution that could not be cancelled must not hold up the end
+        os._exit(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _exit(main(sys.argv[1:]))

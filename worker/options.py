@@ -1,0 +1,234 @@
+"""The worker's command line: every flag with its default and unit. Nothing else configures a worker."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from worker.engines.registry import ENGINES
+from worker.redis_writer import SCHEMES, StateAddress
+from worker.store import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_BODY_BYTES = 64 << 20
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a worker was told; times in seconds."""
+
+    models: Path | None
+    model: tuple[str, ...]
+    host: str
+    port: int
+    state: StateAddress | None
+    namespace: str
+    id: str
+    engine: str
+    threads: int
+    concurrency: int | None
+    queue: int
+    load_s: float
+    service_s: float
+    body_limit_bytes: int
+    settle_s: float
+    drain_s: float
+    advertise: str | None
+    parent_pid: int | None
+    json_log: bool
+
+
+def parse(argv: list[str]) -> Options:
+    """Read the command line; what is wrong with it ends the process with code 2, naming the flag."""
+    parser = _parser()
+    given = parser.parse_args(argv)
+    host, port = given.listen
+    if given.advertise is None and given.state != "none" and host in ("0.0.0.0", "::", ""):
+        parser.error(
+            f"--listen {host}: every address of the host; say with --advertise URL which one others should use"
+        )
+    state = None
+    if given.state != "none":
+        state = StateAddress(
+            given.state,
+            _secret(parser, given.state_password_file),
+            _file(parser, "--state-ca-file", given.state_ca_file),
+            _file(parser, "--state-cert-file", given.state_cert_file),
+            _file(parser, "--state-key-file", given.state_key_file),
+        )
+    return Options(
+        models=given.models,
+        model=tuple(given.model),
+        host=host,
+        port=port,
+        state=state,
+        namespace=given.namespace,
+        id=given.id or f"worker-{secrets.token_hex(4)}",
+        engine=given.engine,
+        threads=given.threads,
+        concurrency=given.concurrency,
+        queue=given.queue,
+        load_s=given.load_s,
+        service_s=given.service_ms / 1000,
+        body_limit_bytes=given.body_limit_bytes,
+        settle_s=given.settle_s,
+        drain_s=given.drain_s,
+        advertise=given.advertise,
+        parent_pid=given.parent_pid,
+        json_log=given.log_format == "json",
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m worker",
+        description="Serve models over the Open Inference Protocol and report to the shared state how warm they are.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--models", type=Path, metavar="DIR", help="model repository: NAME/VERSION/ directories")
+    add("--model", action="append", default=[], type=_name, metavar="NAME", help="serve only this model; repeatable")
+    add("--listen", type=_listen, default="127.0.0.1:0", metavar="HOST:PORT", help="where to accept; port 0: any free")
+    add(
+        "--advertise",
+        type=_advertised,
+        metavar="URL",
+        help="address that others should use; made from --listen if not set",
+    )
+    add(
+        "--state",
+        type=_state,
+        default="none",
+        metavar="URL",
+        help="shared state: redis://, rediss:// or unix:///PATH, or none",
+    )
+    add("--namespace", type=_namespace, default="default", metavar="NS", help="prefix of the keys in the shared state")
+    add("--id", type=_id, metavar="ID", help="this worker's id in the shared state; random if not set")
+    add(
+        "--state-password-file",
+        type=Path,
+        metavar="FILE",
+        help="password of the shared state, instead of one in its URL",
+    )
+    add("--state-ca-file", type=Path, metavar="FILE", help="CA bundle for rediss://")
+    add("--state-cert-file", type=Path, metavar="FILE", help="client certificate for rediss://")
+    add("--state-key-file", type=Path, metavar="FILE", help="key of the client certificate")
+    add("--engine", choices=sorted(ENGINES), default="onnxruntime", help="what executes the models")
+    add("--threads", type=_count(1, 1024), default=1, metavar="N", help="threads within one execution")
+    add(
+        "--concurrency",
+        type=_count(1, 1024),
+        metavar="N",
+        help="executions at once; the engine's own default if not set",
+    )
+    add(
+        "--queue",
+        type=_count(0, 1 << 20),
+        default=64,
+        metavar="N",
+        help="requests that may wait for an execution; more get 503",
+    )
+    add("--body-limit-bytes", type=_count(1, 1 << 40), default=MAX_BODY_BYTES, metavar="N", help="largest request body")
+    add(
+        "--load-s", type=_seconds, default=0.0, metavar="S", help="engine deterministic: how long a load takes, seconds"
+    )
+    add(
+        "--service-ms",
+        type=_seconds,
+        default=0.0,
+        metavar="MS",
+        help="engine deterministic: how long an execution takes, ms",
+    )
+    add(
+        "--settle-s",
+        type=_seconds,
+        default=0.5,
+        metavar="S",
+        help="on SIGTERM: go on accepting this long, as callers learn of it",
+    )
+    add("--drain-s", type=_seconds, default=30.0, metavar="S", help="on SIGTERM: finish what runs within this time")
+    add("--parent-pid", type=_count(1, 1 << 30), metavar="P", help="drain when this parent process ends; ignore SIGINT")
+    add("--log-format", choices=("json", "text"), default="json", help="how events on standard error look")
+    return parser
+
+
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: use 1 to 128 of A-Z a-z 0-9 . _ : -")
+    return text
+
+
+def _id(text: str) -> str:
+    if not _ID.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: use 1 to 128 of A-Z a-z 0-9 . _ : -")
+    return text
+
+
+def _namespace(text: str) -> str:
+    if not _NAMESPACE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: use 1 to 64 of A-Z a-z 0-9 . _ -")
+    return text
+
+
+def _listen(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected HOST:PORT, such as 127.0.0.1:9001 or [::1]:9001")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _advertised(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected http://HOST:PORT")
+    return text.rstrip("/")
+
+
+def _state(text: str) -> str:
+    if text != "none" and urlsplit(text).scheme not in SCHEMES:
+        raise argparse.ArgumentTypeError("expected redis://, rediss:// or unix:///PATH, or none")
+    return text
+
+
+def _count(least: int, most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,15}", text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {least} to {most}")
+        return int(text)
+
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 86_400_000:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, 0 or more")
+    return value
+
+
+def _file(parser: argparse.ArgumentParser, flag: str, path: Path | None) -> str | None:
+    if path is not None and not path.is_file():
+        parser.error(f"{flag} {path}: no such file")
+    return None if path is None else str(path)
+
+
+def _secret(parser: argparse.ArgumentParser, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"--state-password-file {path}: {error}")

@@ -1,0 +1,145 @@
+"""A worker's life: accept, bring the models up, serve, and on SIGTERM drain in the order that loses no request."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from worker.execution import Executor
+    from worker.log import EventLog
+    from worker.replica import HeldReplica
+    from worker.report import RecordBuilder, Reporter
+    from worker.serving.v2 import Serving
+
+ANNOUNCE_S = 1.0
+"""How long a drain waits for the shared state to hear of it, and the leaving for its record to be gone."""
+KEEP_ALIVE_S = 75.0
+"""Longer than the sidecar keeps an idle connection (55 s), so that it is never the worker that closes first."""
+MAX_HEAD_LINE_BYTES = 16 << 10
+CUT_S = 0.5
+"""How long requests that are cut may take to end with an error of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainTimes:
+    """``settle_s``: how long to go on accepting after the shared state heard. ``drain_s``: for everything together."""
+
+    settle_s: float
+    drain_s: float
+
+
+class WorkerProcess:
+    """Runs what the composition root has built. ``reporter`` and ``builder`` are None without a shared state."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: str,
+        serving: Serving,
+        replicas: Sequence[HeldReplica],
+        executor: Executor,
+        reporter: Reporter | None,
+        builder: RecordBuilder | None,
+        times: DrainTimes,
+        log: EventLog,
+        clock: Callable[[], float],
+    ) -> None:
+        """``sock`` is bound and listens already; ``address`` is what to tell of it."""
+        self._sock = sock
+        self._address = address
+        self._serving = serving
+        self._replicas = replicas
+        self._executor = executor
+        self._reporter = reporter
+        self._builder = builder
+        self._times = times
+        self._log = log
+        self._clock = clock
+        self._stop = asyncio.Event()
+        self._cut = asyncio.Event()
+
+    def stop(self) -> None:
+        """Begin to drain; a second call cuts the drain short."""
+        (self._cut if self._stop.is_set() else self._stop).set()
+
+    async def run(self, signals: Sequence[signal.Signals] = ()) -> int:
+        """Serve until told to stop, by :meth:`stop` or one of ``signals``; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in signals:
+            loop.add_signal_handler(number, self.stop)
+        runner = web.AppRunner(
+            self._serving.application(),
+            handle_signals=False,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=KEEP_ALIVE_S,
+            shutdown_timeout=self._times.drain_s + CUT_S,
+            max_line_size=MAX_HEAD_LINE_BYTES,
+            max_field_size=MAX_HEAD_LINE_BYTES,
+        )
+        await runner.setup()
+        site = web.SockSite(runner, self._sock)
+        await site.start()
+        self._log.info("worker.listening", address=self._address)
+        reporting = asyncio.create_task(self._reporter.run(), name="report") if self._reporter is not None else None
+        bringing_up = asyncio.create_task(self._bring_up(), name="bring-up")
+        await self._stop.wait()
+        await self._drain(site, runner, bringing_up)
+        await self._leave(reporting)
+        self._log.info("worker.stopped")
+        return 0
+
+    async def _bring_up(self) -> None:
+        """One model after the other: two at once would take each other's disk and cores, and none would be early."""
+        for replica in self._replicas:
+            if self._stop.is_set():
+                return
+            await replica.bring_up()
+
+    async def _drain(self, site: web.SockSite, runner: web.AppRunner, bringing_up: asyncio.Task[None]) -> None:
+        deadline = self._clock() + self._times.drain_s
+        self._log.info("worker.draining", in_flight=self._executor.in_flight, drain_s=self._times.drain_s)
+        self._serving.drain()
+        for replica in self._replicas:
+            replica.drain()
+        if self._builder is not None and self._reporter is not None:
+            self._builder.draining = True
+            if not await self._reporter.flush(min(ANNOUNCE_S, self._times.drain_s)):
+                self._log.warning("state.drain_not_announced")
+        await self._until(None, min(self._clock() + self._times.settle_s, deadline))
+        await site.stop()
+        finishing = asyncio.create_task(runner.cleanup(), name="finish")
+        await self._until(finishing, deadline)
+        if not finishing.done():
+            self._log.warning("worker.drain_cut", in_flight=self._executor.in_flight)
+        self._executor.close()
+        _, unfinished = await asyncio.wait({finishing, bringing_up}, timeout=CUT_S)
+        for task in unfinished:
+            task.cancel()
+
+    async def _until(self, task: asyncio.Task[None] | None, deadline: float) -> None:
+        """Return when ``task`` has ended, at ``deadline``, or when the drain is cut short; leaves the task running."""
+        cut = asyncio.create_task(self._cut.wait(), name="cut")
+        waits: set[asyncio.Task[Any]] = {cut} if task is None else {cut, task}
+        await asyncio.wait(waits, timeout=max(0.0, deadline - self._clock()), return_when=asyncio.FIRST_COMPLETED)
+        cut.cancel()
+
+    async def _leave(self, reporting: asyncio.Task[None] | None) -> None:
+        for replica in self._replicas:
+            replica.take_down()
+        if reporting is None or self._reporter is None:
+            return
+        reporting.cancel()
+        with suppress(asyncio.CancelledError):
+            await reporting
+        if not await self._reporter.leave(ANNOUNCE_S):
+            self._log.warning("state.record_left", remedy="it expires by itself")

@@ -1,0 +1,12 @@
+"""Errors that are answered as the Open Inference Protocol wants them: ``{"error": "..."}`` and a status."""
+
+from __future__ import annotations
+
+
+class RequestError(Exception):
+    """A request that is answered with an error; the text is what the caller reads."""
+
+    def __init__(self, message: str, status: int = 400, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s

@@ -1,0 +1,174 @@
+"""Tensors in JSON, both ways. What does not fit the model is refused with the tensor's name, and what was expected."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from worker.datatypes import NUMPY, Datatype
+from worker.serving.errors import RequestError
+
+if TYPE_CHECKING:
+    from worker.engines import Array, TensorSpec
+
+MAX_RANK = 16
+_SPACE = b" \t\r\n"
+
+
+def check_fit(spec: TensorSpec, datatype: str, shape: tuple[int, ...]) -> None:
+    """Do nothing where ``datatype`` and ``shape`` are what ``spec`` takes.
+
+    Raises:
+        RequestError: they are not; names the tensor, the expected and the given type and shape.
+    """
+    fits = (
+        datatype == spec.datatype.value
+        and len(shape) == len(spec.shape)
+        and all(want in (-1, given) for want, given in zip(spec.shape, shape, strict=True))
+    )
+    if not fits:
+        raise RequestError(
+            f"input {spec.name!r}: expected {spec.datatype.value} {list(spec.shape)}, given {datatype} {list(shape)}"
+        )
+
+
+def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: msgspec.Raw) -> Array:
+    """Read a tensor's JSON data, nested or flat in row-major order.
+
+    Raises:
+        RequestError: the data is not an array, does not fit ``shape``, or holds what ``datatype`` cannot.
+    """
+    raw = bytes(data)
+    depth = _depth(raw)
+    if depth == 0:
+        raise RequestError(f"input {name!r}: 'data' is {_kind(msgspec.json.decode(raw))}, expected an array")
+    if depth != 1 and depth != len(shape):
+        deep = "flat" if len(shape) < 2 else f"flat or nested {len(shape)} deep"
+        raise RequestError(f"input {name!r}: 'data' is nested {depth} deep, expected {deep} for shape {list(shape)}")
+    try:
+        values = _decoder(_element(datatype), depth).decode(raw)
+    except msgspec.DecodeError:
+        raise _misfit(name, datatype, depth, raw) from None
+    try:
+        with np.errstate(over="ignore"):
+            array: Array = np.array(values, dtype=NUMPY[datatype])
+    except OverflowError:
+        raise _misfit(name, datatype, depth, raw) from None
+    except ValueError:
+        raise RequestError(f"input {name!r}: 'data' is ragged, its shape is {list(shape)}") from None
+    if datatype.floating and np.isinf(array).any():
+        raise _misfit(name, datatype, depth, raw)
+    if depth > 1:
+        if array.shape != shape:
+            given = "is ragged" if array.ndim != depth else f"is nested as {list(array.shape)}"
+            raise RequestError(f"input {name!r}: 'data' {given}, its shape is {list(shape)}")
+        return array
+    count = math.prod(shape)
+    if array.ndim != 1 or array.size != count:
+        raise RequestError(f"input {name!r}: shape {list(shape)} takes {count} elements, 'data' has {array.size}")
+    return array.reshape(shape)
+
+
+def _depth(raw: bytes) -> int:
+    """Count the brackets that ``raw`` opens with."""
+    depth = 0
+    for byte in raw[: MAX_RANK * 64]:
+        if byte == 0x5B:
+            depth += 1
+        elif byte not in _SPACE:
+            break
+    return depth
+
+
+def _element(datatype: Datatype) -> type:
+    if datatype is Datatype.BOOL:
+        return bool
+    if datatype is Datatype.BYTES:
+        return str
+    return int if datatype.integral else float
+
+
+@functools.cache
+def _decoder(element: type, depth: int) -> msgspec.json.Decoder[Any]:
+    kind: Any = element
+    for _ in range(depth):
+        kind = list[kind]
+    return msgspec.json.Decoder(kind)
+
+
+def _misfit(name: str, datatype: Datatype, depth: int, raw: bytes) -> RequestError:
+    """Find the first element that ``datatype`` cannot hold, and say so. Slow: only for what is refused anyway."""
+    where = f"input {name!r}: "
+    try:
+        data = msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        return RequestError(f"{where}'data': {error}")
+    found = _find(data, datatype, depth, "data")
+    return RequestError(where + (found or f"'data' does not fit {datatype.value}"))
+
+
+def _find(value: Any, datatype: Datatype, depth: int, path: str) -> str | None:
+    if depth > 0:
+        if not isinstance(value, list):
+            return f"{path} is {_kind(value)}, expected an array"
+        for index, item in enumerate(value):
+            found = _find(item, datatype, depth - 1, f"{path}[{index}]")
+            if found is not None:
+                return found
+        return None
+    expected, accepted = _ACCEPTS[_element(datatype)]
+    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
+        return f"{path} is {_kind(value)}, {datatype.value} takes {expected}"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        low, high = limits(datatype)
+        if not low <= value <= high:
+            return f"{path} is {value}, {datatype.value} takes {low} to {high}"
+    return None
+
+
+_ACCEPTS: dict[type, tuple[str, tuple[type, ...]]] = {
+    bool: ("true or false", (bool,)),
+    str: ("strings", (str,)),
+    int: ("whole numbers", (int,)),
+    float: ("numbers", (int, float)),
+}
+
+
+def limits(datatype: Datatype) -> tuple[float, float]:
+    """Return the smallest and the largest number that ``datatype`` holds; (0, 0) where it holds none."""
+    if datatype.integral:
+        whole = np.iinfo(NUMPY[datatype])
+        return int(whole.min), int(whole.max)
+    if datatype.floating:
+        broken = np.finfo(NUMPY[datatype])
+        return float(broken.min), float(broken.max)
+    return 0, 0
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, str):
+        return "a string"
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    return "an array" if isinstance(value, list) else "an object"
+
+
+_DATATYPE_OF: dict[np.dtype[Any], Datatype] = {dtype: datatype for datatype, dtype in NUMPY.items()}
+
+
+def encode(name: str, array: Array) -> dict[str, Any]:
+    """Return an output tensor as the protocol's object, flat. NaN and infinities, which JSON lacks, become null.
+
+    Raises:
+        KeyError: the array is of a type that the protocol has no name for.
+    """
+    datatype = _DATATYPE_OF[array.dtype]
+    return {"name": name, "shape": list(array.shape), "datatype": datatype.value, "data": array.ravel().tolist()}

@@ -1,0 +1,292 @@
+"""The Open Inference Protocol's REST surface, version 2, and ``GET /stats``, on aiohttp.
+
+An answer carries ``warmroute-worker: ID``. Not ready is 503 with the protocol's error body and ``Retry-After``, on
+``/v2/health/ready``, ``/v2/models/NAME/ready`` and ``infer`` alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from router.model import State
+from worker.engines import Cancellation, EngineError, GivenUpError, InputError
+from worker.execution import QueueFullError
+from worker.gate import GateClosedError
+from worker.serving.classification import classify
+from worker.serving.errors import RequestError
+from worker.serving.request import parse
+from worker.serving.tensors import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from worker.engines import TensorSpec
+    from worker.execution import Executor
+    from worker.log import EventLog
+    from worker.replica import HeldReplica
+    from worker.serving.request import InferRequest
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+WORKER_HEADER = "warmroute-worker"
+EXTENSIONS = ("classification",)
+DECODE_INLINE_BYTES = 64 << 10
+"""A larger body is decoded in a thread. The decoder holds the GIL, but lets the loop in between two bodies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who answers."""
+
+    id: str
+    epoch: str
+    version: str
+
+
+class Serving:
+    """Handlers over the replicas that one worker holds."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        replicas: Mapping[str, HeldReplica],
+        executor: Executor,
+        log: EventLog,
+        body_limit_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``replicas`` by model name; ``clock``: monotonic seconds."""
+        self._identity = identity
+        self._replicas = replicas
+        self._executor = executor
+        self._log = log
+        self._body_limit_bytes = body_limit_bytes
+        self._clock = clock
+        self._started = clock()
+        self._draining = False
+        self._last_active: float | None = None
+
+    def application(self) -> web.Application:
+        """Return the application that serves all this."""
+        app = web.Application(middlewares=[self._errors], client_max_size=self._body_limit_bytes)
+        app.on_response_prepare.append(self._sign)
+        app.router.add_get("/v2", self.server_metadata)
+        app.router.add_get("/v2/health/live", self.live)
+        app.router.add_get("/v2/health/ready", self.ready)
+        for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            app.router.add_get(path, self.model_metadata)
+            app.router.add_get(f"{path}/ready", self.model_ready)
+            app.router.add_post(f"{path}/infer", self.infer)
+        app.router.add_get("/stats", self.stats)
+        return app
+
+    def drain(self) -> None:
+        """Say not ready from now on, and close each connection after its next answer; still answer what arrives."""
+        self._draining = True
+
+    def idle_for_s(self) -> float | None:
+        """Return for how many seconds no inference request was at work; None where there never was one."""
+        if self._executor.in_flight:
+            return 0.0
+        return None if self._last_active is None else max(0.0, self._clock() - self._last_active)
+
+    # --- what every answer goes through ---------------------------------------------------------------------------
+
+    async def _sign(self, _: web.Request, response: web.StreamResponse) -> None:
+        response.headers[WORKER_HEADER] = self._identity.id
+        response.headers["Server"] = "warmroute-worker"
+        if self._draining:
+            response.force_close()
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except RequestError as error:
+            return _error(str(error), error.status, error.retry_after_s)
+        except web.HTTPException as error:
+            answer = _error(f"{request.method} {request.path[:256]}: {error.reason.lower()}", error.status)
+            if "Allow" in error.headers:
+                answer.headers["Allow"] = error.headers["Allow"]
+            return answer
+        except Exception as error:  # noqa: BLE001 - the caller gets the protocol's error, the log the cause
+            self._log.error("request.failed", path=request.path[:256], error=f"{type(error).__name__}: {error}")
+            return _error("an error inside the worker", 500)
+
+    # --- health and metadata --------------------------------------------------------------------------------------
+
+    async def live(self, _: web.Request) -> web.Response:
+        """``GET /v2/health/live``: this process answers."""
+        return _json({"live": True})
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """``GET /v2/health/ready``: every model is proven warm, and the worker is not draining."""
+        if self._draining:
+            raise RequestError("the worker is draining", 503, 1)
+        for replica in self._replicas.values():
+            _pass(replica)
+        return _json({"ready": True})
+
+    async def model_ready(self, request: web.Request) -> web.Response:
+        """``GET /v2/models/NAME/ready``: this model is proven warm, and the worker is not draining."""
+        replica = self._find(request)
+        if self._draining:
+            raise RequestError("the worker is draining", 503, 1)
+        _pass(replica)
+        return _json({"name": replica.name, "ready": True})
+
+    async def server_metadata(self, _: web.Request) -> web.Response:
+        """``GET /v2``: name, version and extensions."""
+        return _json({"name": "warmroute-worker", "version": self._identity.version, "extensions": EXTENSIONS})
+
+    async def model_metadata(self, request: web.Request) -> web.Response:
+        """``GET /v2/models/NAME``: versions, platform and tensors; 503 until the model is loaded and they are known."""
+        replica = self._find(request)
+        model = replica.model
+        if model is None:
+            _pass(replica)
+            raise RequestError(f"model {replica.name!r} is not loaded", 503, 1)
+        return _json(
+            {
+                "name": replica.name,
+                "versions": [replica.version],
+                "platform": model.platform,
+                "inputs": [_spec(spec) for spec in model.inputs],
+                "outputs": [_spec(spec) for spec in model.outputs],
+            }
+        )
+
+    async def stats(self, _: web.Request) -> web.Response:
+        """``GET /stats``: what this process has done since it started, by model."""
+        return _json(
+            {
+                "worker": self._identity.id,
+                "epoch": self._identity.epoch,
+                "uptime_s": round(self._clock() - self._started, 3),
+                "draining": self._draining,
+                "in_flight": self._executor.in_flight,
+                "queue_depth": self._executor.queue_depth,
+                "models": {replica.name: _stats(replica) for replica in self._replicas.values()},
+            }
+        )
+
+    # --- inference ------------------------------------------------------------------------------------------------
+
+    async def infer(self, request: web.Request) -> web.Response:
+        """``POST /v2/models/NAME/infer``: one inference on JSON tensors."""
+        replica = self._find(request)
+        self._last_active = self._clock()
+        if "Inference-Header-Content-Length" in request.headers:
+            raise RequestError(
+                "header Inference-Header-Content-Length: the binary tensor extension is not supported; "
+                "send the tensors' 'data' as JSON"
+            )
+        if not replica.gate.is_open and replica.state is not State.DRAINING:
+            replica.counts.before_warm += 1
+        _pass(replica)
+        model = replica.model
+        if model is None:
+            raise RequestError(f"model {replica.name!r} is not loaded", 503, 1)
+        body = await self._body(request)
+        if len(body) > DECODE_INLINE_BYTES:
+            parsed = await asyncio.to_thread(parse, body, model)
+        else:
+            parsed = parse(body, model)
+        try:
+            answer = await self._executor.run(lambda cancellation: _execute(replica, parsed, cancellation))
+        except QueueFullError as error:
+            replica.counts.rejected += 1
+            raise RequestError(str(error), 503, error.retry_after_s) from None
+        except asyncio.CancelledError:
+            replica.counts.cancelled += 1
+            raise
+        except GivenUpError:
+            replica.counts.cancelled += 1
+            raise RequestError(f"model {replica.name!r}: the worker stopped before this was done", 503, 1) from None
+        except InputError as error:
+            raise RequestError(f"model {replica.name!r}: {error}") from None
+        except EngineError as error:
+            replica.counts.failed += 1
+            raise RequestError(f"model {replica.name!r}: {error}", 500) from None
+        finally:
+            self._last_active = self._clock()
+        return web.Response(body=answer, content_type="application/json")
+
+    async def _body(self, request: web.Request) -> bytes:
+        limit = self._body_limit_bytes
+        if request.content_length is not None and request.content_length > limit:
+            raise RequestError(f"body of {request.content_length} bytes is over the limit of {limit}", 413)
+        try:
+            return await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise RequestError(f"body is over the limit of {limit} bytes", 413) from None
+
+    def _find(self, request: web.Request) -> HeldReplica:
+        name, version = request.match_info["model"], request.match_info.get("version")
+        replica = self._replicas.get(name)
+        if replica is None:
+            served = ", ".join(sorted(self._replicas))
+            raise RequestError(f"model {name[:128]!r} is not served here; served: {served}", 404)
+        if version is not None and version != replica.version:
+            raise RequestError(
+                f"model {name!r}: version {version[:32]!r} is not served here; served: {replica.version}", 404
+            )
+        return replica
+
+
+def _execute(replica: HeldReplica, parsed: InferRequest, cancellation: Cancellation) -> bytes:
+    """Run in a thread: execute and encode."""
+    names = [output.name for output in parsed.outputs]
+    arrays = replica.execute(parsed.inputs, names, parsed.parameters, cancellation)
+    answer: dict[str, Any] = {"model_name": replica.name, "model_version": replica.version}
+    if parsed.id is not None:
+        answer["id"] = parsed.id
+    answer["outputs"] = [
+        classify(output.name, array, output.classes, replica.files.labels)
+        if output.classes
+        else encode(output.name, array)
+        for output, array in zip(parsed.outputs, arrays, strict=True)
+    ]
+    return msgspec.json.encode(answer)
+
+
+def _pass(replica: HeldReplica) -> None:
+    try:
+        replica.gate.check()
+    except GateClosedError as error:
+        raise RequestError(str(error), 503, error.retry_after_s) from None
+
+
+def _stats(replica: HeldReplica) -> dict[str, Any]:
+    counts = replica.counts
+    return {
+        "version": replica.version,
+        "state": replica.state.value,
+        "warm_for_s": round(replica.warm_for_s(), 3),
+        "executed": counts.executed,
+        "failed": counts.failed,
+        "cancelled": counts.cancelled,
+        "rejected": counts.rejected,
+        "before_warm": counts.before_warm,
+    }
+
+
+def _spec(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype.value, "shape": list(spec.shape)}
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def _error(message: str, status: int, retry_after_s: int | None = None) -> web.Response:
+    answer = _json({"error": message}, status)
+    if retry_after_s is not None:
+        answer.headers["Retry-After"] = str(retry_after_s)
+    return answer

@@ -1,0 +1,164 @@
+"""The model repository on disk: ``NAME/VERSION/`` with the model's file and, where wanted, a ``model.yaml``.
+
+::
+
+    models/magika/1/model.onnx
+    models/magika/1/model.yaml      labels: labels.txt
+                                    warmup: [{name: batch-1, shapes: {bytes: [1, 2048]}}]
+                                    engine: {...}              # the engine's own options
+
+A worker serves the highest version of each model. Whatever is not right is an error that names file, field, value and
+remedy; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""A model's name, by the same pattern as in the sidecar's configuration schema."""
+VERSION = re.compile(r"[1-9][0-9]{0,8}")
+MAX_LABELS = 1 << 20
+MAX_DESCRIPTION_BYTES = 1 << 20
+Dim = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+
+
+class StoreError(Exception):
+    """The repository is not as it should be; the text names file, field, value and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeClass:
+    """One kind of request that a warm-up run proves: a name and the input shapes, by tensor; no tensor: the default."""
+
+    name: str
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """One model version in the repository. ``directory`` and ``model_file`` are None where the engine needs no file."""
+
+    name: str
+    version: str
+    directory: Path | None = None
+    model_file: Path | None = None
+    labels: tuple[str, ...] = ()
+    warmup: tuple[ShapeClass, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class _Warmup(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
+    shapes: dict[str, tuple[Dim, ...]] = msgspec.field(default_factory=dict)
+
+
+class _Description(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    labels: str | None = None
+    warmup: Annotated[tuple[_Warmup, ...], msgspec.Meta(max_length=64)] = ()
+    engine: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def scan(root: Path | None, names: Iterable[str], file_name: str | None) -> list[ModelFiles]:
+    """Find what to serve: ``names``, or where that is empty every model under ``root``.
+
+    ``file_name`` is the file that the engine loads from a version's directory. Where it is None the engine needs none:
+    a named model without a directory is then version 1 with nothing in it.
+
+    Raises:
+        StoreError: nothing to serve, or a model that is named or found is not as it should be.
+    """
+    wanted = list(dict.fromkeys(names))
+    for name in wanted:
+        if not NAME.fullmatch(name):
+            raise StoreError(f"model name {name!r}: use 1 to 128 of A-Z a-z 0-9 . _ : -")
+    if root is None:
+        if file_name is not None:
+            raise StoreError(f"no model repository: give --models DIR with NAME/VERSION/{file_name} in it")
+        if not wanted:
+            raise StoreError("no model: give --models DIR, or name one with --model NAME")
+        return [ModelFiles(name, "1") for name in wanted]
+    if not root.is_dir():
+        raise StoreError(f"{root}: not a directory; give --models the directory that holds NAME/VERSION/")
+    if not wanted:
+        wanted = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+        if not wanted:
+            raise StoreError(f"{root}: holds no model; add NAME/VERSION/{file_name or 'model.yaml'}")
+    return [_highest(root, name, file_name) for name in wanted]
+
+
+def _highest(root: Path, name: str, file_name: str | None) -> ModelFiles:
+    directory = root / name
+    if not NAME.fullmatch(name):
+        raise StoreError(f"{directory}: name {name!r}: use 1 to 128 of A-Z a-z 0-9 . _ : -")
+    if not directory.is_dir():
+        if file_name is None:
+            return ModelFiles(name, "1")
+        raise StoreError(f"{directory}: no such model; add {name}/1/{file_name} or take --model {name} away")
+    versions = []
+    for path in directory.iterdir():
+        if path.name.startswith(".") or not path.is_dir():
+            continue
+        if not VERSION.fullmatch(path.name):
+            raise StoreError(f"{path}: version {path.name!r}: a version is a number from 1, without leading zeros")
+        versions.append(path)
+    if not versions:
+        raise StoreError(f"{directory}: holds no version; add {name}/1/{file_name or 'model.yaml'}")
+    return _read(name, max(versions, key=lambda path: int(path.name)), file_name)
+
+
+def _read(name: str, directory: Path, file_name: str | None) -> ModelFiles:
+    model_file = directory / file_name if file_name is not None else None
+    if model_file is not None and not model_file.is_file():
+        raise StoreError(f"{model_file}: no such file; the engine loads {file_name} from a version's directory")
+    source = directory / "model.yaml"
+    description = _describe(source) if source.is_file() else _Description()
+    names = [shape_class.name for shape_class in description.warmup]
+    twice = next((shape_name for shape_name in names if names.count(shape_name) > 1), None)
+    if twice is not None:
+        raise StoreError(f"{source}: warmup: {twice!r} is there twice; give each shape class a name of its own")
+    return ModelFiles(
+        name,
+        directory.name,
+        directory,
+        model_file,
+        _labels(source, directory, description.labels) if description.labels is not None else (),
+        tuple(ShapeClass(shape_class.name, dict(shape_class.shapes)) for shape_class in description.warmup),
+        description.engine,
+    )
+
+
+def _describe(source: Path) -> _Description:
+    if source.stat().st_size > MAX_DESCRIPTION_BYTES:
+        raise StoreError(f"{source}: over {MAX_DESCRIPTION_BYTES} bytes; is it the right file?")
+    try:
+        raw = yaml.safe_load(source.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise StoreError(f"{source}: not valid YAML: {error}") from error
+    try:
+        return msgspec.convert({} if raw is None else raw, _Description)
+    except msgspec.ValidationError as error:
+        known = ", ".join(_Description.__struct_fields__)
+        raise StoreError(f"{source}: {error}; known fields: {known} (see docs/worker.md)") from error
+
+
+def _labels(source: Path, directory: Path, name: str) -> tuple[str, ...]:
+    path = directory / name
+    if path.parent != directory or not path.is_file():
+        raise StoreError(f"{source}: labels: {name!r}: no such file beside it; name a text file with one label a line")
+    try:
+        labels = tuple(path.read_text(encoding="utf-8").splitlines())
+    except UnicodeDecodeError as error:
+        raise StoreError(f"{path}: not UTF-8: {error}") from error
+    if not 1 <= len(labels) <= MAX_LABELS:
+        raise StoreError(f"{path}: {len(labels)} lines; a label file has 1 to {MAX_LABELS}, one label a line")
+    return labels
