@@ -47,9 +47,20 @@ class Scorer(Protocol):
     """Turns one signal into [0, 1] for each candidate; the weights stand outside, in ScoringPolicy."""
 
     name: str
+    unit: str
+    """Unit of what :meth:`raw` returns, for people."""
+    observed: bool
+    """True where this sidecar measured the signal itself, so that it stays good while the store is silent."""
+
+    def raw(self, candidate: Candidate) -> float | None:
+        """Return the signal before scoring, in ``unit``; None where it is unknown. For explanations."""
 
     def __call__(self, candidates: Sequence[Candidate]) -> list[float | None]:
         """Return one score in [0, 1] per candidate, None where the signal is unknown for it."""
+
+
+PickerFactory = Callable[[Sequence[float]], "Picker"]
+"""Builds a picker over weights, which are finite and 0 or more, at least one of them."""
 
 
 class Picker(Protocol):

@@ -1,0 +1,248 @@
+"""What a cluster keeps of each endpoint, and of each model version that an endpoint offers."""
+
+from __future__ import annotations
+
+from math import ceil, exp, inf, log
+from typing import TYPE_CHECKING, Any
+
+from router.breaker import Breaker, GuardState, Quarantine
+from router.model import Replica, State
+from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow
+
+if TYPE_CHECKING:
+    from router.model import EndpointRecord
+    from router.outcomes import Reason
+    from router.policy import LatencyPolicy, Policies
+    from router.routes import Route
+
+IDLE_S = 1.0
+"""Without a sample for this long, the EWMA drifts back from its peak to the median of the window."""
+
+
+class Latency:
+    """What attempts on one endpoint took, own ones and those that sibling processes report.
+
+    ``ewma_ms`` is sensitive to peaks: a longer sample replaces it, shorter ones pull it down over ``ewma_decay_s``;
+    0 where nothing is known. A sketch over the window gives ``p95_ms`` and ``p50_ms``. A sample costs one bucket of
+    ``fresh``; :meth:`settle` moves those to the window.
+    """
+
+    __slots__ = (
+        "_buckets", "_changed", "_decay", "_unsent", "_window", "_window_s",
+        "ewma_at", "ewma_ms", "fresh", "p50_ms", "p95_ms", "sampled_at",
+    )  # fmt: skip
+
+    def __init__(self, policy: LatencyPolicy, buckets: LogBuckets, now: float) -> None:
+        self._buckets = buckets
+        self._decay = -1 / policy.ewma_decay_s
+        self._window = SketchWindow(buckets, policy.window_s, policy.slots, now)
+        self._window_s = policy.window_s
+        self._unsent: dict[int, int] = {}
+        self._changed = False
+        self.fresh: dict[int, int] = {}
+        self.ewma_ms = 0.0
+        self.ewma_at = now
+        self.sampled_at = -inf
+        self.p95_ms: float | None = None
+        self.p50_ms: float | None = None
+
+    def sample(self, ms: float, now: float) -> None:
+        """Take the duration of an attempt that succeeded."""
+        ms = LEAST_MS if ms < LEAST_MS else min(ms, MOST_MS)
+        index = ceil(log(ms) * self._buckets.scale)
+        fresh = self.fresh
+        fresh[index] = fresh.get(index, 0) + 1
+        average = self.ewma_ms
+        self.ewma_ms = ms if ms >= average else ms + (average - ms) * exp((now - self.ewma_at) * self._decay)
+        self.ewma_at = now
+
+    def at_least(self, ms: float, now: float) -> None:
+        """Take the duration of an attempt that did not succeed: it can only say "slower than thought"."""
+        if ms > self.ewma_ms:
+            self.ewma_ms = min(ms, MOST_MS)
+            self.ewma_at = now
+
+    def merge(self, pairs: tuple[tuple[int, int], ...], now: float) -> None:
+        """Take a sibling process's buckets."""
+        if pairs:
+            self._window.add(pairs, now)
+            self._changed = True
+            self.sampled_at = now
+
+    def settle(self, now: float) -> None:
+        """Bring the window and what is derived from it up to ``now``."""
+        if self.fresh:
+            self._window.add(self.fresh.items(), now)
+            for index, count in self.fresh.items():
+                self._unsent[index] = self._unsent.get(index, 0) + count
+            self.fresh = {}
+            self._changed = True
+            self.sampled_at = max(self.sampled_at, self.ewma_at)
+        elif self._window.total and self._window.advance(now):
+            self._changed = True
+        if self._changed:
+            values = self._window.quantiles((0.5, 0.95))
+            self.p50_ms, self.p95_ms = values or (None, None)
+            self._changed = False
+        if self.ewma_ms:
+            self._drift(now)
+
+    def _drift(self, now: float) -> None:
+        idle_s = now - self.ewma_at
+        if idle_s < IDLE_S:
+            return
+        if self.p50_ms is not None:
+            self.ewma_ms = self.p50_ms + (self.ewma_ms - self.p50_ms) * exp(idle_s * self._decay)
+            self.ewma_at = now
+        elif idle_s >= self._window_s:
+            self.ewma_ms = 0.0
+
+    def take_unsent(self, now: float) -> tuple[tuple[int, int], ...]:
+        """Return own buckets since the last call, in order of index."""
+        if self.fresh:
+            self.settle(now)
+        if not self._unsent:
+            return ()
+        pairs = tuple(sorted(self._unsent.items()))
+        self._unsent = {}
+        return pairs
+
+
+class Endpoint:
+    """One worker process as this sidecar process sees it. A new epoch under the same id is a new Endpoint.
+
+    ``in_flight`` counts this process's attempts, ``peers_in_flight`` the siblings' as last reported. ``shell`` is free
+    for the shell (its pool and metrics row); the cluster never looks at it. ``guarded``: quarantine or breaker is not
+    closed, so an attempt on it is counted as a trial. ``heard_at`` is the arrival of the last word from it.
+    """
+
+    __slots__ = (
+        "id", "address", "epoch", "record", "in_flight", "shell",
+        "breaker", "candidates", "failures", "first_seen_at", "gone", "guarded", "heard_at", "held", "latency",
+        "other_successes", "peers", "peers_in_flight", "quarantine", "reported_in_flight",
+    )  # fmt: skip
+
+    def __init__(self, record: EndpointRecord, policies: Policies, buckets: LogBuckets, at: float) -> None:
+        self.id = record.id
+        self.address = record.address
+        self.epoch = record.epoch
+        self.record = record
+        self.in_flight = 0
+        self.shell: Any = None
+        self.latency = Latency(policies.latency, buckets, at)
+        self.quarantine = Quarantine(policies.quarantine)
+        self.breaker = Breaker(policies.breaker, at)
+        self.candidates: dict[tuple[str, str], Candidate] = {}  # by model and version
+        self.first_seen_at = at
+        self.heard_at = at
+        self.held = False
+        self.gone = False
+        self.guarded = False
+        self.peers: dict[int, tuple[int, float, float]] = {}  # source: in flight, EWMA in ms or 0, when reported
+        self.peers_in_flight = 0
+        self.failures = 0  # since last reported
+        self.other_successes = 0  # the same: answers that count as success but are no latency sample (4xx)
+        self.reported_in_flight = 0
+
+    def regard(self) -> None:
+        """Bring ``guarded`` in line with the guards."""
+        self.guarded = self.quarantine.state is not GuardState.CLOSED or self.breaker.state is not GuardState.CLOSED
+
+    def peer_reported(self, source: int, in_flight: int, ewma_ms: float | None, at: float) -> None:
+        """Replace what a sibling process said of itself."""
+        self.peers[source] = (in_flight, ewma_ms or 0.0, at)
+        self.peers_in_flight = sum(count for count, _, _ in self.peers.values())
+
+    def forget_silent_peers(self, before: float) -> None:
+        """Drop what sibling processes said before ``before``: they are gone, and their attempts with them."""
+        if any(at < before for _, _, at in self.peers.values()):
+            self.peers = {source: row for source, row in self.peers.items() if row[2] >= before}
+            self.peers_in_flight = sum(count for count, _, _ in self.peers.values())
+
+    def known_ewma_ms(self) -> float | None:
+        """Return the EWMA, else the mean of the siblings', else None."""
+        if self.latency.ewma_ms:
+            return self.latency.ewma_ms
+        reported = [ewma for _, ewma, _ in self.peers.values() if ewma]
+        return sum(reported) / len(reported) if reported else None
+
+
+class Candidate:
+    """One model version on one endpoint: what filters and scorers see.
+
+    ``open_until`` is what a draw checks: minus infinity while a filter objects, else the moment at which it goes stale.
+    ``prior_ms`` stands for the EWMA where that is unknown. ``age_s`` and ``warm_for_s`` are as of the last look.
+    """
+
+    __slots__ = (
+        "endpoint", "open_until", "prior_ms",
+        "age_s", "model", "reason", "reason_since", "replica", "routes", "version", "warm_at", "warm_for_s",
+    )  # fmt: skip
+
+    def __init__(self, endpoint: Endpoint, replica: Replica, routes: tuple[Route, ...]) -> None:
+        self.endpoint = endpoint
+        self.model = replica.model
+        self.version = replica.version
+        self.replica = replica
+        self.routes = routes
+        self.open_until = -inf
+        self.prior_ms = 1.0
+        self.reason: Reason | None = None
+        self.reason_since = -inf
+        self.warm_at = inf
+        self.age_s = 0.0
+        self.warm_for_s = 0.0
+
+    @property
+    def record(self) -> EndpointRecord:
+        """The endpoint's last report."""
+        return self.endpoint.record
+
+    @property
+    def p95_ms(self) -> float | None:
+        """P95 of attempts on the endpoint over the window, None where nothing was measured."""
+        return self.endpoint.latency.p95_ms
+
+    @property
+    def held(self) -> bool:
+        """An operator drained it at this sidecar."""
+        return self.endpoint.held
+
+    @property
+    def quarantined(self) -> bool:
+        """It is in quarantine."""
+        return self.endpoint.quarantine.active
+
+    @property
+    def breaker_open(self) -> bool:
+        """Its breaker lets nothing through now."""
+        return self.endpoint.breaker.blocks
+
+    def report(self, replica: Replica, at: float, *, from_start: bool) -> None:
+        """Take the endpoint's new word on this replica.
+
+        The warm moment is ``at`` less the reported age. While a replica stays warm, the earliest moment reported
+        stands. ``from_start``: it counts as warm for ever if it is warm (a static endpoint seen for the first time).
+        """
+        was_warm = self.warm_at != inf and self.replica.generation == replica.generation
+        self.replica = replica
+        if replica.state is not State.WARM:
+            self.warm_at = inf
+        elif from_start:
+            self.warm_at = -inf
+        else:
+            moment = at - replica.warm_for_s
+            self.warm_at = min(self.warm_at, moment) if was_warm else moment
+
+
+def offered(record: EndpointRecord) -> dict[tuple[str, str], Replica]:
+    """Return one replica per model and version of a record.
+
+    Where an endpoint holds several shards of a version, the one that is furthest from warm speaks for all.
+    """
+    out: dict[tuple[str, str], Replica] = {}
+    for replica in record.replicas:
+        known = out.get((replica.model, replica.version))
+        if known is None or (known.state is State.WARM and replica.state is not State.WARM):
+            out[replica.model, replica.version] = replica
+    return out

@@ -1,0 +1,401 @@
+"""Why a decision is what it is: every term of every candidate, its age, the runners-up, and who is left out and why.
+
+Everything here reads and nothing writes: it looks at candidates through :class:`Glance`, which holds what depends on
+the moment, and hands out frozen rows that turn into JSON as they are. Where a field is None, it is unknown or has no
+meaning for that row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from router.breaker import GuardState
+from router.model import StoreMode
+from router.outcomes import Reason
+from router.routes import NoCandidate, Weighing, weigh
+from router.stats import median
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from router.endpoint import Candidate, Endpoint
+    from router.model import EndpointRecord, Replica
+    from router.policy import FreshnessPolicy, Policies
+    from router.protocols import Candidate as CandidateView
+    from router.protocols import PickerFactory, Rng, Scorer
+    from router.routes import Route
+
+_SOONEST_FIRST = (
+    Reason.QUARANTINED,
+    Reason.BREAKER_OPEN,
+    Reason.STALE,
+    Reason.NOT_WARM,
+    Reason.DRAINING,
+    Reason.HELD,
+    Reason.GROUP_INCOMPLETE,
+)
+"""Which reason is named where as many candidates share it: the one that is likely to pass first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One signal's part in a weight: ``contribution = coefficient x score``.
+
+    ``raw`` is in ``unit``. ``unknown``: there is no value, and ``score`` is the candidates' median (0.5 without any).
+    ``age_s`` is how long ago the value was reported or measured.
+    """
+
+    name: str
+    unit: str
+    raw: float | None
+    score: float
+    unknown: bool
+    coefficient: float
+    contribution: float
+    age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateRow:
+    """One replica in a route. Weights and shares are 0 where ``reason`` says why it may not be picked.
+
+    ``share`` is the probability of one draw. ``for_s`` is how long ``reason`` has held, ``left_s`` how long an ejection
+    lasts at most. ``warm_for_s`` is None for a replica that counts as warm for ever (a static endpoint), and for one
+    that is not warm. ``ewma_known`` is false where ``ewma_ms`` stands for the candidates' median.
+    """
+
+    endpoint: str
+    address: str
+    model: str
+    version: str
+    state: str
+    reason: Reason | None
+    for_s: float | None
+    left_s: float | None
+    age_s: float
+    warm_for_s: float | None
+    freshness: float
+    ramp: float
+    weight: float
+    share: float
+    floored: bool
+    terms: tuple[Term, ...]
+    p95_ms: float | None
+    ewma_ms: float | None
+    ewma_known: bool
+    in_flight: int
+    peers_in_flight: int
+    expected_wait_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleDraw:
+    """What a choice would do now with one random draw: the two drawn and why one of them wins."""
+
+    first: str
+    second: str
+    winner: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One decision laid open. ``rows``: candidates by falling share, then those left out, by endpoint id.
+
+    ``probe`` names the endpoint that the next request goes to because its quarantine is over.
+    """
+
+    route: str
+    model: str
+    version: str
+    mode: StoreMode
+    law: str
+    rows: tuple[CandidateRow, ...]
+    probe: str | None
+    draw: SampleDraw | None
+    nobody: NoCandidate | None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRow:
+    """One route with its candidates, in the order of :class:`Explanation`."""
+
+    key: str
+    model: str
+    version: str
+    default: bool
+    idempotent: bool
+    candidates: tuple[CandidateRow, ...]
+
+
+class Glance:
+    """A candidate at one moment, as filters and scorers see it, without touching it."""
+
+    __slots__ = ("_now", "age_s", "candidate", "warm_for_s")
+
+    def __init__(self, candidate: Candidate, age_s: float, now: float) -> None:
+        self.candidate = candidate
+        self.age_s = age_s
+        self.warm_for_s = max(0.0, now - candidate.warm_at)
+        self._now = now
+
+    @property
+    def record(self) -> EndpointRecord:
+        """The endpoint's last report."""
+        return self.candidate.endpoint.record
+
+    @property
+    def replica(self) -> Replica:
+        """The replica as last reported."""
+        return self.candidate.replica
+
+    @property
+    def p95_ms(self) -> float | None:
+        """P95 of attempts on the endpoint."""
+        return self.candidate.p95_ms
+
+    @property
+    def held(self) -> bool:
+        """An operator drained it at this sidecar."""
+        return self.candidate.held
+
+    @property
+    def quarantined(self) -> bool:
+        """It is in quarantine."""
+        return self.candidate.quarantined
+
+    @property
+    def breaker_open(self) -> bool:
+        """Its breaker would let nothing through at this moment."""
+        breaker = self.candidate.endpoint.breaker
+        return breaker.blocks and not (breaker.state is GuardState.OPEN and self._now >= breaker.until)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a cluster lets an explanation see of it."""
+
+    policies: Policies
+    mode: StoreMode
+    scorers: Sequence[tuple[Scorer, float]]
+    picker: PickerFactory
+    verdict: Callable[[CandidateView], Reason | None]
+    age_s: Callable[[Endpoint, float], float]
+
+    def look(self, route: Route, now: float) -> tuple[list[Glance], list[tuple[Glance, Reason]]]:
+        """Return those that may be picked now, and those that may not, with the reason."""
+        open_: list[Glance] = []
+        out: list[tuple[Glance, Reason]] = []
+        for candidate in route.candidates:
+            glance = Glance(candidate, self.age_s(candidate.endpoint, now), now)
+            reason = self.verdict(glance)
+            if reason is None:
+                open_.append(glance)
+            else:
+                out.append((glance, reason))
+        return open_, out
+
+
+def explain(view: View, route: Route, now: float, rng: Rng) -> Explanation:
+    """Lay open the decision that would be made on ``route`` now."""
+    open_, out = view.look(route, now)
+    weighing = weigh(open_, view.scorers, view.policies, view.mode)
+    rows = _rows(view, open_, out, weighing, now)
+    probe = next(
+        (
+            glance.candidate.endpoint.id
+            for glance, reason in out
+            if reason is Reason.QUARANTINED and glance.candidate.endpoint.quarantine.probe_at(alone=not open_) <= now
+        ),
+        None,
+    )
+    draw = None
+    if open_ and probe is None:
+        picker = view.picker(weighing.weights)
+        by_id = {(row.endpoint, row.version): row for row in rows}
+        first, second = (
+            by_id[glance.candidate.endpoint.id, glance.candidate.version]
+            for glance in (open_[picker.draw(rng)], open_[picker.draw(rng)])
+        )
+        draw = _sample(first, second)
+    return Explanation(
+        route=route.key,
+        model=route.model,
+        version=route.version,
+        mode=view.mode,
+        law=_law(view, weighing),
+        rows=rows,
+        probe=probe,
+        draw=draw,
+        nobody=None if open_ or probe else nobody(route, out, view.policies.freshness, now),
+    )
+
+
+def route_row(view: View, route: Route, now: float, *, default: bool) -> RouteRow:
+    """Show one route."""
+    open_, out = view.look(route, now)
+    weighing = weigh(open_, view.scorers, view.policies, view.mode)
+    rows = _rows(view, open_, out, weighing, now)
+    return RouteRow(route.key, route.model, route.version, default, route.policy.idempotent, rows)
+
+
+def nobody(route: Route, out: Sequence[tuple[Glance, Reason]], policy: FreshnessPolicy, now: float) -> NoCandidate:
+    """Say why a route has nobody: the reason that most share, counts of all, and when the first may be back."""
+    if not out:
+        return NoCandidate(Reason.NO_ENDPOINTS, policy.heartbeat_s, f"no endpoint serves {route.key}")
+    counts = Counter(reason for _, reason in out)
+    most = max(counts.values())
+    leading = [reason for reason, count in counts.items() if count == most]
+    reason = next((reason for reason in _SOONEST_FIRST if reason in leading), leading[0])
+    parts = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda kv: (-kv[1], kv[0])))
+    wait_s = min(_back_in_s(glance.candidate.endpoint, why, policy, now) for glance, why in out)
+    return NoCandidate(reason, wait_s, f"{route.key}: none of {len(out)} can be picked: {parts}")
+
+
+def only_tried(endpoint_id: str, retry_after_s: float) -> NoCandidate:
+    """Say that the one endpoint left is the one that has just been tried."""
+    return NoCandidate(Reason.ALREADY_TRIED, retry_after_s, f"only {endpoint_id} is left, and it has been tried")
+
+
+def _back_in_s(endpoint: Endpoint, reason: Reason, policy: FreshnessPolicy, now: float) -> float:
+    if reason is Reason.QUARANTINED:
+        at = endpoint.quarantine.probe_at(alone=True)
+        return policy.heartbeat_s if at == inf else max(0.0, at - now)
+    if reason is Reason.BREAKER_OPEN:
+        return max(0.0, endpoint.breaker.until - now) or policy.heartbeat_s
+    return policy.heartbeat_s
+
+
+def _rows(
+    view: View, open_: list[Glance], out: list[tuple[Glance, Reason]], weighing: Weighing, now: float
+) -> tuple[CandidateRow, ...]:
+    total = sum(weighing.weights)
+    middle = median(glance.candidate.endpoint.known_ewma_ms() for glance in open_)
+    rows: list[CandidateRow] = []
+    for index, glance in enumerate(open_):
+        weight = weighing.weights[index]
+        rows.append(
+            _row(
+                glance,
+                now,
+                middle,
+                freshness=weighing.freshness[index],
+                ramp=weighing.ramp[index],
+                weight=weight,
+                share=weight / total if total > 0 else 1 / len(open_),
+                floored=weight == weighing.floor and weight > 0,
+                terms=_terms(glance, weighing, index, now),
+            )
+        )
+    rows.sort(key=lambda row: (-row.share, row.endpoint, row.version))
+    return (*rows, *(_row(glance, now, middle, reason=reason) for glance, reason in out))
+
+
+def _terms(glance: Glance, weighing: Weighing, index: int, now: float) -> tuple[Term, ...]:
+    sampled_at = glance.candidate.endpoint.latency.sampled_at
+    measured_s = None if sampled_at == -inf else max(0.0, now - sampled_at)
+    return tuple(
+        Term(
+            name=column.scorer.name,
+            unit=column.scorer.unit,
+            raw=column.scorer.raw(glance),
+            score=column.scores[index],
+            unknown=column.known[index] is None,
+            coefficient=column.coefficient,
+            contribution=column.coefficient * column.scores[index],
+            age_s=measured_s if column.scorer.observed else glance.age_s,
+        )
+        for column in weighing.columns
+    )
+
+
+def _row(
+    glance: Glance,
+    now: float,
+    middle: float | None,
+    *,
+    reason: Reason | None = None,
+    freshness: float = 0.0,
+    ramp: float = 0.0,
+    weight: float = 0.0,
+    share: float = 0.0,
+    floored: bool = False,
+    terms: tuple[Term, ...] = (),
+) -> CandidateRow:
+    candidate = glance.candidate
+    endpoint = candidate.endpoint
+    known = endpoint.known_ewma_ms()
+    ewma_ms = middle if known is None else known
+    load = endpoint.in_flight + endpoint.peers_in_flight + 1
+    return CandidateRow(
+        endpoint=endpoint.id,
+        address=endpoint.address,
+        model=candidate.model,
+        version=candidate.version,
+        state=candidate.replica.state.value,
+        reason=reason,
+        for_s=_for_s(candidate, reason, now),
+        left_s=_left_s(endpoint, reason, now),
+        age_s=glance.age_s,
+        warm_for_s=glance.warm_for_s if -inf < candidate.warm_at < inf else None,
+        freshness=freshness,
+        ramp=ramp,
+        weight=weight,
+        share=share,
+        floored=floored,
+        terms=terms,
+        p95_ms=glance.p95_ms,
+        ewma_ms=ewma_ms,
+        ewma_known=known is not None,
+        in_flight=endpoint.in_flight,
+        peers_in_flight=endpoint.peers_in_flight,
+        expected_wait_ms=None if ewma_ms is None else ewma_ms * load,
+    )
+
+
+def _for_s(candidate: Candidate, reason: Reason | None, now: float) -> float | None:
+    if reason is None:
+        return None
+    if reason is Reason.QUARANTINED:
+        return max(0.0, now - candidate.endpoint.quarantine.since)
+    if reason is Reason.BREAKER_OPEN:
+        return max(0.0, now - candidate.endpoint.breaker.since)
+    return max(0.0, now - candidate.reason_since) if candidate.reason is reason else 0.0
+
+
+def _left_s(endpoint: Endpoint, reason: Reason | None, now: float) -> float | None:
+    if reason is Reason.QUARANTINED:
+        return max(0.0, endpoint.quarantine.until - now)
+    if reason is Reason.BREAKER_OPEN:
+        return max(0.0, endpoint.breaker.until - now)
+    return None
+
+
+def _sample(first: CandidateRow, second: CandidateRow) -> SampleDraw:
+    def wait(row: CandidateRow) -> str:
+        load = row.in_flight + row.peers_in_flight + 1
+        if row.ewma_ms is None:
+            return f"{row.endpoint}: nothing measured, {load} in flight with this one"
+        return f"{row.endpoint}: {row.ewma_ms:.3g} ms x {load} in flight with this one = {row.expected_wait_ms:.3g} ms"
+
+    if first is second:
+        return SampleDraw(first.endpoint, second.endpoint, first.endpoint, f"drawn twice; {wait(first)}")
+    first_ms, second_ms = _comparable(first), _comparable(second)
+    winner = second if second_ms < first_ms else first
+    why = "equal waits, the first drawn wins" if first_ms == second_ms else "the lower expected wait wins"
+    return SampleDraw(first.endpoint, second.endpoint, winner.endpoint, f"{why}; {wait(first)}; {wait(second)}")
+
+
+def _comparable(row: CandidateRow) -> float:
+    load = row.in_flight + row.peers_in_flight + 1
+    return load if row.expected_wait_ms is None else row.expected_wait_ms
+
+
+def _law(view: View, weighing: Weighing) -> str:
+    if view.mode is StoreMode.UNIFORM:
+        return "weight = 1 for each (nothing known to go by)"
+    terms = " + ".join(f"{column.coefficient:g} x {column.scorer.name}" for column in weighing.columns)
+    return f"weight = freshness x ramp x ({terms or 0}), at least {weighing.floor:.3g}; two drawn, lower wait wins"

@@ -1,0 +1,104 @@
+"""Who may be picked. One class per reason; the first that objects names the reason.
+
+Order matters for what people read: what the endpoint itself says comes before what this sidecar thinks of it, and
+quarantine is last, so that ``quarantined`` means "would be picked but for that".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from router.model import State, StoreMode
+from router.outcomes import Reason
+
+if TYPE_CHECKING:
+    from router.protocols import Candidate, Filter
+
+
+class Warm:
+    """Only a replica whose first run has been proven."""
+
+    name = "warm"
+
+    def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
+        """Object unless the replica is warm; a draining one is told apart."""
+        state = candidate.replica.state
+        if state is State.WARM:
+            return None
+        return Reason.DRAINING if state is State.DRAINING else Reason.NOT_WARM
+
+
+class NotDraining:
+    """Not an endpoint that said it is leaving."""
+
+    name = "not_draining"
+
+    def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
+        """Object where the endpoint drains."""
+        return Reason.DRAINING if candidate.record.draining else None
+
+
+class NotHeld:
+    """Not an endpoint that an operator drained at this sidecar."""
+
+    name = "not_held"
+
+    def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
+        """Object where it is held."""
+        return Reason.HELD if candidate.held else None
+
+
+class GroupComplete:
+    """Only a replica whose group can answer; until groups span endpoints, one endpoint must hold every shard."""
+
+    name = "group_complete"
+
+    def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
+        """Object where the endpoint lacks a shard of this version."""
+        replica = candidate.replica
+        if replica.shard_count == 1:
+            return None
+        held = {
+            other.shard
+            for other in candidate.record.replicas
+            if other.model == replica.model and other.version == replica.version
+        }
+        return None if len(held) >= replica.shard_count else Reason.GROUP_INCOMPLETE
+
+
+class Fresh:
+    """Only an endpoint that was heard from within the TTL."""
+
+    name = "fresh"
+
+    def __init__(self, ttl_s: float) -> None:
+        self._ttl_s = ttl_s
+
+    def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
+        """Object where the last report is too old (ages stand still while the store is silent)."""
+        return Reason.STALE if candidate.age_s >= self._ttl_s else None
+
+
+class BreakerAdmits:
+    """Not an endpoint whose breaker is open, or half open with every trial taken."""
+
+    name = "breaker_admits"
+
+    def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
+        """Object where the breaker blocks."""
+        return Reason.BREAKER_OPEN if candidate.breaker_open else None
+
+
+class NotQuarantined:
+    """Not an endpoint in quarantine; its probe is begun by the cluster, not drawn."""
+
+    name = "not_quarantined"
+
+    def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
+        """Object where it is in quarantine."""
+        return Reason.QUARANTINED if candidate.quarantined else None
+
+
+def default_filters(ttl_s: float) -> tuple[Filter, ...]:
+    """Return the filters in the order in which they are asked."""
+    return (Warm(), NotDraining(), NotHeld(), GroupComplete(), Fresh(ttl_s), BreakerAdmits(), NotQuarantined())

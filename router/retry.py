@@ -1,0 +1,108 @@
+"""Whether one more try is made: what is safe to repeat, how long to wait, and the budget that keeps it rare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from router.outcomes import MAYBE_STARTED, NOT_STARTED, AttemptResult
+from router.stats import SlidingCounts
+
+if TYPE_CHECKING:
+    from router.policy import RetryPolicy
+    from router.protocols import Rng
+
+
+class RetryDenied(StrEnum):
+    """Why no further try is made."""
+
+    ANSWERED = "answered"  # a byte of the answer went downstream
+    POINTLESS = "pointless"  # the result is an answer, or trying again would not change it
+    NOT_IDEMPOTENT = "not_idempotent"  # it may have been started, and the route does not allow it twice
+    NOT_REPLAYABLE = "not_replayable"  # the body is gone
+    ATTEMPTS = "attempts"  # tried often enough
+    BUDGET = "budget"  # retries are too large a part of the traffic already
+
+
+@dataclass(frozen=True, slots=True)
+class RetryVerdict:
+    """Whether to try again, after how long, or why not."""
+
+    allowed: bool
+    delay_s: float = 0.0
+    denied: RetryDenied | None = None
+
+
+_DENIED = {reason: RetryVerdict(False, 0.0, reason) for reason in RetryDenied}
+
+
+class RetryBudget:
+    """Retries may be ``budget_ratio`` of the requests of the last ``budget_window_s``, at least ``budget_min_per_s``.
+
+    ``calls`` counts requests as ``yes`` and retries as ``no``; the chooser counts requests there by hand.
+    """
+
+    __slots__ = ("_floor", "_ratio", "calls")
+
+    def __init__(self, policy: RetryPolicy, now: float) -> None:
+        self._ratio = policy.budget_ratio
+        self._floor = policy.budget_min_per_s * policy.budget_window_s
+        self.calls = SlidingCounts(policy.budget_window_s, now)
+
+    def withdraw(self, now: float) -> bool:
+        """Count one retry if the budget has room; False where it has not."""
+        requests, retries = self.calls.totals(now)
+        if retries + 1 > max(self._floor, self._ratio * requests):
+            return False
+        self.calls.no += 1
+        return True
+
+
+def may_repeat(result: AttemptResult, *, answered: bool, idempotent: bool, replayable: bool) -> RetryDenied | None:
+    """Say why a request must not be sent again after ``result``, None where it may.
+
+    Args:
+        result: how the attempt ended.
+        answered: a byte of an answer has gone downstream.
+        idempotent: the route declares that doing it twice is harmless.
+        replayable: all of the request that was sent can be sent again.
+    """
+    if answered:
+        return RetryDenied.ANSWERED
+    if result in MAYBE_STARTED:
+        if not idempotent:
+            return RetryDenied.NOT_IDEMPOTENT
+    elif result not in NOT_STARTED:
+        return RetryDenied.POINTLESS
+    return None if replayable else RetryDenied.NOT_REPLAYABLE
+
+
+def judge_retry(
+    policy: RetryPolicy,
+    budget: RetryBudget,
+    result: AttemptResult,
+    *,
+    answered: bool,
+    idempotent: bool,
+    replayable: bool,
+    tries: int,
+    now: float,
+    rng: Rng,
+) -> RetryVerdict:
+    """Decide on one more try after ``tries`` of them, and withdraw it from the budget where it is allowed.
+
+    The wait is drawn evenly between the policy's bounds. A pooled connection that turned out closed says nothing of
+    any load, so there the next try is at once.
+    """
+    denied = may_repeat(result, answered=answered, idempotent=idempotent, replayable=replayable)
+    if denied is None and tries > policy.attempts:
+        denied = RetryDenied.ATTEMPTS
+    if denied is None and not budget.withdraw(now):
+        denied = RetryDenied.BUDGET
+    if denied is not None:
+        return _DENIED[denied]
+    if result is AttemptResult.STALE:
+        return RetryVerdict(True)
+    spread_ms = policy.backoff_max_ms - policy.backoff_min_ms
+    return RetryVerdict(True, (policy.backoff_min_ms + spread_ms * rng()) / 1000)

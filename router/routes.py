@@ -1,0 +1,172 @@
+"""One route: the replicas that may serve a model (or one version of it), their weights, and the table to draw from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+from router.model import StoreMode
+from router.scorers import NEUTRAL
+from router.stats import median
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from router.endpoint import Candidate, Endpoint
+    from router.outcomes import Reason
+    from router.policy import FreshnessPolicy, ModelPolicy, Policies, RampPolicy
+    from router.protocols import Candidate as CandidateView
+    from router.protocols import Rng, Scorer
+
+PROBE = 1
+TRIAL = 2
+"""What an attempt holds and gives back when it is done: the one quarantine probe, a half-open place."""
+
+
+class Attempt:
+    """One try upstream, begun at ``started``. Hand it back to ``Cluster.done`` exactly once, however it ended."""
+
+    __slots__ = ("endpoint", "ended", "permits", "route", "started")
+
+    def __init__(self, endpoint: Endpoint, route: Route, started: float, permits: int = 0) -> None:
+        self.endpoint = endpoint
+        self.route = route
+        self.started = started
+        self.permits = permits
+        self.ended = False
+
+    @property
+    def probe(self) -> bool:
+        """True where it tries whether an ejected endpoint is back."""
+        return self.permits != 0
+
+
+@dataclass(frozen=True, slots=True)
+class NoCandidate:
+    """Nobody can take the request now: the reason that most candidates share, and when to come back."""
+
+    reason: Reason
+    retry_after_s: float
+    detail: str
+
+
+@dataclass(slots=True)
+class Column:
+    """One scorer's word on each candidate: as given, and with the unknown filled in."""
+
+    scorer: Scorer
+    coefficient: float
+    known: list[float | None]
+    scores: list[float]
+
+
+@dataclass(slots=True)
+class Weighing:
+    """The weight of each candidate and where it comes from, in the candidates' order."""
+
+    freshness: list[float]
+    ramp: list[float]
+    columns: list[Column]
+    weights: list[float]
+    floor: float
+
+
+class Route:
+    """The replicas of one model, all versions of it or one. ``key`` is ``name`` or ``name@version``.
+
+    The cluster owns everything but the first four fields. ``drawn`` are the candidates in the table, ``draw`` the
+    table; ``due`` is when the next choice must look closer, ``rebuild_at`` when the table has to be made again.
+    """
+
+    __slots__ = (
+        "key", "model", "version", "policy",
+        "due", "drawn", "draw", "used",
+        "built_at", "candidates", "dirty", "empty_since", "interval_s", "learned", "none", "none_at", "rebuild_at",
+        "waiting", "weights",
+    )  # fmt: skip
+
+    def __init__(self, model: str, version: str, policy: ModelPolicy, *, learned: bool, now: float) -> None:
+        self.key = f"{model}@{version}" if version else model
+        self.model = model
+        self.version = version
+        self.policy = policy
+        self.due = -inf
+        self.drawn: list[Candidate] = []
+        self.draw: Callable[[Rng], int] = _nothing_to_draw
+        self.used = False
+        self.candidates: list[Candidate] = []  # by endpoint id and version
+        self.waiting: list[Candidate] = []  # ejected, else fit
+        self.weights: list[float] = []
+        self.built_at = -inf
+        self.rebuild_at = -inf
+        self.interval_s = 0.0
+        self.dirty = True
+        self.learned = learned
+        self.empty_since = now
+        self.none: NoCandidate | None = None
+        self.none_at = -inf
+
+    def mark(self, *, opened: bool) -> None:
+        """Note that a candidate changed. The table follows within its interval, at once for the first candidate."""
+        self.dirty = True
+        self.none = None
+        if self.drawn:
+            self.rebuild_at = min(self.rebuild_at, self.built_at + self.interval_s)
+            self.due = min(self.due, self.rebuild_at)
+        elif opened:
+            self.rebuild_at = -inf
+
+    def expire(self) -> None:
+        """Have the table made again at the next choice."""
+        self.dirty = True
+        self.none = None
+        self.rebuild_at = self.due = -inf
+
+
+def freshness_at(age_s: float, policy: FreshnessPolicy) -> float:
+    """Return 1 up to ``full_s`` of age, then linearly less, 0 from ``ttl_s``."""
+    if age_s <= policy.full_s:
+        return 1.0
+    return max(0.0, (policy.ttl_s - age_s) / (policy.ttl_s - policy.full_s))
+
+
+def ramp_at(warm_for_s: float, policy: RampPolicy) -> float:
+    """Return the share that a replica gets which has been warm for so long."""
+    if warm_for_s >= policy.duration_s:
+        return 1.0
+    return policy.start_ratio + (1 - policy.start_ratio) * warm_for_s / policy.duration_s
+
+
+def weigh(
+    candidates: Sequence[CandidateView], scorers: Sequence[tuple[Scorer, float]], policies: Policies, mode: StoreMode
+) -> Weighing:
+    """Give each candidate its weight; pure, from what the candidates hold now.
+
+    With the store gone for long (``local``) only observed signals count; with nothing to go by (``uniform``) none.
+    """
+    freshness = [freshness_at(candidate.age_s, policies.freshness) for candidate in candidates]
+    ramp = [ramp_at(candidate.warm_for_s, policies.ramp) for candidate in candidates]
+    columns: list[Column] = []
+    if mode is StoreMode.UNIFORM:
+        return Weighing(freshness, ramp, columns, [1.0] * len(candidates), 0.0)
+    sums = [0.0] * len(candidates)
+    for scorer, coefficient in scorers:
+        if mode is StoreMode.LOCAL and not scorer.observed:
+            continue
+        known = scorer(candidates)
+        middle: float | None = None
+        if None in known:
+            middle = median(known)
+        fill = NEUTRAL if middle is None else middle
+        scores = [fill if score is None else score for score in known]
+        columns.append(Column(scorer, coefficient, known, scores))
+        for index, score in enumerate(scores):
+            sums[index] += coefficient * score
+    weights = [fresh * rise * total for fresh, rise, total in zip(freshness, ramp, sums, strict=True)]
+    floor = policies.scoring.exploration_floor_ratio * sum(weights) / len(weights) if weights else 0.0
+    return Weighing(freshness, ramp, columns, [max(weight, floor) for weight in weights], floor)
+
+
+def _nothing_to_draw(rng: Rng) -> int:
+    raise IndexError("the route has no candidate")

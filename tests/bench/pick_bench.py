@@ -1,0 +1,97 @@
+"""What one choice costs: ``choose`` alone and ``choose`` + ``done``, at 2, 100 and 1,000 endpoints.
+
+Run it with ``python -m tests.bench.pick_bench``; ``make bench`` prints the same lines.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+
+from router.cluster import Cluster
+from router.model import EndpointRecord, EndpointSeen, Replica, Tick
+from router.outcomes import AttemptResult
+from router.policy import ModelPolicy, Policies
+from router.routes import Attempt, Route
+
+SIZES = (2, 100, 1000)
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Microseconds per call at one number of endpoints, the best of several rounds."""
+
+    endpoints: int
+    choose_us: float
+    choose_and_done_us: float
+    rebuild_us: float
+
+
+def fleet(size: int, now: float) -> tuple[Cluster, Route]:
+    """Return a cluster of warm endpoints that have answered, and the route to them."""
+    cluster = Cluster(Policies(), [ModelPolicy("m")], now)
+    for index in range(size):
+        replica = Replica("m", "1", warmth=(("a", 1.0), ("b", index % 7 / 7)), warm_for_s=60.0)
+        record = EndpointRecord(
+            f"e{index:04}",
+            f"http://127.0.0.1:{index + 1}",
+            epoch="x",
+            replicas=(replica,),
+            free_memory_bytes=(index % 11) * GIB,
+            total_memory_bytes=16 * GIB,
+        )
+        cluster.apply(EndpointSeen(record, now), now)
+    route = cluster.route("m")
+    assert route is not None
+    rng = random.Random(1)
+    for _ in range(size * 3):
+        attempt = cluster.choose(route, now, rng.random)
+        assert isinstance(attempt, Attempt)
+        cluster.done(attempt, AttemptResult.SUCCESS, now + rng.uniform(0.001, 0.020))
+    cluster.apply(Tick(), now + 2.5)
+    return cluster, route
+
+
+def measure(size: int, calls: int = 20_000, rounds: int = 5) -> Cost:
+    """Measure at one number of endpoints."""
+    now = 1000.0
+    cluster, route = fleet(size, now)
+    rng = random.Random(2).random
+    at = now + 2.6
+    best_choose = best_both = best_rebuild = float("inf")
+    for round_ in range(rounds):
+        at += 1e-6
+        begun = time.perf_counter()
+        attempts = [cluster.choose(route, at, rng) for _ in range(calls)]
+        best_choose = min(best_choose, time.perf_counter() - begun)
+        for attempt in attempts:
+            assert isinstance(attempt, Attempt)
+            cluster.done(attempt, AttemptResult.SUCCESS, at + 0.005)
+        begun = time.perf_counter()
+        for _ in range(calls):
+            attempt = cluster.choose(route, at, rng)
+            cluster.done(attempt, AttemptResult.SUCCESS, at + 0.005)  # type: ignore[arg-type]
+        best_both = min(best_both, time.perf_counter() - begun)
+        route.expire()
+        begun = time.perf_counter()
+        cluster.apply(Tick(), at + 2.1 * (round_ + 1))
+        best_rebuild = min(best_rebuild, time.perf_counter() - begun)
+        at = now + 2.6 + 2.1 * (round_ + 1)
+    return Cost(size, best_choose / calls * 1e6, best_both / calls * 1e6, best_rebuild * 1e6)
+
+
+def main() -> None:
+    """Print the table."""
+    print("one choice: endpoints, choose us, choose+done us, table rebuild us")
+    for size in SIZES:
+        cost = measure(size)
+        print(
+            f"{cost.endpoints:6} {cost.choose_us:8.2f} {cost.choose_and_done_us:8.2f} {cost.rebuild_us:10.0f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
