@@ -16,7 +16,9 @@ from router.policy import (
     BreakerPolicy,
     FreshnessPolicy,
     LatencyPolicy,
+    ModelPolicy,
     OnNoCandidate,
+    Policies,
     QuarantinePolicy,
     RampPolicy,
     RetryPolicy,
@@ -270,3 +272,21 @@ class Settings(Base, frozen=True):
     limits: Limits = msgspec.field(default_factory=Limits)
     timeouts: Timeouts = msgspec.field(default_factory=Timeouts)
     logging: Logging = msgspec.field(default_factory=Logging)
+
+
+def model_policies(settings: Settings) -> tuple[ModelPolicy, ...]:
+    """Return what the router needs of each configured model."""
+    return tuple(
+        ModelPolicy(
+            name=model.name,
+            idempotent=model.idempotent,
+            default=model.default,
+            on_no_candidate=model.on_no_candidate,
+        )
+        for model in settings.models
+    )
+
+
+def router_policies(settings: Settings) -> Policies:
+    """Return the router's tunables."""
+    return Policies(**{field: getattr(settings.policies, field) for field in settings.policies.__struct_fields__})

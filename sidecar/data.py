@@ -1,0 +1,297 @@
+"""One data process: listeners, the data path, a cluster of its own, and the channel to the control process.
+
+It serves on with the last snapshot when the control process is gone, and accepts nothing before its first snapshot (or
+until it has waited long enough for one), so that a process that just started refuses nobody for want of routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from router.cluster import Cluster
+from router.model import (
+    EndpointEjected,
+    EndpointGone,
+    EndpointHeld,
+    EndpointReturned,
+    EndpointSeen,
+    EndpointsHeard,
+    PeerObserved,
+    SnapshotBegan,
+    SnapshotEnded,
+    StoreChanged,
+    StoreMode,
+    Tick,
+)
+from sidecar.channel import Channel, ChannelError, FaultsChanged, Hello, Listening, Ping
+from sidecar.http1.downstream import DownstreamConnection
+from sidecar.http1.plane import SWEEP_S, Plane
+from sidecar.settings import model_policies, router_policies
+from sidecar.sockets import granted
+from sidecar.telemetry.logs import get_log
+from sidecar.telemetry.page import Page, Scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from router.model import Event
+    from sidecar.boot import DataPlan
+
+TICK_S = 0.1
+OBSERVE_S = 1.0
+HELLO_S = 1.0
+FIRST_SNAPSHOT_S = 5.0
+"""Longest wait for a snapshot before connections are accepted all the same."""
+MAX_QUEUED = 65536
+"""Most connections taken from an accept queue while closing (the largest backlog there is)."""
+CONTROL_SILENT_S = 2.0
+"""No ping for this long: the control process is gone or stuck."""
+
+_ROUTER_EVENTS = (
+    EndpointSeen,
+    EndpointsHeard,
+    EndpointGone,
+    EndpointHeld,
+    EndpointEjected,
+    EndpointReturned,
+    PeerObserved,
+    SnapshotBegan,
+)
+_MODE_INDEX = {mode: index for index, mode in enumerate(StoreMode)}
+
+
+class DataProcess:
+    """The composition of one data process, on one loop."""
+
+    def __init__(self, plan: DataPlan, loop: asyncio.AbstractEventLoop) -> None:
+        self._plan = plan
+        self._loop = loop
+        self._log = get_log("data")
+        self._clock = time.monotonic
+        self._channel = Channel.from_fd(plan.channel_fd)
+        self._page = Page(plan.metrics_fd)
+        self._epoch = secrets.token_hex(8)
+        settings = plan.settings
+        rng = random.Random(secrets.randbits(64))  # noqa: S311  routing, not secrets
+        now = self._clock()
+        self._page.begin(os.getpid(), now)
+        self._cluster = Cluster(router_policies(settings), model_policies(settings), now)
+        self._plane = Plane(
+            cluster=self._cluster,
+            page=self._page,
+            loop=loop,
+            clock=self._clock,
+            rng=rng,
+            limits=settings.limits,
+            timeouts=settings.timeouts,
+            share=self._share,
+        )
+        self._plane.drained = self._finish
+        self._servers: list[asyncio.Server] = []
+        self._sockets: list[tuple[socket.socket, str | None]] = []
+        self._accepting = False
+        self._mode = StoreMode.LIVE
+        self._pinged = now
+        self._snapshot = False
+        self._go = asyncio.Event()  # accept now: a snapshot came, or there is nothing to wait for
+        self._control_lost = False
+        self._hello_due = now
+        self._observe_due = now + OBSERVE_S
+        self._sweep_due = now + SWEEP_S
+        self._drain_until: float | None = None
+        self._ended = loop.create_future()
+
+    async def run(self) -> int:
+        """Serve until told to stop; return the exit code."""
+        loop = self._loop
+        loop.add_signal_handler(signal.SIGTERM, self._drain)
+        loop.add_reader(self._channel.fileno(), self._read_channel)
+        self._say_hello()
+        self._tick()
+        try:
+            async with asyncio.timeout(FIRST_SNAPSHOT_S):
+                await self._go.wait()
+        except TimeoutError:
+            self._log.warning("snapshot.missing", waited_s=FIRST_SNAPSHOT_S)
+        if self._drain_until is None:
+            await self._accept()
+        await self._ended
+        self._ticker.cancel()
+        self._plane.flush(self._clock())
+        loop.remove_reader(self._channel.fileno())
+        self._log.info("process.stopped")
+        return 0
+
+    # --- listeners ----------------------------------------------------------------------------------------------
+
+    async def _accept(self) -> None:
+        settings = self._plan.settings
+        for held in self._plan.listeners:
+            listener = settings.listeners[held.listener]
+            sock = socket.socket(fileno=held.fd)
+            sock.setblocking(False)
+            default_model = listener.default_model
+            server = await self._loop.create_server(self._factory(default_model), sock=sock, backlog=listener.backlog)
+            self._servers.append(server)
+            self._sockets.append((sock, default_model))
+            grant = granted(sock, listener.backlog, listener.fastopen_queue)
+            name = listener.name or held.address
+            self._channel.send(Listening(self._plan.index, name, held.address, grant.backlog, grant.fastopen_queue))
+        self._accepting = True
+        self._log.info("process.accepting", listeners=[held.address for held in self._plan.listeners])
+
+    async def _stop_accepting(self) -> None:
+        """Close the listeners, but first take what already waits in their queues: those callers were accepted."""
+        waiting: list[tuple[socket.socket, str | None]] = []
+        for sock, default_model in self._sockets:
+            for _ in range(MAX_QUEUED):
+                try:
+                    connection, _ = sock.accept()
+                except OSError:  # nobody waits, or no descriptor is left
+                    break
+                connection.setblocking(False)
+                waiting.append((connection, default_model))
+        for server in self._servers:
+            server.close()
+        for connection, default_model in waiting:
+            await self._loop.connect_accepted_socket(self._factory(default_model), connection)
+        self._accepting = False
+        self._log.info("process.closed", taken_from_queue=len(waiting))
+
+    def _factory(self, default_model: str | None) -> Callable[[], DownstreamConnection]:
+        return lambda: DownstreamConnection(self._plane, default_model)
+
+    # --- the channel --------------------------------------------------------------------------------------------
+
+    def _say_hello(self) -> None:
+        self._hello_due = self._clock() + HELLO_S
+        self._channel.send(Hello(self._plan.index, os.getpid(), self._epoch))
+
+    def _share(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            if not self._channel.send(event):
+                self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
+            if isinstance(event, EndpointEjected):
+                self._log.warning(
+                    "endpoint.ejected",
+                    endpoint=event.id,
+                    cause=event.cause.value,
+                    level=event.level,
+                    for_s=round(event.until - event.at, 3),
+                )
+            elif isinstance(event, EndpointReturned):
+                self._log.info("endpoint.returned", endpoint=event.id, cause=event.cause.value)
+
+    def _read_channel(self) -> None:
+        try:
+            for message in self._channel.receive():
+                self._take(message)
+        except ChannelError as error:
+            self._log.error("channel.unreadable", error=str(error))
+        except EOFError:
+            self._loop.remove_reader(self._channel.fileno())  # the supervisor is gone too: SIGTERM follows
+            self._log.error("channel.closed")
+        self._bury()
+
+    def _take(self, message: object) -> None:
+        now = self._clock()
+        if isinstance(message, _ROUTER_EVENTS):
+            self._share(self._cluster.apply(message, now))
+        elif isinstance(message, Ping):
+            self._pinged = now
+            if self._control_lost:
+                self._control_lost = False
+                self._plane.gauge(Scalar.CONTROL_LOST_NOW, 0)
+                self._log.info("control.returned")
+                self._set_mode(self._mode, now)
+        elif isinstance(message, StoreChanged):
+            self._mode = message.mode
+            self._set_mode(message.mode, now)
+        elif isinstance(message, SnapshotEnded):
+            self._share(self._cluster.apply(message, now))
+            self._snapshot = True
+            self._go.set()
+        elif isinstance(message, FaultsChanged):
+            self._plane.faults = message.rules
+            self._log.warning("faults.changed", rules=len(message.rules))
+
+    def _set_mode(self, mode: StoreMode, now: float) -> None:
+        self._cluster.apply(StoreChanged(mode, now), now)
+        self._plane.gauge(Scalar.STORE_MODE_NOW, _MODE_INDEX[mode])
+
+    def _bury(self) -> None:
+        for id in self._plane.bury():  # noqa: A001
+            self._log.info("endpoint.gone", endpoint=id)
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = self._clock()
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+        self._share(self._cluster.apply(Tick(), now))
+        if now >= self._sweep_due:
+            self._plane.gauge(Scalar.LOOP_LAG_US_NOW, int(max(0.0, now - self._sweep_due) * 1e6))
+            self._sweep_due = now + SWEEP_S
+            self._plane.sweep(now)
+        if now >= self._observe_due:
+            self._observe_due = now + OBSERVE_S
+            self._plane.flush(now)
+            self._observe(now)
+        if not self._snapshot and now >= self._hello_due:
+            self._say_hello()
+        if not self._control_lost and now - self._pinged > CONTROL_SILENT_S:
+            self._control_lost = True
+            self._plane.gauge(Scalar.CONTROL_LOST_NOW, 1)
+            self._log.warning("control.lost", silent_s=round(now - self._pinged, 1))
+            self._set_mode(StoreMode.FROZEN, now)
+        if self._plane.faults and all(now >= rule.until for rule in self._plane.faults):
+            self._plane.faults = ()
+        if self._drain_until is not None and now >= self._drain_until and not self._ended.done():
+            cut = self._plane.cut_all()
+            self._log.warning("drain.cut", requests=cut)
+            self._drain_until = float("inf")
+            self._loop.call_later(0.2, self._finish)
+
+    def _observe(self, now: float) -> None:
+        observations = self._cluster.observe(now)
+        for start in range(0, max(1, len(observations)), 64):
+            batch = observations[start : start + 64]
+            if not self._channel.send(PeerObserved(self._plan.index, batch, now)):
+                self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        if self._drain_until is not None:
+            return
+        now = self._clock()
+        grace_s = self._plan.settings.timeouts.drain_s
+        self._drain_until = now + grace_s
+        self._log.info("drain.began", connections=len(self._plane.connections), grace_s=grace_s)
+        self._plane.drain(now)
+        self._go.set()
+        self._stopping = self._loop.create_task(self._stop_accepting(), name="stop accepting")
+
+    def _finish(self) -> None:
+        """Everything that ran has ended (or was cut)."""
+        if not self._accepting and not self._ended.done():
+            self._ended.set_result(None)
+
+
+def run_data(plan: DataPlan) -> int:
+    """Run one data process to its end; return the exit code."""
+
+    async def main() -> int:
+        return await DataProcess(plan, asyncio.get_running_loop()).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())

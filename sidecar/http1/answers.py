@@ -1,0 +1,60 @@
+"""The answers that warmroute gives itself: one error body per surface, all from the one table of outcomes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.matching import Surface
+from router.outcomes import OUTCOMES, Outcome
+
+_ENCODE = msgspec.json.Encoder().encode
+
+
+def error_body(surface: Surface, outcome: Outcome, detail: str = "") -> tuple[bytes, bytes]:
+    """Return (content type, body) for ``outcome`` in the form that ``surface``'s clients read.
+
+    V2: ``{"error": TEXT}`` (Open Inference Protocol). OpenAI: ``{"error": {message, type, param, code}}``. Else text.
+    """
+    spec = OUTCOMES[outcome]
+    text = f"{spec.message}: {detail}" if detail else spec.message
+    if surface is Surface.V2:
+        return b"application/json", _ENCODE({"error": text})
+    if surface is Surface.OPENAI:
+        return b"application/json", _ENCODE(
+            {"error": {"message": text, "type": spec.kind, "param": None, "code": outcome.value}}
+        )
+    return b"text/plain; charset=utf-8", f"{spec.status} {spec.phrase}: {text}\n".encode()
+
+
+def error_answer(
+    surface: Surface,
+    outcome: Outcome,
+    detail: str = "",
+    *,
+    request_id: bytes = b"",
+    retry_after_s: float | None = None,
+    close: bool = False,
+    head_only: bool = False,
+    status: int = 0,
+) -> bytes:
+    """Return a whole HTTP/1.1 response for an outcome that warmroute answers itself.
+
+    ``retry_after_s`` is rounded up to whole seconds, at least 1. ``head_only``: the request was HEAD. ``status``
+    replaces the table's (an injected fault chooses its own).
+    """
+    spec = OUTCOMES[outcome]
+    kind, body = error_body(surface, outcome, detail)
+    lines = [
+        b"HTTP/1.1 %d %s" % (status or spec.status, spec.phrase.encode()),
+        b"Content-Type: " + kind,
+        b"Content-Length: %d" % len(body),
+        b"warmroute-outcome: " + outcome.value.encode(),
+    ]
+    if request_id:
+        lines.append(b"x-request-id: " + request_id)
+    if spec.retry_after:
+        wait = 1.0 if retry_after_s is None else retry_after_s
+        lines.append(b"Retry-After: %d" % max(1, -int(-wait // 1)))
+    if close:
+        lines.append(b"Connection: close")
+    return b"\r\n".join(lines) + b"\r\n\r\n" + (b"" if head_only else body)

@@ -1,0 +1,127 @@
+"""The chunked transfer coding (RFC 9112 7.1), read strictly: what is not exactly right is refused, never repaired.
+
+Chunk data is passed on in its own framing, so a stream goes through event by event without being copied together.
+Chunk extensions are checked and passed; trailer fields are checked and dropped (RFC 9110 6.5.1 allows that).
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_SIZE_LINE = 256
+MAX_TRAILER_BYTES = 8192
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
+_TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*")
+
+_SIZE, _DATA, _DATA_END, _TRAILERS, _DONE = range(5)
+
+
+class ChunkError(ValueError):
+    """The body's framing is broken: no byte behind this point can be trusted."""
+
+
+class ChunkScanner:
+    """Follows one chunked body. Feed it the bytes as they come; it returns what may be passed on.
+
+    ``done`` is True once the last chunk and the trailer section ended; ``rest`` is then what follows the message.
+    ``payload_bytes`` counts the data announced so far. With ``decode`` the data comes back without its framing (for a
+    receiver that does not know chunks).
+    """
+
+    __slots__ = ("_decode", "_held", "_left", "_state", "_trailer_bytes", "done", "payload_bytes", "rest")
+
+    def __init__(self, *, decode: bool = False) -> None:
+        self._decode = decode
+        self._held = b""
+        self._left = 0
+        self._state = _SIZE
+        self._trailer_bytes = 0
+        self.done = False
+        self.payload_bytes = 0
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the part of the body that is now complete enough to be passed on.
+
+        Raises:
+            ChunkError: the framing is broken.
+        """
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        size = len(data)
+        position = 0
+        body_end = -1  # where the last chunk's line ends, if this call meets it
+        payload: list[bytes] = []
+        while position < size:
+            state = self._state
+            if state == _DATA:
+                take = min(self._left, size - position)
+                if self._decode:
+                    payload.append(data[position : position + take])
+                self._left -= take
+                position += take
+                if self._left:
+                    break
+                self._state = _DATA_END
+            elif state == _DATA_END:
+                if size - position < 2 and data[position] == 13:
+                    break
+                if data[position : position + 2] != b"\r\n":
+                    raise ChunkError("chunk data is not followed by CRLF")
+                position += 2
+                self._state = _SIZE
+            elif state == _SIZE:
+                end = data.find(b"\r\n", position, position + MAX_SIZE_LINE + 2)
+                if end < 0:
+                    _check_partial_size(data[position:])
+                    break
+                match = _SIZE_LINE.fullmatch(data, position, end)
+                if match is None:
+                    raise ChunkError(f"chunk size line {data[position : min(end, position + 40)]!r}")
+                self._left = int(match[1], 16)
+                self.payload_bytes += self._left
+                position = end + 2
+                if self._left:
+                    self._state = _DATA
+                else:
+                    self._state = _TRAILERS
+                    body_end = position
+            elif state == _TRAILERS:
+                end = data.find(b"\r\n", position)
+                if end < 0:
+                    self._check_partial_trailer(data[position:])
+                    break
+                if end == position:
+                    self._state = _DONE
+                    self.done = True
+                    self.rest = data[end + 2 :]
+                    break
+                if not _TRAILER.fullmatch(data, position, end):
+                    raise ChunkError(f"trailer line {data[position : min(end, position + 40)]!r}")
+                self._trailer_bytes += end + 2 - position
+                position = end + 2
+            else:
+                raise ChunkError("bytes behind the end of the body")
+        if not self.done and position < size:
+            self._held = data[position:]
+        if self._decode:
+            return b"".join(payload)
+        if self._state < _TRAILERS:
+            return data[:position] if position < size else data
+        return data[: max(body_end, 0)] + (b"\r\n" if self.done else b"")
+
+    def _check_partial_trailer(self, partial: bytes) -> None:
+        if self._trailer_bytes + len(partial) > MAX_TRAILER_BYTES:
+            raise ChunkError("trailer section too long")
+        if b"\n" in partial or b"\r" in partial[:-1]:
+            raise ChunkError("bare CR or LF in the trailer section")
+
+
+def _check_partial_size(partial: bytes) -> None:
+    """Refuse early what can no longer become a size line, so that nobody waits for the rest of it."""
+    if len(partial) > MAX_SIZE_LINE:
+        raise ChunkError("chunk size line too long")
+    stripped = partial.removesuffix(b"\r")
+    if stripped and not _SIZE_LINE.fullmatch(stripped) and not _SIZE_LINE.fullmatch(stripped + b";"):
+        raise ChunkError(f"chunk size line {partial[:40]!r}")

@@ -1,0 +1,242 @@
+"""What all connections of one data process share: the cluster, the pools, the metrics page, the limits."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from router.matching import Surface, match
+from router.outcomes import OUTCOME_INDEX, AttemptResult, Outcome, Reason
+from sidecar.telemetry.page import (
+    BUCKETS_S,
+    ENDPOINT_EJECTIONS,
+    ENDPOINT_HISTOGRAM,
+    ENDPOINT_IN_FLIGHT,
+    MODEL_OUTCOMES,
+    Page,
+    Scalar,
+    bucket,
+)
+from sidecar.upstreams.pool import Upstream
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from router.cluster import Cluster
+    from router.endpoint import Endpoint
+    from router.model import Event
+    from router.routes import Attempt, Route
+    from sidecar.channel import FaultRule
+    from sidecar.http1.downstream import DownstreamConnection
+    from sidecar.settings import Limits, Timeouts
+
+NO_MODEL = "_none"
+"""Metrics row of requests that matched no model."""
+
+_MEMO_TARGETS = 4096
+_RESULT_INDEX = {result: index for index, result in enumerate(AttemptResult)}
+_SUM = len(BUCKETS_S) + 1
+SWEEP_S = 0.25
+"""How often deadlines are looked at: timeouts are this coarse."""
+
+LAME_DUCK_S = 1.0
+"""How long idle connections are kept after draining began, so that a request already on its way is still answered."""
+
+
+class Target:
+    """What a request target means here: the surface, the route (None: nothing matches) and the metrics row."""
+
+    __slots__ = ("route", "row", "surface", "why")
+
+    def __init__(self, surface: Surface, route: Route | None, row: int, why: str) -> None:
+        self.surface = surface
+        self.route = route
+        self.row = row
+        self.why = why  # why there is no route
+
+
+class Plane:
+    """The state of one data process's data path. One loop, one thread."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        page: Page,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+        rng: random.Random,
+        limits: Limits,
+        timeouts: Timeouts,
+        share: Callable[[tuple[Event, ...]], None],
+    ) -> None:
+        self.cluster = cluster
+        self.page = page
+        self.words = page.words
+        self.loop = loop
+        self.clock = clock
+        self.rng = rng.random
+        self._bits = rng.getrandbits
+        self._id_prefix = b"%016x-" % rng.getrandbits(64)
+        self._id_count = 0
+        self.limits = limits
+        self.timeouts = timeouts
+        self.share = share
+        self.connections: set[DownstreamConnection] = set()
+        self.faults: tuple[FaultRule, ...] = ()
+        self.draining = False
+        self.drained: Callable[[], None] = lambda: None
+        self._drain_began = 0.0
+        self.received_bytes = 0
+        self.sent_answers = 0
+        self._targets: dict[tuple[str | None, bytes], Target] = {}
+        self._generation = -1
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def resolve(self, target: bytes, default_model: str | None) -> Target:
+        """Return what a request target means (RFC 3986 path only; the query decides nothing)."""
+        query = target.find(b"?")
+        path = target if query < 0 else target[:query]
+        cluster = self.cluster
+        if cluster.generation != self._generation:
+            self._targets.clear()
+            self._generation = cluster.generation
+        key = (default_model, path)
+        found = self._targets.get(key)
+        if found is None:
+            if len(self._targets) >= _MEMO_TARGETS:
+                self._targets.clear()
+            found = self._targets[key] = self._resolve(path, default_model)
+        return found
+
+    def _resolve(self, path: bytes, default_model: str | None) -> Target:
+        surface, model, version = match(path)
+        cluster = self.cluster
+        route: Route | None = None
+        why = "the path names no model and there is no default"
+        if model:
+            route = cluster.route(model, version)
+            why = f"model {model[:128]!r}" + (f" version {version[:128]!r}" if version else "") + " is not known"
+        elif default_model is not None:
+            route = cluster.route(default_model)
+        if route is None and not (model and cluster.missing(model, version) is Reason.WRONG_VERSION):
+            route = cluster.default_route
+        return Target(surface, route, self.page.model_row(NO_MODEL if route is None else route.model), why)
+
+    def new_request_id(self) -> bytes:
+        """Return a new request id: random per process, then counted."""
+        self._id_count += 1
+        return self._id_prefix + b"%08x" % self._id_count
+
+    def new_traceparent(self) -> bytes:
+        """Return a new, unsampled trace context (W3C Trace Context, version 00)."""
+        return b"00-%032x-%016x-00" % (self._bits(128) or 1, self._bits(64) or 1)
+
+    def upstream(self, endpoint: Endpoint) -> Upstream:
+        """Return an endpoint's pool, made at its first use."""
+        pool: Upstream | None = endpoint.shell
+        if pool is None:
+            pool = endpoint.shell = Upstream(
+                endpoint.id,
+                endpoint.address,
+                loop=self.loop,
+                clock=self.clock,
+                page=self.page,
+                connect_s=self.timeouts.connect_s,
+                idle_s=self.timeouts.upstream_keep_alive_s,
+                max_idle=self.limits.pooled_per_endpoint,
+                max_head_bytes=self.limits.head_bytes,
+            )
+        return pool
+
+    # --- endings ------------------------------------------------------------------------------------------------
+
+    def attempt_ended(self, attempt: Attempt, result: AttemptResult, now: float) -> None:
+        """Settle one attempt with the router and the metrics."""
+        words = self.words
+        row = attempt.endpoint.shell.row
+        words[row + _RESULT_INDEX[result]] += 1
+        seconds = now - attempt.started
+        words[row + ENDPOINT_HISTOGRAM + bucket(seconds)] += 1
+        words[row + ENDPOINT_HISTOGRAM + _SUM] += int(seconds * 1e6)
+        shared = self.cluster.done(attempt, result, now)
+        if shared:
+            words[row + ENDPOINT_EJECTIONS] += 1
+            self.share(shared)
+
+    def request_ended(self, row: int, outcome: Outcome, seconds: float) -> None:
+        """Count one request."""
+        words = self.words
+        words[row + OUTCOME_INDEX[outcome]] += 1
+        words[row + MODEL_OUTCOMES + bucket(seconds)] += 1
+        words[row + MODEL_OUTCOMES + _SUM] += int(seconds * 1e6)
+
+    def count(self, member: Scalar, by: int = 1) -> None:
+        """Add to a counter of this process."""
+        self.words[self.page.scalar(member)] += by
+
+    def gauge(self, member: Scalar, value: int) -> None:
+        """Set a gauge of this process."""
+        self.words[self.page.scalar(member)] = value
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def sweep(self, now: float) -> None:
+        """Look at every deadline once."""
+        lame = self.draining and now - self._drain_began >= LAME_DUCK_S
+        for connection in list(self.connections):
+            if lame:
+                connection.close_if_idle()
+            if connection.active:
+                connection.refresh(now)
+            elif now >= connection.deadline:
+                connection.expired(now)
+        if self.draining and not self.connections:
+            self.drained()
+
+    def flush(self, now: float) -> None:
+        """Write the gauges, drop what left the fleet, age the pools. Once a second."""
+        self.count(Scalar.RECEIVED_BYTES, self.received_bytes)
+        self.received_bytes = 0
+        self.gauge(Scalar.CONNECTIONS_NOW, len(self.connections))
+        self.gauge(Scalar.REQUESTS_NOW, sum(connection.busy for connection in self.connections))
+        pooled = opened = 0
+        words = self.words
+        for endpoint in self.cluster.endpoints.values():
+            pool: Upstream | None = endpoint.shell
+            if pool is not None:
+                pool.expire(now)
+                pooled += pool.pooled
+                opened += len(pool.open_connections)
+                words[pool.row + ENDPOINT_IN_FLIGHT] = endpoint.in_flight
+        self.gauge(Scalar.UPSTREAM_POOLED_NOW, pooled)
+        self.gauge(Scalar.UPSTREAM_CONNECTIONS_NOW, opened)
+
+    def bury(self) -> list[str]:
+        """Close the pools and end the series of endpoints that left; return their ids."""
+        departed = self.cluster.departed
+        ids = []
+        while departed:
+            endpoint = departed.pop()
+            pool: Upstream | None = endpoint.shell
+            if pool is not None:
+                pool.close()
+                if endpoint.id not in self.cluster.endpoints:
+                    self.page.drop_endpoint(endpoint.id)
+            ids.append(endpoint.id)
+        return ids
+
+    def drain(self, now: float) -> None:
+        """Begin to end: every answer from now on closes its connection, idle ones go after a lame-duck second."""
+        self.draining = True
+        self._drain_began = now
+        self.gauge(Scalar.DRAINING_NOW, 1)
+
+    def cut_all(self) -> int:
+        """End what still runs, because the grace period is over; return how many requests that cut."""
+        cut = sum(connection.busy for connection in self.connections)
+        for connection in list(self.connections):
+            connection.cut_for_drain()
+        return cut

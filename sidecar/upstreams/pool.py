@@ -1,0 +1,463 @@
+"""Connections to workers: one pool per endpoint, kept alive, last in first out, and trusted with one answer at a time.
+
+A pooled connection that says anything while nobody asked is poisoned and dropped at once: those bytes would become the
+next caller's answer. A connection that stood idle is looked at before it is used again, since bytes or a FIN may wait
+unread in the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import socket
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from router.outcomes import AttemptResult
+from sidecar.http1.chunked import ChunkError, ChunkScanner
+from sidecar.http1.head import CHUNKED, HeadError, ResponseHead, parse_response
+from sidecar.telemetry.page import Scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sidecar.telemetry.page import Page
+
+MAX_INTERIM = 64
+"""1xx answers to one request; more is a worker gone wrong."""
+
+LOOK_AFTER_S = 0.002
+"""A connection idle for longer is peeked at before it is used (a system call that a busy pool need not pay)."""
+
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+_OUR_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Connect errors that say nothing of the endpoint: this process or host is out of something."""
+
+_IDLE, _HEAD, _LENGTH, _CHUNKS, _TO_CLOSE = range(5)
+
+
+class Exchange(Protocol):
+    """The downstream side of one request, as an upstream connection needs it."""
+
+    transport: asyncio.Transport
+    active: bool
+    request_done: bool
+    method: bytes
+    old_client: bool  # HTTP/1.0: knows no chunks
+
+    def begin_answer(self, head: ResponseHead) -> bytes:
+        """The final head came; return what goes downstream for it, with its empty line."""
+
+    def interim(self, head: ResponseHead) -> None:
+        """A 1xx head came."""
+
+    def answer_ended(self, now: float, status: int, *, busy: bool) -> None:
+        """The whole answer went downstream."""
+
+    def attempt_failed(self, result: AttemptResult, detail: str) -> None:
+        """The attempt ended without a whole answer. The connection is gone already."""
+
+    def attached(self, connection: UpstreamConnection) -> None:
+        """A new connection stands; send the request on it."""
+
+    def upstream_full(self, *, full: bool) -> None:
+        """The worker does not read (or reads again)."""
+
+
+class Upstream:
+    """One endpoint's pool. Lives in the endpoint's ``shell`` slot."""
+
+    __slots__ = (
+        "_clock",
+        "_connect_s",
+        "_host",
+        "_idle",
+        "_idle_s",
+        "_loop",
+        "_max_idle",
+        "_page",
+        "_path",
+        "_port",
+        "_tasks",
+        "closed",
+        "id",
+        "max_head_bytes",
+        "open_connections",
+        "row",
+    )
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002
+        address: str,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+        page: Page,
+        connect_s: float,
+        idle_s: float,
+        max_idle: int,
+        max_head_bytes: int,
+    ) -> None:
+        self.id = id
+        self._host, self._port, self._path = split_address(address)
+        self._loop = loop
+        self._clock = clock
+        self._page = page
+        self._connect_s = connect_s
+        self._idle_s = idle_s
+        self._max_idle = max_idle
+        self.max_head_bytes = max_head_bytes
+        self._idle: list[UpstreamConnection] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.open_connections: set[UpstreamConnection] = set()
+        self.row = page.endpoint_row(id)
+        self.closed = False
+
+    @property
+    def pooled(self) -> int:
+        """Idle connections."""
+        return len(self._idle)
+
+    def checkout(self, now: float) -> UpstreamConnection | None:
+        """Return an idle connection that is fit for a request, or None: then connect."""
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            idle_for = now - connection.idle_since
+            if idle_for > LOOK_AFTER_S and (idle_for > self._idle_s or not connection.quiet()):
+                self._count(Scalar.UPSTREAM_STALE_TOTAL)
+                connection.drop()
+                continue
+            return connection
+        return None
+
+    def connect(self, exchange: Exchange, wanted: Callable[[], bool]) -> None:
+        """Open a connection and attach it to ``exchange``, or pool it where ``wanted`` no longer says so."""
+        task = self._loop.create_task(self._open(exchange, wanted), name=f"connect {self.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _open(self, exchange: Exchange, wanted: Callable[[], bool]) -> None:
+        try:
+            async with asyncio.timeout(self._connect_s):
+                if self._path is not None:
+                    _, protocol = await self._loop.create_unix_connection(self._new_connection, self._path)
+                else:
+                    _, protocol = await self._loop.create_connection(self._new_connection, self._host, self._port)
+        except TimeoutError:
+            if wanted():
+                exchange.attempt_failed(
+                    AttemptResult.CONNECT_TIMEOUT, f"{self.id}: no connection in {self._connect_s} s"
+                )
+            return
+        except OSError as error:
+            if wanted():
+                ours = error.errno in _OUR_FAULT
+                result = AttemptResult.CANCELLED if ours else AttemptResult.CONNECT_REFUSED
+                exchange.attempt_failed(result, f"{self.id}: {error.strerror or error}")
+            return
+        self._count(Scalar.UPSTREAM_CONNECTIONS_TOTAL)
+        if wanted():
+            exchange.attached(protocol)
+        else:
+            self.release(protocol, self._clock())
+
+    def _new_connection(self) -> UpstreamConnection:
+        return UpstreamConnection(self)
+
+    def release(self, connection: UpstreamConnection, now: float) -> None:
+        """Take a connection back whose last answer ended cleanly."""
+        if self.closed or len(self._idle) >= self._max_idle:
+            connection.drop()
+            return
+        connection.resume_reading()
+        connection.idle_since = now
+        self._idle.append(connection)
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        """The connection is gone."""
+        self.open_connections.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def poisoned(self, connection: UpstreamConnection) -> None:
+        """An idle connection said something unasked."""
+        self._count(Scalar.UPSTREAM_POISONED_TOTAL)
+        self.forget(connection)
+
+    def expire(self, now: float) -> None:
+        """Close what has been idle for too long (the oldest stand first)."""
+        idle = self._idle
+        while idle and now - idle[0].idle_since > self._idle_s:
+            idle.pop(0).drop()
+
+    def close(self) -> None:
+        """Close the idle connections; busy ones end with their answers. No new one is pooled."""
+        self.closed = True
+        while self._idle:
+            self._idle.pop().drop()
+
+    def now(self) -> float:
+        """Return the monotonic time."""
+        return self._clock()
+
+    def _count(self, member: Scalar) -> None:
+        self._page.words[self._page.scalar(member)] += 1
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to a worker: idle in its pool, or reading the answer to one request."""
+
+    __slots__ = (
+        "_buffer",
+        "_head",
+        "_interims",
+        "_left",
+        "_mode",
+        "_scanner",
+        "_upstream",
+        "exchange",
+        "idle_since",
+        "paused",
+        "transport",
+    )
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream: Final = upstream
+        self.exchange: Exchange | None = None
+        self.idle_since = 0.0
+        self._mode = _IDLE
+        self._buffer = b""
+        self._left = 0
+        self._interims = 0
+        self.paused = False
+        self._head: ResponseHead
+        self._scanner: ChunkScanner
+        self.transport: asyncio.Transport
+
+    # --- towards the worker -------------------------------------------------------------------------------------
+
+    def begin(self, exchange: Exchange, data: bytes) -> None:
+        """Send a request's head and what there is of its body; the answer goes to ``exchange``."""
+        self.exchange = exchange
+        self._mode = _HEAD
+        self._interims = 0
+        self.transport.write(data)
+
+    def quiet(self) -> bool:
+        """Return whether nothing, not even a FIN, waits unread on this idle connection."""
+        if self.transport.is_closing():
+            return False
+        sock = cast("socket.socket", self.transport.get_extra_info("socket"))
+        fd = sock.fileno()
+        if fd < 0:
+            return False
+        try:
+            peek = socket.socket(fileno=fd)
+        except OSError:
+            return False
+        try:
+            peek.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            peek.detach()
+        return False
+
+    def drop(self) -> None:
+        """Close at once; whoever waited was told or has gone."""
+        self.exchange = None
+        self._mode = _IDLE
+        self._upstream.open_connections.discard(self)
+        self.transport.abort()
+
+    def pause_reading(self) -> None:
+        """The caller is full: read no more of the answer."""
+        if not self.paused and not self.transport.is_closing():
+            self.paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """The caller takes more, or the connection goes back to its pool."""
+        if self.paused:
+            self.paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    # --- asyncio.Protocol ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = cast("asyncio.Transport", transport)
+        self._upstream.open_connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what belongs to the answer."""
+        exchange = self.exchange
+        if exchange is None:
+            if not self.transport.is_closing():
+                self._upstream.poisoned(self)
+                self.transport.abort()
+            return
+        exchange.active = True
+        mode = self._mode
+        if mode == _HEAD:
+            self._read_head(exchange, data)
+        elif mode == _LENGTH:
+            left = self._left - len(data)
+            if left > 0:
+                self._left = left
+                exchange.transport.write(data)
+            else:
+                exchange.transport.write(data if left == 0 else data[: self._left])
+                self._end(exchange, clean=left == 0)
+        elif mode == _CHUNKS:
+            self._read_chunks(exchange, b"", data)
+        else:
+            self._pass_until_close(exchange, b"", data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Settle with whoever waited for an answer."""
+        self._upstream.forget(self)
+        exchange = self.exchange
+        if exchange is None:
+            return
+        if self._mode == _TO_CLOSE and exc is None:
+            if not exchange.old_client:
+                exchange.transport.write(b"0\r\n\r\n")
+            self._end(exchange, clean=False)
+            return
+        self.exchange = None
+        began = self._mode != _HEAD
+        self._mode = _IDLE
+        what = "closed" if exc is None else f"failed ({type(exc).__name__})"
+        if began:
+            exchange.attempt_failed(AttemptResult.CUT, f"{self._upstream.id}: the connection {what} inside the answer")
+        else:
+            where = "inside" if self._buffer else "before"
+            exchange.attempt_failed(
+                AttemptResult.RESET, f"{self._upstream.id}: the connection {what} {where} the response head"
+            )
+
+    def pause_writing(self) -> None:
+        """The worker does not read the request as fast as it comes."""
+        if self.exchange is not None:
+            self.exchange.upstream_full(full=True)
+
+    def resume_writing(self) -> None:
+        """The worker reads again."""
+        if self.exchange is not None:
+            self.exchange.upstream_full(full=False)
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def _read_head(self, exchange: Exchange, data: bytes) -> None:
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        while True:
+            end = data.find(b"\r\n\r\n") + 4
+            if end == 3:
+                if len(data) > self._upstream.max_head_bytes or _BARE_LF.search(data):
+                    self._fail(exchange, "the response head is over the limit or not HTTP")
+                else:
+                    self._buffer = data
+                return
+            if end > self._upstream.max_head_bytes:
+                self._fail(exchange, "the response head is over the limit")
+                return
+            try:
+                head = parse_response(data[:end], exchange.method)
+            except HeadError as error:
+                self._fail(exchange, error.detail)
+                return
+            rest = data[end:]
+            if head.status >= 200:
+                break
+            self._interims += 1
+            if self._interims > MAX_INTERIM:
+                self._fail(exchange, f"more than {MAX_INTERIM} interim answers")
+                return
+            exchange.interim(head)
+            if self.exchange is None:
+                return
+            data = rest
+        self._head = head
+        length = head.length
+        if length >= 0:
+            extra = len(rest) - length
+            out = exchange.begin_answer(head)
+            if extra >= 0:
+                exchange.transport.write(out + rest if extra == 0 else out + rest[:length])
+                self._end(exchange, clean=extra == 0)
+            else:
+                self._mode = _LENGTH
+                self._left = -extra
+                exchange.transport.write(out + rest)
+        elif length == CHUNKED:
+            self._scanner = ChunkScanner(decode=exchange.old_client)
+            self._read_chunks(exchange, head, rest)
+        else:
+            self._mode = _TO_CLOSE
+            self._pass_until_close(exchange, exchange.begin_answer(head), rest)
+
+    def _read_chunks(self, exchange: Exchange, head: ResponseHead | bytes, data: bytes) -> None:
+        """Pass chunks on; with a head, nothing has gone downstream yet, so broken framing can still become a 502."""
+        scanner = self._scanner
+        try:
+            out = scanner.feed(data)
+        except ChunkError as error:
+            self._fail(exchange, str(error))
+            return
+        if head:
+            out = exchange.begin_answer(cast("ResponseHead", head)) + out
+            self._mode = _CHUNKS
+        if out:
+            exchange.transport.write(out)
+        if scanner.done:
+            self._end(exchange, clean=not scanner.rest)
+
+    def _pass_until_close(self, exchange: Exchange, head: bytes, data: bytes) -> None:
+        if data and not exchange.old_client:
+            data = b"%x\r\n%s\r\n" % (len(data), data)
+        if head or data:
+            exchange.transport.write(head + data)
+
+    def _end(self, exchange: Exchange, *, clean: bool) -> None:
+        head = self._head
+        self.exchange = None
+        self._mode = _IDLE
+        now = self._upstream.now()
+        if clean and head.keep_alive and exchange.request_done and not self.transport.is_closing():
+            self._upstream.release(self, now)
+        else:
+            self._upstream.open_connections.discard(self)
+            self.transport.abort()
+        status = head.status
+        exchange.answer_ended(now, status, busy=status == 429 or (status == 503 and head.has_retry_after))
+
+    def _fail(self, exchange: Exchange, detail: str) -> None:
+        self.drop()
+        exchange.attempt_failed(AttemptResult.PROTOCOL, f"{self._upstream.id}: {detail}")
+
+
+def split_address(address: str) -> tuple[str, int, str | None]:
+    """Return (host, port, None) of ``http://HOST:PORT``, or ("", 0, path) of ``unix:/PATH``.
+
+    Raises:
+        ValueError: neither of them.
+    """
+    if address.startswith("unix:"):
+        return "", 0, address[5:]
+    scheme, separator, rest = address.partition("://")
+    host, colon, port = rest.rstrip("/").rpartition(":")
+    if scheme != "http" or not separator:
+        raise ValueError(f"endpoint address {address!r}: must be http://HOST:PORT or unix:/PATH")
+    if not colon or (host.startswith("[") and not host.endswith("]")):
+        host, port = rest.rstrip("/"), "80"
+    if not port.isdigit() or not host:
+        raise ValueError(f"endpoint address {address!r}: must be http://HOST:PORT or unix:/PATH")
+    return host.strip("[]"), int(port), None
