@@ -12,7 +12,9 @@ from sidecar.cli.outcome import EXIT_REFUSED, CliError
 
 
 def up(
-    *,
+    *worker_flags: Annotated[
+        str, Parameter(show_default=False, help="Flags for every worker, after -- (warmroute worker --help).")
+    ],
     models: Annotated[Path, Parameter(help="Model repository, DIR/NAME/VERSION/.")] = Path("models"),
     model: Annotated[
         tuple[str, ...],
@@ -24,7 +26,9 @@ def up(
     admin: Annotated[str, Parameter(help="Where the admin API accepts, HOST:PORT on loopback.")] = "127.0.0.1:9901",
     workers: Annotated[int, Parameter(help="Worker processes.", validator=Number(gte=1, lte=64))] = 2,
     processes: Annotated[int, Parameter(help="Data processes of the sidecar.", validator=Number(gte=1, lte=64))] = 2,
-    engine: Annotated[str | None, Parameter(help="The workers' engine (warmroute worker --help).")] = None,
+    engine: Annotated[
+        str | None, Parameter(help="The workers' engine, onnxruntime (the default) or deterministic.")
+    ] = None,
     ready_file: Annotated[
         Path | None,
         Parameter(help="Written once all is warm, as JSON: addresses, process ids, paths. Removed at the end."),
@@ -54,6 +58,7 @@ def up(
         workers=workers,
         processes=processes,
         engine=engine,
+        worker_flags=worker_flags,
         sample_file=readme.absolute() if readme.is_file() else Path(__file__),
         ready_file=ready_file,
         keep_run_dir=keep_run_dir,

@@ -66,6 +66,7 @@ class Options:
     workers: int
     processes: int
     engine: str | None
+    worker_flags: tuple[str, ...]
     sample_file: Path
     ready_file: Path | None = None
     keep_run_dir: bool = False
@@ -190,6 +191,7 @@ class Up:
             command += ["--model", model]
         if self._options.engine is not None:
             command += ["--engine", self._options.engine]
+        command += self._options.worker_flags
         return self._watched(name, command, WorkerView(name))
 
     def _watched(
