@@ -20,14 +20,14 @@ from pathlib import Path
 
 from sidecar.pids import kill_exactly, start_ticks
 
+_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""What would end its parent, or an impatient user's try at it: the janitor stays until it is done."""
 _POLL_S = 0.05
 _KILLED_WAIT_S = 2.0
 
 
 def run_janitor(fd: int) -> int:
     """Read what to remove from ``fd`` until its end, wait for it to go, remove what stays; return the exit code."""
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
     processes: dict[int, int] = {}
     paths: list[Path] = []
     patience_s = 0.0
@@ -65,14 +65,18 @@ class Janitor:
     def __init__(self, patience_s: float) -> None:
         """``patience_s`` is how long processes may take to leave by themselves."""
         read_fd, self._write_fd = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "sidecar", "janitor", "--plan-fd", str(read_fd)],
-            pass_fds=(read_fd,),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)  # inherited, so in force from its first instant
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "sidecar", "janitor", "--plan-fd", str(read_fd)],
+                pass_fds=(read_fd,),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(read_fd)
         self._known: dict[int, int] = {}
         self._note({"patience_s": patience_s})
