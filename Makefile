@@ -49,6 +49,8 @@ $(VENV)/dev.stamp: requirements/dev.lock $(VENV)/run.stamp
 	@touch $@
 
 venv: $(VENV)/run.stamp
+	@echo "ready: $(BIN)/warmroute"
+
 dev: $(VENV)/dev.stamp
 
 # --- what a user runs -----------------------------------------------------------------------------------------------

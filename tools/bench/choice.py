@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-from tools.bench.contenders import BenchError
-
-_ROOT = Path(__file__).resolve().parents[2]
-_SCRIPT = _ROOT / "tests" / "bench" / "pick_bench.py"
+from tests.bench import pick_bench
 
 
 @dataclass(frozen=True)
@@ -24,13 +17,6 @@ class Choice:
 
 
 def measure() -> list[Choice]:
-    """Run the router's own benchmark in a fresh process.
-
-    Raises:
-        BenchError: it failed.
-    """
-    argv = [sys.executable, str(_SCRIPT), "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, cwd=_ROOT)
-    if done.returncode != 0:
-        raise BenchError(f"{_SCRIPT.name} ended with {done.returncode}:\n{done.stderr[-1000:]}")
-    return [Choice(row["endpoints"], row["choose_us"], row["both_us"]) for row in json.loads(done.stdout)]
+    """Run the router's own benchmark."""
+    costs = [pick_bench.measure(size) for size in pick_bench.SIZES]
+    return [Choice(cost.endpoints, cost.choose_us, cost.choose_and_done_us) for cost in costs]
