@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-"""A model's name, by the same pattern as in the sidecar's configuration schema."""
+NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:-]{1,128}")
+"""A model's name, as in the sidecar's configuration schema; not a path to somewhere else."""
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 MAX_LABELS = 1 << 20
 MAX_DESCRIPTION_BYTES = 1 << 20

@@ -20,7 +20,7 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a loader brought in: ``content_hash`` identifies the weights, whatever their path or host."""
+    """What a loader brought in. ``content_hash`` is equal where the version's files are, on whatever path or host."""
 
     content_hash: str
     bytes_read: int

@@ -1,0 +1,129 @@
+"""Parts that the worker's tests put together: a log to read back, and a double of an engine's model."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime
+
+from worker.datatypes import Datatype
+from worker.engines import Cancellation, EngineError, TensorSpec
+from worker.loading import Loaded
+from worker.log import EventLog
+from worker.store import ModelFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from worker.engines import Array, Parameters
+    from worker.loading import Progress
+
+X = TensorSpec("x", Datatype.FP32, (-1, 2))
+Y = TensorSpec("y", Datatype.FP32, (-1, 2))
+
+
+class ReadableLog(EventLog):
+    """A log whose events can be read back."""
+
+    def __init__(self) -> None:
+        self._out = io.StringIO()
+        super().__init__(self._out)
+
+    def events(self, name: str = "") -> list[dict[str, Any]]:
+        """Return the events written so far, of one name where it is given."""
+        rows = [json.loads(line) for line in self._out.getvalue().splitlines()]
+        return [row for row in rows if name in ("", row["event"])]
+
+
+class DoublingModel:
+    """A model that gives twice its first input. ``error`` is raised by every run; ``hold`` blocks runs until set."""
+
+    platform = "test"
+    device = "test"
+
+    def __init__(
+        self,
+        inputs: tuple[TensorSpec, ...] = (X,),
+        outputs: tuple[TensorSpec, ...] = (Y,),
+        error: Exception | None = None,
+        hold: threading.Event | None = None,
+    ) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.error = error
+        self.hold = hold
+        self.ran: list[dict[str, Array]] = []
+        self.parameters: list[Parameters] = []
+        self.cancelled = 0
+        self.closed = False
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        parameters: Parameters,
+        cancellation: Cancellation,
+    ) -> list[Array]:
+        self.ran.append(dict(inputs))
+        self.parameters.append(parameters)
+        if self.error is not None:
+            raise self.error
+        while self.hold is not None and not self.hold.wait(0.01):
+            if cancellation.cancelled:
+                self.cancelled += 1
+                cancellation.wait(0)
+        return [np.asarray(inputs[self.inputs[0].name] * 2) for _ in outputs]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FixedEngine:
+    """An engine whose every load gives ``model``, or raises ``error``; blocks while ``hold`` is not set."""
+
+    def __init__(
+        self, model: DoublingModel, error: EngineError | None = None, hold: threading.Event | None = None
+    ) -> None:
+        self.model = model
+        self.error = error
+        self.hold = hold
+
+    def load(self, files: ModelFiles, cancellation: Cancellation) -> DoublingModel:
+        while self.hold is not None and not self.hold.is_set():
+            cancellation.wait(0.005)
+        if self.error is not None:
+            raise self.error
+        return self.model
+
+
+class EmptyLoader:
+    """A loader with nothing to read, or that raises ``error``."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation) -> Loaded:
+        progress(0, 10)
+        if self.error is not None:
+            raise self.error
+        progress(10, 10)
+        return Loaded("abc", 10)
+
+
+def shipped_model(name: str, directory: Path) -> Path:
+    """Copy one of the small models that ONNX Runtime ships into ``directory/NAME/1/``; returns that directory.
+
+    ``mul_1`` squares X, FP32 [3, 2]; ``sigmoid`` takes x, FP32 [3, 4, 5]; ``logreg_iris`` has an output that no
+    datatype of the protocol can carry.
+    """
+    target = directory / name / "1"
+    target.mkdir(parents=True)
+    source = Path(onnxruntime.__file__).parent / "datasets" / f"{name}.onnx"
+    shutil.copyfile(source, target / "model.onnx")
+    return target

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from router.model import State
+from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, ReadableLog
+from worker.engines import EngineError
+from worker.loading import LoadError
+from worker.replica import HeldReplica
+from worker.store import ModelFiles, ShapeClass
+
+
+class Bench:
+    """One replica with doubles around it, and the states that were reported, in order."""
+
+    def __init__(
+        self, engine: FixedEngine | None = None, loader: EmptyLoader | None = None, files: ModelFiles | None = None
+    ) -> None:
+        self.model = DoublingModel()
+        self.log = ReadableLog()
+        self.now = 100.0
+        self.seen: list[tuple[State, dict[str, float]]] = []
+        self.replica = HeldReplica(
+            files or ModelFiles("m", "3"),
+            engine or FixedEngine(self.model),
+            loader or EmptyLoader(),
+            self.log,
+            lambda: self.now,
+            self._changed,
+        )
+
+    def _changed(self) -> None:
+        report = self.replica.report()
+        self.seen.append((report.state, dict(report.warmth)))
+
+
+def ready(bench: Bench) -> bool:
+    return bench.replica.gate.is_open
+
+
+def state(bench: Bench) -> State:
+    return bench.replica.state
+
+
+def test_it_is_warm_only_after_every_class_was_proven() -> None:
+    bench = Bench(files=ModelFiles("m", "3", warmup=(ShapeClass("a"), ShapeClass("b"))))
+    assert not ready(bench)
+    asyncio.run(bench.replica.bring_up())
+    assert [seen for seen, _ in bench.seen] == [
+        State.LOADING,
+        State.WARMING,
+        State.WARMING,
+        State.WARMING,
+        State.WARM,
+    ]
+    assert [warmth for _, warmth in bench.seen][1:] == [
+        {"a": 0.0, "b": 0.0},
+        {"a": 1.0, "b": 0.0},
+        {"a": 1.0, "b": 1.0},
+        {"a": 1.0, "b": 1.0},
+    ]
+    assert ready(bench)
+    assert len(bench.model.ran) == 2
+    assert bench.replica.counts.executed == 0, "warm-up runs are not requests"
+    bench.now += 7
+    report = bench.replica.report()
+    assert (report.model, report.version, report.content_hash, report.warm_for_s) == ("m", "3", "abc", 7.0)
+    (warm,) = bench.log.events("model.warm")
+    assert (warm["model"], warm["seconds"]) == ("m", 0.0)
+    assert [(e["from"], e["to"]) for e in bench.log.events("model.state")] == [
+        ("cold", "loading"),
+        ("loading", "warming"),
+        ("warming", "warm"),
+    ]
+
+
+def test_progress_is_logged_at_its_end_and_not_more_often_than_five_times_a_second() -> None:
+    bench = Bench()
+    for done in range(100):
+        bench.now += 0.01
+        bench.replica._note_progress(done, 100)
+    bench.replica._note_progress(100, 100)
+    logged = bench.log.events("model.loading")
+    assert logged[-1]["bytes_read"] == logged[-1]["bytes_total"] == 100
+    assert 4 <= len(logged) <= 7
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (
+            lambda: Bench(loader=EmptyLoader(LoadError("/m/model.onnx: Permission denied"))),
+            "/m/model.onnx: Permission denied",
+        ),
+        (lambda: Bench(engine=FixedEngine(DoublingModel(), EngineError("not a model"))), "not a model"),
+        (
+            lambda: Bench(engine=FixedEngine(DoublingModel(error=EngineError("bad kernel")))),
+            "warm-up run 'batch-1' failed: bad kernel",
+        ),
+        (lambda: Bench(loader=EmptyLoader(ZeroDivisionError("oops"))), "ZeroDivisionError: oops"),
+        (
+            lambda: Bench(files=ModelFiles("m", "3", labels=("a", "b", "c"))),
+            "None: 3 labels fit no output; the outputs are y [-1, 2]",
+        ),
+    ],
+)
+def test_whatever_breaks_ends_in_failed_with_the_reason(make: Callable[[], Bench], reason: str) -> None:
+    bench = make()
+    asyncio.run(bench.replica.bring_up())
+    report = bench.replica.report()
+    assert (report.state, report.reason) == (State.FAILED, reason)
+    assert not ready(bench)
+    assert bench.log.events("model.state")[-1]["reason"] == reason
+    bench.replica.drain()
+    bench.replica.take_down()
+    assert state(bench) is State.FAILED
+
+
+def test_a_drain_gives_the_load_up() -> None:
+    async def scenario() -> Bench:
+        bench = Bench(engine=FixedEngine(DoublingModel(), hold=threading.Event()))
+        task = asyncio.create_task(bench.replica.bring_up())
+        await asyncio.sleep(0)  # the task's first step
+        assert state(bench) is State.LOADING
+        bench.replica.drain()
+        assert state(bench) is State.DRAINING
+        await asyncio.wait_for(task, 5)
+        bench.replica.take_down()
+        return bench
+
+    bench = asyncio.run(scenario())
+    assert state(bench) is State.COLD
+    assert not ready(bench)
+    assert bench.log.events("model.warm") == []
+
+
+def test_draining_keeps_the_gate_open_and_taking_down_closes_it() -> None:
+    bench = Bench()
+    asyncio.run(bench.replica.bring_up())
+    bench.replica.drain()
+    assert state(bench) is State.DRAINING
+    assert ready(bench)
+    bench.replica.take_down()
+    assert not ready(bench)
+    assert bench.model.closed
+    assert bench.replica.model is None

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from worker.store import ModelFiles, ShapeClass, StoreError, scan
+
+KNOWN = "; known fields: labels, warmup, engine (see docs/worker.md)"
+
+
+def put(root: Path, name: str, version: str, description: str | None = None, **files: str) -> Path:
+    directory = root / name / version
+    directory.mkdir(parents=True)
+    (directory / "model.onnx").write_bytes(b"onnx")
+    if description is not None:
+        (directory / "model.yaml").write_text(description)
+    for file_name, text in files.items():
+        (directory / f"{file_name}.txt").write_text(text)
+    return directory
+
+
+def test_serves_the_highest_version_of_every_model(tmp_path: Path) -> None:
+    put(tmp_path, "b", "2")
+    put(tmp_path, "b", "10")
+    put(tmp_path, "a", "1")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "b" / ".tmp-3").mkdir()
+    found = scan(tmp_path, (), "model.onnx")
+    assert [(files.name, files.version) for files in found] == [("a", "1"), ("b", "10")]
+    assert found[1].model_file == tmp_path / "b" / "10" / "model.onnx"
+
+
+def test_serves_what_is_named_in_that_order_and_once(tmp_path: Path) -> None:
+    for name in "abc":
+        put(tmp_path, name, "1")
+    assert [files.name for files in scan(tmp_path, ("c", "a", "c"), "model.onnx")] == ["c", "a"]
+
+
+def test_reads_the_description(tmp_path: Path) -> None:
+    text = "labels: names.txt\nwarmup:\n- {name: batch-1, shapes: {x: [1, 2]}}\n- {name: big}\nengine: {a: 1}\n"
+    put(tmp_path, "m", "1", text, names="cat\ndog\n")
+    (files,) = scan(tmp_path, (), "model.onnx")
+    assert files.labels == ("cat", "dog")
+    assert files.warmup == (ShapeClass("batch-1", {"x": (1, 2)}), ShapeClass("big"))
+    assert files.options == {"a": 1}
+
+
+def test_an_engine_without_files_needs_no_directory(tmp_path: Path) -> None:
+    assert scan(None, ("m",), None) == [ModelFiles("m", "1")]
+    assert scan(tmp_path, ("m",), None) == [ModelFiles("m", "1")]
+
+
+@pytest.mark.parametrize(
+    ("description", "error"),
+    [
+        (
+            "label: x",
+            "Object contains unknown field `label`" + KNOWN,
+        ),
+        (
+            "warmup: [{name: a, shapes: {x: [0]}}]",
+            "Expected `int` >= 1 - at `$.warmup[0].shapes[...][0]`" + KNOWN,
+        ),
+        ("warmup: [{name: a}, {name: a}]", "warmup: 'a' is there twice; give each shape class a name of its own"),
+        ("labels: none.txt", "labels: 'none.txt': no such file beside it; name a text file with one label a line"),
+        ("labels: ../../x", "labels: '../../x': no such file beside it; name a text file with one label a line"),
+        ("[1", "not valid YAML: while parsing a flow sequence"),
+    ],
+)
+def test_a_wrong_description_names_file_field_and_remedy(tmp_path: Path, description: str, error: str) -> None:
+    directory = put(tmp_path, "m", "1", description)
+    (tmp_path / "x").write_text("outside")
+    with pytest.raises(StoreError) as caught:
+        scan(tmp_path, (), "model.onnx")
+    assert str(caught.value).splitlines()[0] == f"{directory}/model.yaml: {error}"
+
+
+def test_an_empty_label_file_is_refused(tmp_path: Path) -> None:
+    directory = put(tmp_path, "m", "1", "labels: l.txt", l="")
+    with pytest.raises(StoreError) as caught:
+        scan(tmp_path, (), "model.onnx")
+    assert str(caught.value) == f"{directory}/l.txt: 0 lines; a label file has 1 to 1048576, one label a line"
+
+
+def test_what_is_missing_is_said_with_its_remedy(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+
+    def refusal(names: tuple[str, ...]) -> str:
+        with pytest.raises(StoreError) as caught:
+            scan(root, names, "model.onnx")
+        return str(caught.value)
+
+    assert refusal(()) == f"{root}: holds no model; add NAME/VERSION/model.onnx"
+    assert refusal(("m",)) == f"{root}/m: no such model; add m/1/model.onnx or take --model m away"
+    (root / "m").mkdir()
+    assert refusal(("m",)) == f"{root}/m: holds no version; add m/1/model.onnx"
+    (root / "m" / "1").mkdir()
+    assert refusal(()) == (
+        f"{root}/m/1/model.onnx: no such file; the engine loads model.onnx from a version's directory"
+    )
+    (root / "m" / "v2").mkdir()
+    assert refusal(()) == f"{root}/m/v2: version 'v2': a version is a number from 1, without leading zeros"
+    (root / "bad name").mkdir()
+    assert refusal(()).endswith("name 'bad name': use 1 to 128 of A-Z a-z 0-9 . _ : -")
+    assert refusal(("..",)) == "model name '..': use 1 to 128 of A-Z a-z 0-9 . _ : -"
+
+
+@pytest.mark.parametrize(
+    ("root", "names", "file_name", "error"),
+    [
+        (None, (), None, "no model: give --models DIR, or name one with --model NAME"),
+        (None, ("m",), "model.onnx", "no model repository: give --models DIR with NAME/VERSION/model.onnx in it"),
+        (
+            Path("/nonexistent"),
+            (),
+            "model.onnx",
+            "/nonexistent: not a directory; give --models the directory that holds NAME/VERSION/",
+        ),
+    ],
+)
+def test_no_repository(root: Path | None, names: tuple[str, ...], file_name: str | None, error: str) -> None:
+    with pytest.raises(StoreError) as caught:
+        scan(root, names, file_name)
+    assert str(caught.value) == error
