@@ -24,8 +24,12 @@ class DiscoverySource(Protocol):
     name: str
 
     @property
+    def tried(self) -> bool:
+        """True once the first attempt to learn everything is over: a new process need not wait any longer for it."""
+
+    @property
     def complete(self) -> bool:
-        """True once all that the source knows has been emitted: until then, what is missing may yet come."""
+        """True once all that there is has been emitted: what a running process knows beyond that is gone."""
 
     async def run(self, emit: Emit) -> None:
         """Emit events until cancelled. Failures of the outside world are the source's own to log and to retry."""

@@ -78,15 +78,26 @@ class RedisSource:
         self.observed = False
         """Whether any endpoint has a latency measured here; set by the composition."""
         self._run_id = ""
+        self._whole_at = float("inf")
+        self._grace_s = policy.empty_store_grace_s
         self._emit: Emit = _nowhere
         self._wake = asyncio.Event()
         self._complained = Throttle(LOG_EVERY_S)
         self._down_said = Throttle(LOG_EVERY_S)
 
     @property
+    def tried(self) -> bool:
+        """Whether a full read has come in or the first connection failed."""
+        return self.view.complete or self.counts.failures > 0
+
+    @property
     def complete(self) -> bool:
-        """Whether a full read has come in since the start."""
-        return self.view.complete
+        """Whether a full read has come in, and the server had been up for long enough to hold the whole fleet.
+
+        A server that is just up may have lost its content a moment ago, which a process that was itself just started
+        cannot know: what it misses may be about to register again.
+        """
+        return self.view.complete and self._clock() >= self._whole_at
 
     async def run(self, emit: Emit) -> None:
         """Follow the store until cancelled, through every loss of it."""
@@ -145,7 +156,7 @@ class RedisSource:
 
     async def _open(self, client: aioredis.Redis, pubsub: PubSub) -> None:
         """Subscribe, read everything and tell the modes."""
-        run_id = await self._server_run_id(client)
+        run_id, uptime_s = await self._server(client)
         await pubsub.subscribe(self._keys.channel)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             while (answer := await pubsub.get_message(timeout=CONNECT_TIMEOUT_S)) is None or (
@@ -156,6 +167,7 @@ class RedisSource:
         if self._run_id and run_id and run_id != self._run_id:
             self.view.forget()
         self._run_id = run_id or self._run_id
+        self._whole_at = min(self._whole_at, self._clock() + self._grace_s - uptime_s)
         heard = await self._read(client)
         self.counts.connects += 1
         emptied, self.view.emptied = self.view.emptied, False
@@ -170,13 +182,14 @@ class RedisSource:
         )
         self._check()
 
-    async def _server_run_id(self, client: aioredis.Redis) -> str:
+    async def _server(self, client: aioredis.Redis) -> tuple[str, float]:
+        """Return the server's run id, which changes when it is started, and how long it has been up."""
         try:
             info = await client.info("server")
         except NoPermissionError:  # an ACL may keep INFO from us: then only the revision tells
             await client.ping()
-            return ""
-        return str(info.get("run_id", ""))
+            return "", self._grace_s
+        return str(info.get("run_id", "")), float(info.get("uptime_in_seconds", self._grace_s))
 
     async def _listen(self, pubsub: PubSub) -> None:
         while True:

@@ -1,0 +1,34 @@
+"""What the admin API is given: the control process's parts, by reference, and nothing global."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from router.protocols import Rng
+    from sidecar.discovery.static import StaticSource
+    from sidecar.settings import Settings
+    from sidecar.state.keeper import Keeper
+    from sidecar.state.store import RedisSource
+    from sidecar.telemetry.page import Page
+
+
+@dataclass(slots=True)
+class Context:
+    """The parts that requests to the admin API read and steer. ``clock`` gives monotonic seconds."""
+
+    settings: Settings
+    keeper: Keeper
+    pages: Sequence[Page]
+    store: RedisSource | None
+    static: StaticSource
+    version: str
+    sidecar_id: str
+    listen_addresses: tuple[str, ...]
+    clock: Callable[[], float]
+    rng: Rng
+    started_at: float
+    draining: bool = False

@@ -1,0 +1,142 @@
+"""What the admin API shows, as plain values that turn into JSON. Pure: from the context and a moment."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sidecar.telemetry.logs import mask_url
+
+if TYPE_CHECKING:
+    from router.explain import Explanation, RouteRow
+    from sidecar.admin.context import Context
+    from sidecar.channel import FaultRule
+
+
+class UnknownModelError(LookupError):
+    """Nobody knows the model; ``known`` are the names that would be answered."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        super().__init__(f"no route for {name!r}")
+        self.known = known
+
+
+def health(context: Context, now: float) -> dict[str, Any]:
+    """Return the liveness document: that this process runs, and how the others do."""
+    return {
+        "status": "ok",
+        "version": context.version,
+        "sidecar": context.sidecar_id,
+        "uptime_s": round(now - context.started_at, 3),
+        "store_mode": context.keeper.roster.mode.value,
+        "processes": processes(context, now),
+    }
+
+
+def processes(context: Context, now: float) -> list[dict[str, Any]]:
+    """Return the data processes: whether they speak, since when, and what they accept on."""
+    return [
+        {
+            "index": process.index,
+            "pid": page.words[2],
+            "up": process.speaks(now),
+            "uptime_s": round(max(0.0, now - page.words[3] / 1e9), 3) if page.words[3] else None,
+            "behind": port.behind,
+            "listeners": [
+                {"listener": one.listener, "address": one.address, "backlog": one.backlog}
+                for one in process.listeners.values()
+            ],
+        }
+        for process, page, port in zip(context.keeper.processes, context.pages, context.keeper.feed.ports, strict=True)
+    ]
+
+
+def not_ready(context: Context, now: float) -> list[str]:
+    """Return why this sidecar should get no traffic; nothing where it should. The store alone is never a reason."""
+    reasons = []
+    if context.draining:
+        reasons.append("draining")
+    if not any(process.speaks(now) for process in context.keeper.processes):
+        reasons.append("no data process speaks")
+    routes = context.keeper.cluster.routes(now)
+    if not any(row.reason is None for route in routes for row in route.candidates):
+        reasons.append(f"no routable worker for any model ({_why_nobody(routes)})")
+    return reasons
+
+
+def _why_nobody(routes: tuple[RouteRow, ...]) -> str:
+    parts = []
+    for route in itertools.islice((route for route in routes if not route.version), 8):
+        causes = sorted({str(row.reason) for row in route.candidates})
+        parts.append(f"{route.key}: {', '.join(causes) or 'no endpoints'}")
+    return "; ".join(parts) or "no model known"
+
+
+def routes(context: Context, now: float) -> dict[str, Any]:
+    """Return every route with its candidates, weights and reasons."""
+    return {
+        "store_mode": context.keeper.roster.mode.value,
+        "draining": context.draining,
+        "listeners": list(context.listen_addresses),
+        "routes": context.keeper.cluster.routes(now),
+    }
+
+
+def explain(context: Context, model: str, now: float) -> Explanation:
+    """Return the decision that would be made now for ``NAME`` or ``NAME@VERSION``.
+
+    Raises:
+        UnknownModelError: there is no such route.
+    """
+    cluster = context.keeper.cluster
+    name, _, version = model.partition("@")
+    route = cluster.route(name, version)
+    if route is None:
+        raise UnknownModelError(model, [row.key for row in cluster.routes(now)])
+    return cluster.explain(route, now, context.rng)
+
+
+def endpoints(context: Context, now: float) -> dict[str, Any]:
+    """Return what each endpoint last reported, and what this sidecar thinks of it."""
+    keeper = context.keeper
+    rows = []
+    for record, source, heard_at in keeper.roster.records():
+        endpoint = keeper.cluster.endpoints.get(record.id)
+        row = msgspec.to_builtins(record)
+        row |= {
+            "source": source,
+            "age_s": None if record.static else round(max(0.0, now - heard_at), 3),
+            "held": record.id in keeper.roster.held,
+        }
+        if endpoint is not None:
+            row |= {
+                "breaker": endpoint.breaker.state.value,
+                "quarantined": endpoint.quarantine.active,
+                "in_flight": endpoint.in_flight + endpoint.peers_in_flight,
+                "p95_ms": endpoint.latency.p95_ms,
+            }
+        rows.append(row)
+    away = sorted(held for held in keeper.roster.held if held not in keeper.roster)
+    return {"endpoints": rows, "held_and_away": away}
+
+
+def config(context: Context) -> dict[str, Any]:
+    """Return the effective settings; credentials are masked, files that hold them are only named."""
+    document: dict[str, Any] = msgspec.to_builtins(context.settings)
+    document["state"]["url"] = mask_url(document["state"]["url"])
+    return document
+
+
+def fault(rule: FaultRule, now: float) -> dict[str, Any]:
+    """Return one fault and how long it will go on."""
+    document: dict[str, Any] = msgspec.to_builtins(rule)
+    del document["until"]  # on this host's clock; of no use to a reader
+    document["left_s"] = round(max(0.0, rule.until - now), 3)
+    return document
+
+
+def faults(context: Context, now: float) -> dict[str, Any]:
+    """Return the faults in force."""
+    return {"faults": [fault(rule, now) for rule in context.keeper.roster.faults.values()]}

@@ -1,0 +1,167 @@
+"""The admin API's requests, one function each."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from sidecar.admin import documents, status_page
+from sidecar.admin.guard import RefusedError, json_response
+from sidecar.channel import FaultRule
+from sidecar.faults import KINDS
+from sidecar.state.roster import RosterError
+from sidecar.telemetry import exposition, prometheus
+
+if TYPE_CHECKING:
+    from sidecar.admin.context import Context
+
+MAX_FAULTS = 64
+DEFAULT_FAULT_TTL_S = 60.0
+MAX_FAULT_TTL_S = 3600.0
+
+
+class FaultRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body of ``POST /faults``. It ends by itself after ``ttl_s``; there is no fault without an end."""
+
+    kind: str
+    ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    ttl_s: Annotated[float, Meta(gt=0, le=MAX_FAULT_TTL_S)] = DEFAULT_FAULT_TTL_S
+    model: Annotated[str, Meta(max_length=256)] = ""
+    endpoint: Annotated[str, Meta(max_length=256)] = ""
+    status: Annotated[int, Meta(ge=400, le=599)] = 503
+    delay_ms: Annotated[float, Meta(ge=0, le=300_000)] = 0.0
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,64}\Z")] = ""
+
+
+_FAULT = msgspec.json.Decoder(FaultRequest)
+
+
+class Handlers:
+    """All of them, over one context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def routes(self) -> list[web.AbstractRouteDef]:
+        """Return the table of paths."""
+        return [
+            web.get("/", self.page),
+            web.get("/healthz", self.healthz),
+            web.get("/readyz", self.readyz),
+            web.get("/metrics", self.metrics),
+            web.get("/routes", self.route_table),
+            web.get("/routes/explain", self.explain),
+            web.get("/endpoints", self.endpoints),
+            web.get("/config", self.config),
+            web.get("/faults", self.faults),
+            web.post("/endpoints/{id}/drain", self.drain),
+            web.post("/endpoints/{id}/resume", self.resume),
+            web.post("/faults", self.add_fault),
+            web.delete("/faults/{id}", self.remove_fault),
+        ]
+
+    # --- reads --------------------------------------------------------------------------------------------------
+
+    async def page(self, _request: web.Request) -> web.Response:
+        """The status page."""
+        html = status_page.render(self._context, self._context.clock())
+        headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+        return web.Response(text=html, content_type="text/html", headers=headers)
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        """200 as long as this process answers at all."""
+        return json_response(documents.health(self._context, self._context.clock()))
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """200, or 503 with the reasons."""
+        reasons = documents.not_ready(self._context, self._context.clock())
+        return json_response({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """The Prometheus exposition."""
+        body = exposition.render(self._context, self._context.clock())
+        return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE})
+
+    async def route_table(self, _request: web.Request) -> web.Response:
+        """Every route with its candidates."""
+        return json_response(documents.routes(self._context, self._context.clock()))
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """One decision, laid open."""
+        model = request.query.get("model", "")
+        if not model:
+            raise RefusedError(400, "name a model: /routes/explain?model=NAME or NAME@VERSION")
+        try:
+            return json_response(documents.explain(self._context, model, self._context.clock()))
+        except documents.UnknownModelError as error:
+            raise RefusedError(404, str(error), known=error.known) from error
+
+    async def endpoints(self, _request: web.Request) -> web.Response:
+        """Every endpoint as it last reported."""
+        return json_response(documents.endpoints(self._context, self._context.clock()))
+
+    async def config(self, _request: web.Request) -> web.Response:
+        """The effective settings."""
+        return json_response(documents.config(self._context))
+
+    async def faults(self, _request: web.Request) -> web.Response:
+        """The faults in force."""
+        return json_response(documents.faults(self._context, self._context.clock()))
+
+    # --- writes -------------------------------------------------------------------------------------------------
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """Send no new requests to an endpoint."""
+        return self._hold(request.match_info["id"], held=True)
+
+    async def resume(self, request: web.Request) -> web.Response:
+        """Send requests to a drained endpoint again."""
+        return self._hold(request.match_info["id"], held=False)
+
+    def _hold(self, endpoint_id: str, *, held: bool) -> web.Response:
+        keeper = self._context.keeper
+        if endpoint_id not in keeper.roster and endpoint_id not in keeper.roster.held:
+            raise RefusedError(404, f"no endpoint {endpoint_id!r}", known=sorted(keeper.roster.ids))
+        try:
+            keeper.hold(endpoint_id, held=held)
+        except RosterError as error:
+            raise RefusedError(409, str(error)) from error
+        return json_response({"id": endpoint_id, "held": held})
+
+    async def add_fault(self, request: web.Request) -> web.Response:
+        """Put a fault in force for a while."""
+        try:
+            asked = _FAULT.decode(await request.read())
+        except msgspec.DecodeError as error:
+            raise RefusedError(400, str(error)) from error
+        if asked.kind not in KINDS:
+            raise RefusedError(400, f"no fault of kind {asked.kind!r}", known=sorted(KINDS))
+        if asked.kind == "delay" and asked.delay_ms <= 0:
+            raise RefusedError(400, "a delay needs delay_ms greater than 0")
+        keeper, now = self._context.keeper, self._context.clock()
+        fault_id = asked.id or secrets.token_hex(4)
+        if len(keeper.roster.faults) >= MAX_FAULTS and fault_id not in keeper.roster.faults:
+            raise RefusedError(409, f"{MAX_FAULTS} faults are in force already: remove some first")
+        rule = FaultRule(
+            id=fault_id,
+            kind=asked.kind,
+            ratio=asked.ratio,
+            until=now + asked.ttl_s,
+            model=asked.model,
+            endpoint=asked.endpoint,
+            status=asked.status,
+            delay_ms=asked.delay_ms,
+        )
+        keeper.add_fault(rule)
+        return json_response(documents.fault(rule, now), 201)
+
+    async def remove_fault(self, request: web.Request) -> web.Response:
+        """End a fault before its time."""
+        fault_id = request.match_info["id"]
+        if not self._context.keeper.remove_fault(fault_id):
+            raise RefusedError(404, f"no fault {fault_id!r}", known=sorted(self._context.keeper.roster.faults))
+        return json_response({"id": fault_id, "removed": True})

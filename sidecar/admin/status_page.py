@@ -1,0 +1,82 @@
+"""The status page: one HTML document, written here as a whole: no scripts, nothing from elsewhere."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from router.model import StoreMode
+from sidecar.admin import documents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from router.explain import CandidateRow
+    from sidecar.admin.context import Context
+
+REFRESH_S = 2
+NONE = "-"
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --good: #2a9d5c; --warn: #d98e04; --bad: #d1495b }
+body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem }
+h1 { font-size: 1.3rem } h2 { font-size: 1rem; margin: 1.8rem 0 .4rem }
+table { border-collapse: collapse; width: 100% }
+th, td { border-bottom: 1px solid var(--line); padding: .25rem .6rem; text-align: left; white-space: nowrap }
+th { font-weight: 600; opacity: .7 } td.n { font-variant-numeric: tabular-nums; text-align: right }
+.bar { background: var(--line); border-radius: 3px; height: .7rem; width: 10rem }
+.bar i { background: var(--good); border-radius: 3px; display: block; height: 100% }
+.good { color: var(--good) } .warn { color: var(--warn) } .bad { color: var(--bad) } .quiet { opacity: .6 }
+"""
+_STATES = {"warm": "good", "failed": "bad"}
+
+
+def render(context: Context, now: float) -> str:
+    """Return the page as of ``now`` (monotonic seconds)."""
+    return "".join(_parts(context, now))
+
+
+def _parts(context: Context, now: float) -> Iterator[str]:
+    mode = context.keeper.roster.mode
+    reasons = documents.not_ready(context, now)
+    yield "<!doctype html><html lang=en><meta charset=utf-8>"
+    yield f'<meta http-equiv=refresh content={REFRESH_S}><meta name=viewport content="width=device-width">'
+    yield f"<title>warmroute {escape(context.sidecar_id)}</title><style>{_STYLE}</style>"
+    yield f"<h1>warmroute <span class=quiet>{escape(context.version)} · {escape(context.sidecar_id)}</span></h1>"
+    ready = "<b class=good>ready</b>" if not reasons else f"<b class=bad>not ready</b>: {escape('; '.join(reasons))}"
+    store = f"<b class={'good' if mode is StoreMode.LIVE else 'warn'}>{mode.value}</b>"
+    yield f"<p>{ready} · shared state {store} · listening on {escape(', '.join(context.listen_addresses) or 'nothing')}"
+    for route in context.keeper.cluster.routes(now):
+        if route.version and len({row.version for row in route.candidates}) <= 1:
+            continue  # the same table as that of its model
+        yield f"<h2>{escape(route.key)} <span class=quiet>{'default' if route.default else ''}</span></h2>"
+        yield "<table><tr><th>endpoint<th>state<th>weight<th>share<th><th>p95 ms<th>in flight<th>out because</tr>"
+        for row in route.candidates:
+            yield _candidate(row)
+        if not route.candidates:
+            yield "<tr><td colspan=8 class=warn>no endpoint serves this</tr>"
+        yield "</table>"
+    if context.keeper.roster.faults:
+        yield "<h2>Faults in force</h2><table><tr><th>id<th>kind<th>ratio<th>left</tr>"
+        for rule in context.keeper.roster.faults.values():
+            cells = (escape(rule.id), escape(rule.kind), f"{rule.ratio:g}", f"{max(0.0, rule.until - now):.0f} s")
+            yield f"<tr class=warn><td>{'<td>'.join(cells)}</tr>"
+        yield "</table>"
+    yield "<h2>Processes</h2><table><tr><th>process<th>pid<th>state<th>uptime</tr>"
+    for process in documents.processes(context, now):
+        state = "<span class=good>up</span>" if process["up"] else "<span class=bad>silent</span>"
+        uptime = f"{process['uptime_s']:.0f} s" if process["uptime_s"] is not None else NONE
+        yield f"<tr><td>data-{process['index']}<td class=n>{process['pid'] or NONE}<td>{state}<td>{uptime}</tr>"
+    yield f"<tr><td>control<td class=n>{NONE}<td><span class=good>up</span><td>{now - context.started_at:.0f} s</tr></table>"
+
+
+def _candidate(row: CandidateRow) -> str:
+    state = f"<span class={_STATES.get(row.state, 'warn')}>{escape(row.state)}</span>"
+    p95 = NONE if row.p95_ms is None else f"{row.p95_ms:.1f}"
+    bar = f'<div class=bar><i style="width:{100 * row.share:.0f}%"></i></div>'
+    name = row.endpoint + (f" @{row.version}" if row.version else "")
+    return (
+        f"<tr><td>{escape(name)}<td>{state}<td class=n>{row.weight:.3f}<td class=n>{100 * row.share:.1f}%<td>{bar}"
+        f"<td class=n>{p95}<td class=n>{row.in_flight + row.peers_in_flight}"
+        f"<td class=warn>{escape(row.reason.value if row.reason else '')}</tr>"
+    )

@@ -1,0 +1,135 @@
+"""The control process: puts its parts together and runs them until it is told to go.
+
+It alone talks to Redis, probes endpoints and serves the admin API. It may die and come back at any time: data processes
+go on with what they last heard, and it takes nothing away from them before it knows better.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from router.cluster import Cluster
+from sidecar.admin.app import serve
+from sidecar.admin.context import Context
+from sidecar.channel import Channel
+from sidecar.discovery.static import StaticSource, static_endpoints
+from sidecar.settings import model_policies, router_policies
+from sidecar.state.keeper import Keeper
+from sidecar.state.store import RedisSource
+from sidecar.telemetry.logs import get_log
+from sidecar.telemetry.page import Page
+from sidecar.upstreams.adapters import HttpReadiness
+from sidecar.upstreams.probes import HttpProber
+
+if TYPE_CHECKING:
+    from sidecar.boot import ControlPlan
+    from sidecar.discovery.source import DiscoverySource
+
+TICK_S = 0.1
+NO_STORE = "none"
+
+_log = get_log("control")
+
+
+class Control:
+    """One control process. :meth:`run` returns when it was told to go."""
+
+    def __init__(self, plan: ControlPlan) -> None:
+        self._plan = plan
+        self._ended = asyncio.Event()
+        self._orphan_until: float | None = None
+        clock, rng, settings = time.monotonic, random.SystemRandom().random, plan.settings
+        policies = router_policies(settings)
+        self._prober = HttpProber()
+        static = StaticSource(static_endpoints(settings), self._prober, HttpReadiness(), clock=clock)
+        store = None
+        if settings.state.url != NO_STORE:
+            store = RedisSource(settings.state, policies.freshness, clock=clock, rng=rng)
+        self._sources: list[DiscoverySource] = [static] if store is None else [static, store]
+        keeper = Keeper(
+            Cluster(policies, model_policies(settings), clock()),
+            [Channel.from_fd(fd) for fd in plan.channel_fds],
+            self._sources,
+            clock=clock,
+        )
+        self.context = Context(
+            settings=settings,
+            keeper=keeper,
+            pages=[Page(fd) for fd in plan.metrics_fds],
+            store=store,
+            static=static,
+            version=metadata.version("warmroute"),
+            sidecar_id=plan.sidecar_id,
+            listen_addresses=plan.listen_addresses,
+            clock=clock,
+            rng=rng,
+            started_at=clock(),
+        )
+
+    async def run(self) -> int:
+        """Run until the second SIGTERM or SIGUSR1; return the exit code."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_term)
+        loop.add_signal_handler(signal.SIGUSR1, self._ended.set)
+        context = self.context
+        context.keeper.start()
+        runner = await serve(context, self._plan.admin_fds)
+        _log.info("control.started", pid=os.getpid(), sources=[source.name for source in self._sources])
+        try:
+            async with self._prober, asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(source.run(context.keeper.emit_for(source)), name=source.name)
+                    for source in self._sources
+                ]
+                running.append(tasks.create_task(self._tick(), name="tick"))
+                await self._ended.wait()
+                for task in running:
+                    task.cancel()
+        finally:
+            context.keeper.feed.stop()
+            await runner.cleanup()
+        _log.info("control.stopped")
+        return 0
+
+    def _on_term(self) -> None:
+        if self.context.draining:
+            self._ended.set()
+            return
+        self.context.draining = True
+        _log.info("control.draining")
+
+    async def _tick(self) -> None:
+        context = self.context
+        while True:
+            if context.store is not None:
+                context.store.observed = context.keeper.observed
+            context.keeper.tick()
+            self._leave_if_orphaned()
+            await asyncio.sleep(TICK_S)
+
+    def _leave_if_orphaned(self) -> None:
+        """End with the data processes where the supervisor is gone: nobody is left to tell us to."""
+        if os.getppid() == self._plan.parent_pid:
+            return
+        now = time.monotonic()
+        if self._orphan_until is None:
+            self._orphan_until = now + self.context.settings.timeouts.drain_s + 1.0
+            self.context.draining = True
+            _log.warning("control.orphaned")
+        if now >= self._orphan_until or not any(process.speaks(now) for process in self.context.keeper.processes):
+            self._ended.set()
+
+
+def run_control(plan: ControlPlan) -> int:
+    """Run the control process to its end; return the exit code."""
+
+    async def main() -> int:
+        return await Control(plan).run()
+
+    return asyncio.run(main())

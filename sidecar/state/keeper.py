@@ -1,0 +1,227 @@
+"""Where everything about the fleet comes together in the control process, and from where it goes out again.
+
+Sources say what endpoints there are, data processes what they saw, operators what they want. The keeper puts it into
+the roster and into a cluster of its own (for ``/routes`` and explanations), and feeds it to the data processes.
+Synchronous: every method runs to its end on the loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from router.model import (
+    EndpointEjected,
+    EndpointGone,
+    EndpointHeld,
+    EndpointReturned,
+    EndpointSeen,
+    EndpointsHeard,
+    PeerObserved,
+    Tick,
+)
+from sidecar.channel import FaultRule, Hello, Listening, Ping
+from sidecar.state.feed import Feed
+from sidecar.state.roster import Roster, heard_messages
+from sidecar.telemetry.logs import Throttle, get_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from router.cluster import Cluster
+    from router.model import Event
+    from sidecar.channel import Channel
+    from sidecar.discovery.source import DiscoverySource, Found
+
+PING_S = 0.5
+SPEAKS_S = 3.0
+"""A data process that said nothing for this long is not up (it speaks once a second)."""
+
+HEARD_S = 0.1
+"""Heartbeats go out together, this often."""
+
+_log = get_log("keeper")
+
+
+class DataProcess:
+    """What the control process knows of one data process: its last hello, its listeners, when it last spoke."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.pid = 0
+        self.epoch = ""
+        self.hellos = 0
+        self.listeners: dict[str, Listening] = {}
+        self.spoke_at: float | None = None
+
+    def speaks(self, now: float) -> bool:
+        """Whether it has been heard just now."""
+        return self.spoke_at is not None and now - self.spoke_at <= SPEAKS_S
+
+
+class Keeper:
+    """The fleet as the control process keeps it. ``clock`` gives monotonic seconds."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        channels: Sequence[Channel],
+        sources: Sequence[DiscoverySource],
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self.cluster = cluster
+        self.roster = Roster(clock())
+        self.feed = Feed(channels, self)
+        self.processes = tuple(DataProcess(index) for index in range(len(channels)))
+        self.sources = tuple(sources)
+        self._clock = clock
+        self._sequence = 0
+        self._heard: dict[str, None] = {}
+        self._heard_at = 0.0
+        self._heard_due = 0.0
+        self._ping_due = 0.0
+        self._told_whole = False
+        self._measured: set[str] = set()
+        self._contested = Throttle(10.0)
+
+    @property
+    def observed(self) -> bool:
+        """Whether any endpoint that is there has a latency measured by this sidecar."""
+        return bool(self._measured)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all sources have said everything: what is not in the roster is not there."""
+        return all(source.complete for source in self.sources)
+
+    # --- sources ------------------------------------------------------------------------------------------------
+
+    def emit_for(self, source: DiscoverySource) -> Callable[[Found], None]:
+        """Return where ``source`` emits to."""
+        return lambda event: self.found(source.name, event)
+
+    def found(self, source: str, event: Found) -> None:
+        """Take in what a source says of an endpoint, or the store's mode."""
+        mine = self.roster.found(source, event)
+        if mine is None:
+            if isinstance(event, EndpointSeen) and self._contested.admit(self._clock()) is not None:
+                _log.warning("endpoint.contested", id=event.record.id, source=source)
+            return
+        self._own(mine)
+        if isinstance(mine, EndpointsHeard):
+            if not self._heard:
+                self._heard_at = mine.at
+            self._heard.update(dict.fromkeys(mine.ids))
+            return
+        if isinstance(mine, EndpointGone):
+            self._measured.discard(mine.id)
+            self._heard.pop(mine.id, None)
+        self.feed.send(mine)
+        if isinstance(mine, EndpointSeen) and mine.record.id in self.roster.held:
+            self._hold(mine.record.id, held=True)  # it may have been away, and be another process now
+
+    def _own(self, event: Event) -> None:
+        self.cluster.apply(event, self._clock())
+        self.cluster.departed.clear()  # pools and rows of their own only data processes have
+
+    # --- data processes -----------------------------------------------------------------------------------------
+
+    def snapshot_messages(self) -> list[object]:
+        """Return all that a data process must know."""
+        self._sequence += 1
+        return [Ping(self._clock()), *self.roster.snapshot(self._sequence, self._clock())]
+
+    def from_data(self, index: int, message: object) -> None:
+        """Take in what data process ``index`` says."""
+        process = self.processes[index]
+        process.spoke_at = self._clock()
+        if isinstance(message, PeerObserved):
+            self._own(message)
+            self.feed.send(message, but=index)
+            self._measured.update(
+                seen.id for seen in message.observations if seen.ewma_ms is not None and seen.id in self.roster
+            )
+        elif isinstance(message, EndpointEjected):
+            self.roster.ejected(message)
+            self._own(message)
+            self.feed.send(message, but=index)
+        elif isinstance(message, EndpointReturned):
+            self.roster.returned(message)
+            self._own(message)
+            self.feed.send(message, but=index)
+        elif isinstance(message, Hello):
+            self._hello(process, message)
+        elif isinstance(message, Listening):
+            process.listeners[message.listener] = message
+            _log.info(
+                "listener.granted",
+                data_process=index,
+                listener=message.listener,
+                address=message.address,
+                backlog=message.backlog,
+                fastopen_queue=message.fastopen_queue,
+            )
+
+    def _hello(self, process: DataProcess, hello: Hello) -> None:
+        if process.epoch != hello.epoch:
+            process.epoch, process.pid = hello.epoch, hello.pid
+            process.hellos += 1
+            process.listeners.clear()
+            _log.info("process.hello", data_process=process.index, pid=hello.pid)
+        if all(source.tried for source in self.sources):
+            self.feed.send_snapshot(process.index)
+        # else it says hello again, and what is known goes to it as it comes in
+
+    # --- operators ----------------------------------------------------------------------------------------------
+
+    def hold(self, id: str, *, held: bool) -> None:  # noqa: A002
+        """Drain (``held``) or resume an endpoint at this sidecar.
+
+        Raises:
+            RosterError: too many are held.
+        """
+        self.roster.hold(id, held=held)
+        self._hold(id, held=held)
+
+    def _hold(self, id: str, *, held: bool) -> None:  # noqa: A002
+        event = EndpointHeld(id, held=held, at=self._clock())
+        self._own(event)
+        self.feed.send(event)
+
+    def add_fault(self, rule: FaultRule) -> None:
+        """Put a fault in force, in place of one with the same id."""
+        self.roster.faults[rule.id] = rule
+        self.feed.send(self.roster.faults_message())
+
+    def remove_fault(self, id: str) -> bool:  # noqa: A002
+        """End a fault; return whether there was one."""
+        if self.roster.faults.pop(id, None) is None:
+            return False
+        self.feed.send(self.roster.faults_message())
+        return True
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to feed, on the running loop. Say what is known; nothing is taken away yet."""
+        self.feed.start()
+        self.feed.send(Ping(self._clock()))
+
+    def tick(self) -> None:
+        """Let time pass; called about ten times a second."""
+        now = self._clock()
+        if not self._told_whole and self.complete:
+            self._told_whole = True
+            self._heard.clear()
+            self.feed.send_snapshot()  # processes that were there before us: what we do not name is gone
+        if self._heard and now >= self._heard_due:
+            self._heard_due = now + HEARD_S
+            heard, self._heard = list(self._heard), {}
+            self.feed.send(*heard_messages(heard, self._heard_at))
+        if self.roster.expire(now):
+            self.feed.send(self.roster.faults_message())
+            _log.info("fault.expired", left=len(self.roster.faults))
+        if now >= self._ping_due:
+            self._ping_due = now + PING_S
+            self.feed.ping(Ping(now))
+        self._own(Tick())

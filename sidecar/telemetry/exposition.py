@@ -1,0 +1,199 @@
+"""What ``/metrics`` shows: the pages of the data processes, summed, and the control process's own view of the fleet."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING, Protocol
+
+from router.breaker import GuardState
+from router.model import StoreMode
+from router.outcomes import AttemptResult, Outcome
+from sidecar.state.view import Count
+from sidecar.telemetry import families as f
+from sidecar.telemetry.page import (
+    BUCKETS_S,
+    ENDPOINT_EJECTIONS,
+    ENDPOINT_HISTOGRAM,
+    ENDPOINT_IN_FLIGHT,
+    ENDPOINT_WORDS,
+    MAGIC,
+    MODEL_OUTCOMES,
+    MODEL_WORDS,
+    OVERFLOW_KEY,
+    Page,
+    Scalar,
+)
+from sidecar.telemetry.prometheus import Exposition, Family
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from router.explain import RouteRow
+    from sidecar.discovery.static import StaticSource
+    from sidecar.state.keeper import Keeper
+    from sidecar.state.store import RedisSource
+
+_BUCKETS = len(BUCKETS_S) + 1
+_OUTCOMES = [outcome.value for outcome in Outcome]
+_RESULTS = [result.value for result in AttemptResult]
+_GUARD = {GuardState.CLOSED: 0, GuardState.OPEN: 1, GuardState.HALF_OPEN: 2}
+
+_SUMMED: dict[Scalar, Family] = {
+    Scalar.CONNECTIONS_TOTAL: f.CONNECTIONS,
+    Scalar.RECEIVED_BYTES: f.RECEIVED_BYTES,
+    Scalar.SENT_BYTES: f.SENT_BYTES,
+    Scalar.UPSTREAM_CONNECTIONS_TOTAL: f.UPSTREAM,
+    Scalar.UPSTREAM_POISONED_TOTAL: f.UPSTREAM_POISONED,
+    Scalar.UPSTREAM_STALE_TOTAL: f.UPSTREAM_STALE,
+    Scalar.RETRIES_TOTAL: f.RETRIES,
+    Scalar.RETRIES_DENIED_TOTAL: f.RETRIES_DENIED,
+    Scalar.REFUSED_CONNECTIONS_TOTAL: f.CONNECTIONS_REFUSED,
+    Scalar.FAULTS_INJECTED_TOTAL: f.FAULTS_INJECTED,
+    Scalar.REJECTED_MESSAGES_TOTAL: f.REJECTED,
+}
+_PER_PROCESS: dict[Scalar, tuple[Family, float]] = {
+    Scalar.CONNECTIONS_NOW: (f.CONNECTIONS_NOW, 1),
+    Scalar.REQUESTS_NOW: (f.REQUESTS_NOW, 1),
+    Scalar.UPSTREAM_CONNECTIONS_NOW: (f.UPSTREAM_NOW, 1),
+    Scalar.UPSTREAM_POOLED_NOW: (f.UPSTREAM_POOLED, 1),
+    Scalar.CHANNEL_DROPPED_TOTAL: (f.CHANNEL_DROPPED, 1),
+    Scalar.CONTROL_LOST_NOW: (f.PROCESS_CONTROL_LOST, 1),
+    Scalar.LOOP_LAG_US_NOW: (f.PROCESS_LAG, 1e-6),
+    Scalar.DRAINING_NOW: (f.PROCESS_DRAINING, 1),
+    Scalar.RESTARTS_TOTAL: (f.PROCESS_RESTARTS, 1),
+}
+"""Scalars by process, with the factor to the family's unit. STORE_MODE_NOW is not shown: the control process knows."""
+
+_COUNTED: dict[Count, Family] = {
+    Count.READS: f.STORE_READS,
+    Count.DELTAS: f.STORE_DELTAS,
+    Count.GAPS: f.STORE_GAPS,
+    Count.BAD_RECORDS: f.STORE_BAD,
+    Count.EMPTIED: f.STORE_EMPTIED,
+    Count.EXPIRED: f.STORE_EXPIRED,
+}
+
+
+class Seen(Protocol):
+    """What the exposition looks at, all of it owned by the control process."""
+
+    keeper: Keeper
+    pages: Sequence[Page]
+    store: RedisSource | None
+    static: StaticSource
+    version: str
+    started_at: float
+    draining: bool
+
+
+def render(seen: Seen, now: float) -> bytes:
+    """Return the whole exposition as of ``now`` (monotonic seconds)."""
+    out = Exposition(f.FAMILIES)
+    pages = [page for page in seen.pages if page.words[0] == MAGIC]
+    _models(out, pages)
+    _endpoints(out, pages, seen)
+    _scalars(out, seen, now)
+    _fleet(out, seen, now)
+    _store(out, seen)
+    out.add(f.BUILD, 1, seen.version, platform.python_version())
+    out.add(f.CONTROL_UPTIME, now - seen.started_at)
+    out.add(f.DRAINING, seen.draining)
+    return out.render()
+
+
+def _models(out: Exposition, pages: Sequence[Page]) -> None:
+    sums: dict[str, list[int]] = {}
+    for page in pages:
+        for key, row in page.models():
+            _add_row(sums, key, page.words[row : row + MODEL_WORDS].tolist())
+    for key, row_sum in sorted(sums.items()):
+        for index, outcome in enumerate(_OUTCOMES):
+            if row_sum[index] or index == 0:
+                out.add(f.REQUESTS, row_sum[index], key, outcome)
+        _histogram(out, f.REQUEST_DURATION, row_sum, MODEL_OUTCOMES, key)
+
+
+def _endpoints(out: Exposition, pages: Sequence[Page], seen: Seen) -> None:
+    sums: dict[str, list[int]] = {}
+    for page in pages:
+        for key, row in page.endpoints():
+            _add_row(sums, key, page.words[row : row + ENDPOINT_WORDS].tolist())
+    there = seen.keeper.roster
+    for key, row_sum in sorted(sums.items()):
+        # a process that died cannot delete its rows; and what we do not know yet, after a start, may well be there
+        if key not in there and key != OVERFLOW_KEY and seen.keeper.complete:
+            continue
+        for index, result in enumerate(_RESULTS):
+            if row_sum[index] or index == 0:
+                out.add(f.ATTEMPTS, row_sum[index], key, result)
+        out.add(f.ATTEMPTS_NOW, row_sum[ENDPOINT_IN_FLIGHT], key)
+        out.add(f.EJECTIONS, row_sum[ENDPOINT_EJECTIONS], key)
+        _histogram(out, f.ATTEMPT_DURATION, row_sum, ENDPOINT_HISTOGRAM, key)
+
+
+def _add_row(sums: dict[str, list[int]], key: str, words: list[int]) -> None:
+    before = sums.get(key)
+    sums[key] = words if before is None else [a + b for a, b in zip(before, words, strict=True)]
+
+
+def _histogram(out: Exposition, family: Family, row: list[int], at: int, key: str) -> None:
+    out.add_histogram(family, BUCKETS_S, row[at : at + _BUCKETS], row[at + _BUCKETS] / 1e6, key)
+
+
+def _scalars(out: Exposition, seen: Seen, now: float) -> None:
+    for scalar, family in _SUMMED.items():
+        out.add(family, sum(page.words[page.scalar(scalar)] for page in seen.pages))
+    for process, page, port in zip(seen.keeper.processes, seen.pages, seen.keeper.feed.ports, strict=True):
+        label = str(process.index)
+        for scalar, (family, factor) in _PER_PROCESS.items():
+            out.add(family, page.words[page.scalar(scalar)] * factor, label)
+        up = process.speaks(now)
+        out.add(f.PROCESS_UP, up, label)
+        if up:
+            out.add(f.PROCESS_UPTIME, max(0.0, now - page.words[3] / 1e9), label)
+        out.add(f.CHANNEL_BEHIND, port.behind, label)
+        out.add(f.CHANNEL_BEHIND_TOTAL, port.behind_total, label)
+
+
+def _fleet(out: Exposition, seen: Seen, now: float) -> None:
+    keeper = seen.keeper
+    sources = {source.name: 0 for source in keeper.sources}
+    for record, source, heard_at in keeper.roster.records():
+        sources[source] += 1
+        if not record.static:
+            out.add(f.ENDPOINT_AGE, max(0.0, now - heard_at), record.id)
+        out.add(f.HELD, record.id in keeper.roster.held, record.id)
+        endpoint = keeper.cluster.endpoints.get(record.id)
+        if endpoint is not None:
+            out.add(f.BREAKER, _GUARD[endpoint.breaker.state], record.id)
+            out.add(f.QUARANTINED, endpoint.quarantine.active, record.id)
+    for source, count in sources.items():
+        out.add(f.ENDPOINTS, count, source)
+    for route in keeper.cluster.routes(now):
+        if not route.version:  # the routes of single versions show the same replicas again
+            _replicas(out, route)
+    for endpoint_id, failures in sorted(seen.static.failures.items()):
+        out.add(f.PROBE_FAILURES, failures, endpoint_id)
+    out.add(f.FAULTS_ACTIVE, len(keeper.roster.faults))
+
+
+def _replicas(out: Exposition, route: RouteRow) -> None:
+    for row in route.candidates:
+        labels = (row.endpoint, row.model, row.version)
+        out.add(f.REPLICA_STATE, 1, *labels, row.state)
+        out.add(f.REPLICA_WEIGHT, row.weight, *labels)
+        out.add(f.REPLICA_SHARE, row.share, *labels)
+        if row.reason is not None:
+            out.add(f.REPLICA_OUT, 1, *labels, row.reason.value)
+
+
+def _store(out: Exposition, seen: Seen) -> None:
+    for mode in StoreMode:
+        out.add(f.STORE_MODE, seen.keeper.roster.mode is mode, mode.value)
+    if seen.store is None:
+        return
+    out.add(f.STORE_MODE_CHANGES, seen.store.modes.changes)
+    out.add(f.STORE_CONNECTS, seen.store.counts.connects)
+    out.add(f.STORE_FAILURES, seen.store.counts.failures)
+    for count, family in _COUNTED.items():
+        out.add(family, seen.store.view.counts[count])

@@ -1,0 +1,94 @@
+"""Every metric there is, declared once. docs/observability.md lists the same; a test compares them."""
+
+from __future__ import annotations
+
+from sidecar.telemetry.prometheus import Family, Kind
+
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+
+_REPLICA = ("endpoint", "model", "version")
+_PROCESS = ("process",)
+_ENDPOINT = ("endpoint",)
+
+# --- requests, over all data processes ------------------------------------------------------------------------------
+REQUESTS = Family("warmroute_requests_total", _C, "Requests by how they ended.", ("model", "outcome"))
+REQUEST_DURATION = Family(
+    "warmroute_request_duration_seconds", _H, "First byte of a request to the end of its answer.", ("model",)
+)
+REQUESTS_NOW = Family("warmroute_requests_in_flight", _G, "Requests being served.", _PROCESS)
+REJECTED = Family("warmroute_rejected_messages_total", _C, "Requests refused for their form.")
+RETRIES = Family("warmroute_retries_total", _C, "Attempts beyond the first.")
+RETRIES_DENIED = Family("warmroute_retries_denied_total", _C, "Retries that the budget did not allow.")
+FAULTS_INJECTED = Family("warmroute_faults_injected_total", _C, "Requests that an injected fault touched.")
+
+# --- downstream -----------------------------------------------------------------------------------------------------
+CONNECTIONS = Family("warmroute_connections_total", _C, "Downstream connections accepted.")
+CONNECTIONS_NOW = Family("warmroute_connections", _G, "Downstream connections open.", _PROCESS)
+CONNECTIONS_REFUSED = Family("warmroute_connections_refused_total", _C, "Downstream connections over the limit.")
+RECEIVED_BYTES = Family("warmroute_received_bytes_total", _C, "Bytes read from downstream.")
+SENT_BYTES = Family("warmroute_sent_bytes_total", _C, "Bytes written downstream.")
+
+# --- upstream -------------------------------------------------------------------------------------------------------
+ATTEMPTS = Family("warmroute_attempts_total", _C, "Tries upstream by how they ended.", ("endpoint", "result"))
+ATTEMPT_DURATION = Family(
+    "warmroute_attempt_duration_seconds", _H, "Pick of the endpoint to the end of its answer.", _ENDPOINT
+)
+ATTEMPTS_NOW = Family("warmroute_attempts_in_flight", _G, "Tries upstream under way.", _ENDPOINT)
+EJECTIONS = Family("warmroute_endpoint_ejections_total", _C, "Times an endpoint was taken out or let in.", _ENDPOINT)
+UPSTREAM = Family("warmroute_upstream_connections_total", _C, "Connections opened to workers.")
+UPSTREAM_NOW = Family("warmroute_upstream_connections", _G, "Connections to workers open.", _PROCESS)
+UPSTREAM_POOLED = Family("warmroute_upstream_connections_idle", _G, "Of these, idle in the pool.", _PROCESS)
+UPSTREAM_POISONED = Family(
+    "warmroute_upstream_poisoned_total", _C, "Idle connections dropped because bytes came that nobody asked for."
+)
+UPSTREAM_STALE = Family("warmroute_upstream_stale_total", _C, "Idle connections found closed when used again.")
+
+# --- the fleet, as the control process sees it ----------------------------------------------------------------------
+ENDPOINTS = Family("warmroute_endpoints", _G, "Endpoints known, by where they come from.", ("source",))
+ENDPOINT_AGE = Family("warmroute_endpoint_age_seconds", _G, "Time since the endpoint was last heard.", _ENDPOINT)
+BREAKER = Family("warmroute_endpoint_breaker_state", _G, "0 closed, 1 open, 2 half open.", _ENDPOINT)
+QUARANTINED = Family("warmroute_endpoint_quarantined", _G, "1 while the endpoint is in quarantine.", _ENDPOINT)
+HELD = Family("warmroute_endpoint_held", _G, "1 while an operator has drained the endpoint here.", _ENDPOINT)
+REPLICA_STATE = Family("warmroute_replica_state", _G, "1 for the state the replica is in.", (*_REPLICA, "state"))
+REPLICA_WEIGHT = Family("warmroute_replica_weight", _G, "Weight in its model's route; 0 where it is out.", _REPLICA)
+REPLICA_SHARE = Family("warmroute_replica_share_ratio", _G, "Probability that one draw hits the replica.", _REPLICA)
+REPLICA_OUT = Family(
+    "warmroute_replica_out", _G, "1 with the reason that a replica may not be picked.", (*_REPLICA, "reason")
+)
+PROBE_FAILURES = Family("warmroute_probe_failures_total", _C, "Probes that did not find the endpoint ready.", _ENDPOINT)
+FAULTS_ACTIVE = Family("warmroute_faults_active", _G, "Faults in force.")
+
+# --- the shared state -----------------------------------------------------------------------------------------------
+STORE_MODE = Family("warmroute_store_mode", _G, "1 for the mode that the shared state is in.", ("mode",))
+STORE_MODE_CHANGES = Family("warmroute_store_mode_changes_total", _C, "Changes of the store's mode.")
+STORE_CONNECTS = Family("warmroute_store_connects_total", _C, "Connections to the store that were set up whole.")
+STORE_FAILURES = Family("warmroute_store_failures_total", _C, "Connections to the store that failed or broke.")
+STORE_READS = Family("warmroute_store_reads_total", _C, "Full reads of the namespace.")
+STORE_DELTAS = Family("warmroute_store_deltas_total", _C, "Messages of the delta channel.")
+STORE_GAPS = Family("warmroute_store_gaps_total", _C, "Gaps in the revisions, each answered by a full read.")
+STORE_BAD = Family("warmroute_store_bad_records_total", _C, "Records and messages skipped because they made no sense.")
+STORE_EMPTIED = Family("warmroute_store_emptied_total", _C, "Times the store came back without its content.")
+STORE_EXPIRED = Family("warmroute_store_expired_total", _C, "Endpoints that fell silent and were let go.")
+
+# --- the sidecar itself ---------------------------------------------------------------------------------------------
+BUILD = Family("warmroute_build_info", _G, "Always 1; the labels tell what runs.", ("version", "python"))
+CONTROL_UPTIME = Family("warmroute_control_uptime_seconds", _G, "Time since the control process started.")
+DRAINING = Family("warmroute_draining", _G, "1 from the first SIGTERM on.")
+PROCESS_UP = Family("warmroute_process_up", _G, "1 while the data process speaks.", _PROCESS)
+PROCESS_UPTIME = Family("warmroute_process_uptime_seconds", _G, "Time since the data process started.", _PROCESS)
+PROCESS_RESTARTS = Family("warmroute_process_restarts_total", _C, "Restarts of the data process.", _PROCESS)
+PROCESS_LAG = Family("warmroute_process_loop_lag_seconds", _G, "How late its loop was at the last sweep.", _PROCESS)
+PROCESS_DRAINING = Family("warmroute_process_draining", _G, "1 while the data process drains.", _PROCESS)
+PROCESS_CONTROL_LOST = Family(
+    "warmroute_process_control_lost", _G, "1 while the data process does not hear the control process.", _PROCESS
+)
+CHANNEL_BEHIND = Family("warmroute_channel_behind", _G, "1 while the data process does not read its channel.", _PROCESS)
+CHANNEL_BEHIND_TOTAL = Family(
+    "warmroute_channel_behind_total", _C, "Times it fell so far behind that it needs a whole snapshot.", _PROCESS
+)
+CHANNEL_DROPPED = Family(
+    "warmroute_channel_dropped_total", _C, "Messages of the data process that the channel did not take.", _PROCESS
+)
+
+FAMILIES: tuple[Family, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Family))
+"""All of them, in the order above, which is the order of the exposition."""
