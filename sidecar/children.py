@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,9 @@ class Child:
         pass_fds: Sequence[int] = (),
         policy: RestartPolicy | None = None,
         stderr_fd: int | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
+        """``stderr_fd`` takes what it writes, ``environ`` is its environment; both are inherited where None."""
         self.name = name
         self.command = tuple(command)
         self.starts = 0
@@ -78,6 +80,7 @@ class Child:
         self._backoff = Backoff(self._policy)
         self._pass_fds = tuple(pass_fds)
         self._stderr_fd = stderr_fd
+        self._environ = environ
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
 
@@ -106,6 +109,7 @@ class Child:
             stderr=self._stderr_fd,
             pass_fds=self._pass_fds,
             process_group=0,
+            env=self._environ,
         )
         self._started = now
         self.starts += 1

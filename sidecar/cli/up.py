@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -60,6 +61,7 @@ def up(
         engine=engine,
         worker_flags=worker_flags,
         sample_file=readme.absolute() if readme.is_file() else Path(__file__),
+        environ=os.environ,
         ready_file=ready_file,
         keep_run_dir=keep_run_dir,
     )

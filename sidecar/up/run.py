@@ -36,7 +36,7 @@ from sidecar.up.fleet import OUTPUT, LogTail, SidecarView, WorkerView
 from sidecar.up.janitor import Janitor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sidecar.up.show import Show
 
@@ -68,6 +68,7 @@ class Options:
     engine: str | None
     worker_flags: tuple[str, ...]
     sample_file: Path
+    environ: Mapping[str, str]
     ready_file: Path | None = None
     keep_run_dir: bool = False
 
@@ -157,7 +158,8 @@ class Up:
             self._janitor.path(self._options.ready_file)
         kept = "kept" if self._options.keep_run_dir else "removed at the end"
         self._show.line(f"starting in {self._run_dir} ({kept})")
-        (self._run_dir / "log").mkdir(mode=0o700)
+        for name in ("log", "tmp"):
+            (self._run_dir / name).mkdir(mode=0o700)
         (self._run_dir / "warmroute.yaml").write_bytes(msgspec.yaml.encode(settings))
         self._redis = EmbeddedRedis(self._run_dir)
         self._start_store()
@@ -202,7 +204,10 @@ class Up:
         pass_fds: tuple[int, ...] = (),
     ) -> Watched:
         log = LogTail(self._run_dir / "log" / f"{name}.log")
-        return Watched(Child(name, command, pass_fds=pass_fds, policy=_POLICY, stderr_fd=log.fd), log, view)
+        # a place of ours for what libraries leave in the temporary directory (onnxruntime does, on import)
+        environ = {**self._options.environ, "TMPDIR": str(self._run_dir / "tmp")}
+        child = Child(name, command, pass_fds=pass_fds, policy=_POLICY, stderr_fd=log.fd, environ=environ)
+        return Watched(child, log, view)
 
     def _start_child(self, watched: Watched) -> None:
         self._record(watched.child.start(self._clock()))
