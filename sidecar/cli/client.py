@@ -63,12 +63,12 @@ class Admin:
         Path | None, Parameter(help="File with the token that writes over http:// need; the socket needs none.")
     ] = None
 
-    def get(self, target: str, kind: type[T]) -> T:
-        """Return the answer to a GET as ``kind``.
+    def get(self, target: str) -> bytes:
+        """Return the body of the answer to a GET.
 
-        :raises CliError: no answer, a refusal, or an answer of another shape.
+        :raises CliError: no answer, or a refusal.
         """
-        return _decoded(self.ask("GET", target).body, kind)
+        return self.ask("GET", target).body
 
     def change(self, method: str, target: str, content: object = None) -> bytes:
         """Ask for a change, with the token where there is one, and return the answer's body.
@@ -146,7 +146,11 @@ def segment(text: str) -> str:
     return quote(text, safe="@")
 
 
-def _decoded(data: bytes, kind: type[T]) -> T:
+def decoded(data: bytes, kind: type[T]) -> T:
+    """Return an answer as ``kind``.
+
+    :raises CliError: it has another shape.
+    """
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:

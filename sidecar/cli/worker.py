@@ -13,6 +13,7 @@ app = App(
     help="Run an inference worker. All arguments go to it: `warmroute worker --help` is its own help.",
     help_flags=(),
     version_flags=(),
+    end_of_options_delimiter="",
 )
 
 

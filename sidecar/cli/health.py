@@ -1,0 +1,24 @@
+"""``warmroute health``."""
+
+from __future__ import annotations
+
+from sidecar.cli.client import Admin, decoded
+from sidecar.cli.outcome import EXIT_FAILED, EXIT_OK
+from sidecar.cli.shapes import Health, Readiness
+from sidecar.cli.tables import seconds
+
+
+def health(*, admin: Admin = Admin()) -> int:  # noqa: B008 (frozen)
+    """Say whether a sidecar is alive and ready.
+
+    Exit code 0: ready. 1: alive but not ready, with the reasons. 3: no answer.
+    """
+    alive = decoded(admin.get("/healthz"), Health)
+    ready = admin.ask("GET", "/readyz", accept_errors=True)
+    print(f"alive: {alive.version}, up {seconds(alive.uptime_s)}, store {alive.mode}")
+    if ready.status < 300:
+        print("ready")
+        return EXIT_OK
+    reasons = decoded(ready.body, Readiness).reasons
+    print(f"not ready: {'; '.join(reasons) or f'status {ready.status}'}")
+    return EXIT_FAILED

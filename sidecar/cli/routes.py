@@ -1,0 +1,54 @@
+"""``warmroute routes``: where requests go, and why."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from sidecar.cli.client import Admin, decoded, segment
+from sidecar.cli.shapes import Explanation, Routes
+from sidecar.cli.tables import explanation_parts, routes_table, show
+
+app = App(name="routes", help="Show where requests go, with weights and why.", version_flags=())
+
+Json = Annotated[bool, Parameter(name="--json", help="Print the admin API's answer as it is.", show_default=False)]
+
+
+@app.default
+def routes(*, admin: Admin = Admin(), as_json: Json = False) -> int:  # noqa: B008 (frozen)
+    """Show every route: model, endpoint, state, weight, share of the requests, P95, in-flight, freshness and why.
+
+    A share is the probability of one draw; two are drawn and the one with the lower expected wait is taken.
+    """
+    answer = admin.get("/routes")
+    if as_json:
+        return raw(answer)
+    known = decoded(answer, Routes)
+    if not known.routes:
+        print(f"no routes yet: no worker has reported and none is configured (store {known.mode})")
+        return 0
+    show(routes_table(known.routes))
+    return 0
+
+
+@app.command
+def explain(
+    *,
+    model: Annotated[str, Parameter(help="NAME, or NAME@VERSION.")],
+    admin: Admin = Admin(),  # noqa: B008 (frozen)
+    as_json: Json = False,
+) -> int:
+    """Explain one decision: every term with its value, score, part in the weight and age, and the runners-up."""
+    answer = admin.get(f"/routes/explain?model={segment(model)}")
+    if as_json:
+        return raw(answer)
+    show(*explanation_parts(decoded(answer, Explanation)))
+    return 0
+
+
+def raw(answer: bytes) -> int:
+    """Write ``answer`` to standard output, with a line break at its end."""
+    sys.stdout.write(answer.decode("utf-8", "replace").rstrip("\n") + "\n")
+    return 0

@@ -1,0 +1,153 @@
+"""What the admin API answers, as far as the commands use it: fields they do not know are passed over.
+
+The sidecar builds these from ``router.explain``; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Term(msgspec.Struct, frozen=True):
+    """One signal's part in a weight."""
+
+    name: str
+    unit: str
+    raw: float | None
+    score: float
+    unknown: bool
+    coefficient: float
+    contribution: float
+    age_s: float | None
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One replica in a route; ``reason`` says why it may not be picked."""
+
+    endpoint: str
+    address: str
+    version: str
+    state: str
+    reason: str | None
+    for_s: float | None
+    left_s: float | None
+    age_s: float
+    warm_for_s: float | None
+    freshness: float
+    ramp: float
+    weight: float
+    share: float
+    floored: bool
+    terms: tuple[Term, ...]
+    p95_ms: float | None
+    ewma_ms: float | None
+    ewma_known: bool
+    in_flight: int
+    peers_in_flight: int
+    expected_wait_ms: float | None
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One route with its candidates."""
+
+    key: str
+    default: bool
+    idempotent: bool
+    candidates: tuple[Candidate, ...]
+
+
+class Draw(msgspec.Struct, frozen=True):
+    """What a choice would do now."""
+
+    first: str
+    second: str
+    winner: str
+    why: str
+
+
+class Nobody(msgspec.Struct, frozen=True):
+    """Why nobody can be picked."""
+
+    reason: str
+    retry_after_s: float
+    detail: str
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """One decision laid open."""
+
+    route: str
+    mode: str
+    law: str
+    rows: tuple[Candidate, ...]
+    probe: str | None
+    draw: Draw | None
+    nobody: Nobody | None
+
+
+class Routes(msgspec.Struct, frozen=True):
+    """GET /routes."""
+
+    mode: str
+    routes: tuple[Route, ...]
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """What an endpoint holds of one model version."""
+
+    model: str
+    version: str
+    state: str
+    reason: str = ""
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """One endpoint as the sidecar knows it. ``held``: drained here, by an operator."""
+
+    id: str
+    address: str
+    static: bool
+    draining: bool
+    held: bool
+    replicas: tuple[Replica, ...]
+    free_memory_bytes: int | None = None
+    total_memory_bytes: int | None = None
+
+
+class Endpoints(msgspec.Struct, frozen=True):
+    """GET /endpoints."""
+
+    endpoints: tuple[Endpoint, ...]
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One fault in force; it ends by itself in ``left_s``."""
+
+    id: str
+    kind: str
+    ratio: float
+    left_s: float
+    model: str = ""
+    endpoint: str = ""
+    status: int = 503
+    delay_ms: float = 0.0
+
+
+class Faults(msgspec.Struct, frozen=True):
+    """GET /faults."""
+
+    faults: tuple[Fault, ...]
+
+
+class Health(msgspec.Struct, frozen=True):
+    """GET /healthz."""
+
+    version: str
+    uptime_s: float
+    mode: str
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """GET /readyz; ``reasons`` say why not."""
+
+    reasons: tuple[str, ...] = ()

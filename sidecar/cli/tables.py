@@ -1,0 +1,202 @@
+"""What the admin API answers, as tables for people."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sidecar.cli.shapes import Candidate, Endpoint, Explanation, Fault, Replica, Route, Term
+
+_FILE_COLUMNS = 200
+"""Width where the output is no terminal, so that a pipe gets whole lines."""
+_STATE_STYLES = {"warm": "green", "warming": "yellow", "loading": "yellow", "failed": "red", "draining": "dim"}
+
+
+def show(*parts: RenderableType) -> None:
+    """Write tables and lines to standard output, in the terminal's width or unabridged into a pipe."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _FILE_COLUMNS
+    console = Console(width=columns, highlight=False, markup=False, emoji=False)
+    for part in parts:
+        console.print(part)
+
+
+def table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """Return an empty table; the columns in ``right`` hold numbers."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def routes_table(routes: Iterable[Route]) -> Table:
+    """Return a line for each replica of each route."""
+    numbers = ("weight", "share", "p95", "in flight", "freshness")
+    made = table("model", "endpoint", "state", *numbers, "why", right=numbers)
+    for route in routes:
+        name = f"{route.key} (default)" if route.default else route.key
+        for candidate in route.candidates:
+            made.add_row(
+                name,
+                candidate.endpoint,
+                _state(candidate),
+                f"{candidate.weight:.3f}",
+                f"{candidate.share:.1%}",
+                milliseconds(candidate.p95_ms),
+                str(candidate.in_flight + candidate.peers_in_flight),
+                f"{candidate.freshness:.2f}" if candidate.reason is None else "-",
+                why(candidate),
+            )
+            name = ""
+        if not route.candidates:
+            made.add_row(name, "-", "-", "-", "-", "-", "-", "-", "no endpoint serves it")
+    return made
+
+
+def explanation_parts(explanation: Explanation) -> list[RenderableType]:
+    """Return everything about one decision: the law, the candidates, each term, and a draw."""
+    parts: list[RenderableType] = [
+        Text(f"{explanation.route}, store {explanation.mode}", style="bold"),
+        Text(explanation.law),
+        Text(),
+        _candidates_table(explanation.rows),
+    ]
+    if any(row.terms for row in explanation.rows):
+        parts += [Text(), _terms_table(explanation.rows)]
+    parts.append(Text())
+    if explanation.probe is not None:
+        parts.append(Text(f"next: {explanation.probe}, whose quarantine is over, gets one request as a probe"))
+    elif explanation.draw is not None:
+        draw = explanation.draw
+        parts.append(Text(f"a draw now: {draw.first} and {draw.second}: {draw.winner}, {draw.why}"))
+    elif explanation.nobody is not None:
+        nobody = explanation.nobody
+        parts.append(Text(f"nobody: {nobody.detail}; 503, Retry-After {seconds(nobody.retry_after_s)}", style="red"))
+    return parts
+
+
+def _candidates_table(rows: Iterable[Candidate]) -> Table:
+    numbers = ("share", "weight", "freshness", "ramp", "EWMA", "in flight", "wait", "reported")
+    made = table("candidate", "state", *numbers, "why", right=numbers)
+    for row in rows:
+        in_flight = f"{row.in_flight}+{row.peers_in_flight}" if row.peers_in_flight else str(row.in_flight)
+        ewma = milliseconds(row.ewma_ms) + ("" if row.ewma_known or row.ewma_ms is None else " (median)")
+        out = row.reason is not None
+        made.add_row(
+            row.endpoint,
+            _state(row),
+            f"{row.share:.1%}",
+            f"{row.weight:.3f}" + (" (floor)" if row.floored else ""),
+            "-" if out else f"{row.freshness:.2f}",
+            "-" if out else f"{row.ramp:.2f}",
+            ewma,
+            in_flight,
+            milliseconds(row.expected_wait_ms),
+            f"{seconds(row.age_s)} ago",
+            why(row),
+        )
+    return made
+
+
+def _terms_table(rows: Iterable[Candidate]) -> Table:
+    numbers = ("value", "score", "x coefficient", "= part", "age")
+    made = table("candidate", "term", *numbers, "note", right=numbers)
+    for row in rows:
+        name = row.endpoint
+        for term in row.terms:
+            made.add_row(
+                name,
+                term.name,
+                _value(term),
+                f"{term.score:.3f}",
+                f"{term.coefficient:g}",
+                f"{term.contribution:.3f}",
+                seconds(term.age_s),
+                "unknown: the candidates' median" if term.unknown else "",
+            )
+            name = ""
+    return made
+
+
+def endpoints_table(endpoints: Iterable[Endpoint]) -> Table:
+    """Return a line for each endpoint."""
+    made = table("endpoint", "address", "from", "holds", "free memory", "note", right=("free memory",))
+    for endpoint in endpoints:
+        held = ", ".join(_replica(one) for one in endpoint.replicas)
+        notes = [word for word, holds in (("draining", endpoint.draining), ("drained here", endpoint.held)) if holds]
+        made.add_row(
+            endpoint.id,
+            endpoint.address,
+            "configuration" if endpoint.static else "store",
+            held or "nothing",
+            _mebibytes(endpoint.free_memory_bytes),
+            ", ".join(notes),
+        )
+    return made
+
+
+def faults_table(faults: Iterable[Fault]) -> Table:
+    """Return a line for each fault."""
+    made = table("fault", "kind", "does", "share", "model", "endpoint", "left", right=("share", "left"))
+    for fault in faults:
+        does = f"waits {fault.delay_ms:g} ms" if fault.kind == "delay" else f"answers {fault.status}"
+        where = (fault.model or "any", fault.endpoint or "any")
+        made.add_row(fault.id, fault.kind, does, f"{fault.ratio:.0%}", *where, seconds(fault.left_s))
+    return made
+
+
+def why(candidate: Candidate) -> str:
+    """Say why a replica may not be picked, and for how long; or what holds its weight down."""
+    if candidate.reason is None:
+        return "ramping up" if candidate.ramp < 1 else ""
+    text = candidate.reason.replace("_", " ")
+    if candidate.for_s is not None:
+        text += f" for {seconds(candidate.for_s)}"
+    if candidate.left_s is not None:
+        text += f", {seconds(candidate.left_s)} left"
+    return text
+
+
+def seconds(value: float | None) -> str:
+    """Render a duration in the unit that fits it."""
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    if value < 100:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def milliseconds(value: float | None) -> str:
+    """Render a latency."""
+    return "-" if value is None else f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
+
+
+def _state(candidate: Candidate) -> Text:
+    return Text(candidate.state, style=_STATE_STYLES.get(candidate.state, ""))
+
+
+def _value(term: Term) -> str:
+    if term.raw is None:
+        return "-"
+    if term.unit == "ms":
+        return milliseconds(term.raw)
+    if term.unit == "bytes":
+        return _mebibytes(term.raw)
+    return f"{term.raw:.3g}"
+
+
+def _replica(replica: Replica) -> str:
+    name = f"{replica.model}@{replica.version}" if replica.version else replica.model
+    return f"{name} {replica.state}" + (f" ({replica.reason})" if replica.reason else "")
+
+
+def _mebibytes(value: float | None) -> str:
+    return "-" if value is None else f"{value / (1 << 20):,.0f} MiB"
