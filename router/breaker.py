@@ -61,15 +61,17 @@ class Guard:
     """What both guards share: state, times and the trials in flight.
 
     ``since`` is when it last opened, ``until`` when it may be tried again, ``trials`` how many trials are in flight.
+    What a sibling process says counts only where it is newer than the last move here.
     """
 
-    __slots__ = ("half_open_since", "since", "state", "trials", "until")
+    __slots__ = ("closed_at", "half_open_since", "since", "state", "trials", "until")
 
     def __init__(self) -> None:
         self.state = GuardState.CLOSED
         self.since = float("-inf")
         self.until = float("-inf")
         self.half_open_since = float("-inf")
+        self.closed_at = float("-inf")
         self.trials = 0
 
     def _move(self, event: GuardEvent) -> None:
@@ -158,15 +160,18 @@ class Breaker(Guard):
         self._open(now)
         return True
 
-    def peer_opened(self, until: float, now: float) -> None:
-        """Open because a sibling process did."""
+    def peer_opened(self, until: float, at: float) -> None:
+        """Open because a sibling process did at ``at``; a later end of our own stands."""
+        if at < self.closed_at:
+            return
         self._move(GuardEvent.PEER_OPENED)
-        self.since = now
+        self.since = max(self.since, at)
         self.until = max(self.until, until)
 
-    def peer_closed(self, now: float) -> None:
-        """Close because a sibling process's trials went well."""
-        self._close(GuardEvent.PEER_CLOSED, now)
+    def peer_closed(self, at: float) -> None:
+        """Close because a sibling process's trials had gone well at ``at``."""
+        if at >= self.since:
+            self._close(GuardEvent.PEER_CLOSED, at)
 
     def _open(self, now: float) -> None:
         self._move(GuardEvent.TRIPPED)
@@ -175,6 +180,7 @@ class Breaker(Guard):
 
     def _close(self, event: GuardEvent, now: float) -> None:
         self._move(event)
+        self.closed_at = now
         self.calls.clear(now)
 
 
@@ -223,7 +229,7 @@ class Quarantine(Guard):
         if not probe or not self._is_trial(started):
             return False
         if result in PROBE_PASSES:
-            self._close(GuardEvent.PASSED)
+            self._close(GuardEvent.PASSED, now)
             return True
         if ATTEMPT_BLAME[result] is Blame.FAILURE:
             self._open(now, rng)
@@ -231,19 +237,20 @@ class Quarantine(Guard):
         self.trials = 0  # neither: the next request may probe
         return False
 
-    def peer_opened(self, until: float, level: int, now: float) -> None:
-        """Open because a sibling process did; a later end of our own stands."""
-        if self.state is GuardState.OPEN and self.until >= until:
+    def peer_opened(self, until: float, level: int, at: float) -> None:
+        """Open because a sibling process did at ``at``; a later end of our own stands."""
+        if at < self.closed_at or (self.state is GuardState.OPEN and self.until >= until):
             return
         self._move(GuardEvent.PEER_OPENED)
-        self.since = now
+        self.since = max(self.since, at)
         self.until = until
         self.level = max(1, level)
-        self.soon = now + (until - now) / 2 ** (self.level - 1)
+        self.soon = min(until, at + self.policy.base_s)
 
-    def peer_closed(self) -> None:
-        """Close because a sibling process saw it answer."""
-        self._close(GuardEvent.PEER_CLOSED)
+    def peer_closed(self, at: float) -> None:
+        """Close because a sibling process had seen it answer at ``at``."""
+        if at >= self.since:
+            self._close(GuardEvent.PEER_CLOSED, at)
 
     def _open(self, now: float, rng: Rng) -> None:
         self._move(GuardEvent.TRIPPED)
@@ -254,6 +261,7 @@ class Quarantine(Guard):
         self.until = now + min(step, self.policy.max_s) * shorten
         self.soon = now + self.policy.base_s * shorten
 
-    def _close(self, event: GuardEvent) -> None:
+    def _close(self, event: GuardEvent, now: float) -> None:
         self._move(event)
+        self.closed_at = now
         self.level = 0

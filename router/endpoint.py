@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from router.policy import LatencyPolicy, Policies
     from router.routes import Route
 
+SETTLE_S = 0.5
+"""How old the quantiles may be that weights are made from."""
+
 IDLE_S = 1.0
 """Without a sample for this long, the EWMA drifts back from its peak to the median of the window."""
 
@@ -28,7 +31,7 @@ class Latency:
     """
 
     __slots__ = (
-        "_buckets", "_changed", "_decay", "_unsent", "_window", "_window_s",
+        "_buckets", "_changed", "_decay", "_settled_at", "_unsent", "_window", "_window_s",
         "ewma_at", "ewma_ms", "fresh", "p50_ms", "p95_ms", "sampled_at",
     )  # fmt: skip
 
@@ -39,6 +42,7 @@ class Latency:
         self._window_s = policy.window_s
         self._unsent: dict[int, int] = {}
         self._changed = False
+        self._settled_at = -inf
         self.fresh: dict[int, int] = {}
         self.ewma_ms = 0.0
         self.ewma_at = now
@@ -69,8 +73,14 @@ class Latency:
             self._changed = True
             self.sampled_at = now
 
+    def settle_seldom(self, now: float) -> None:
+        """Settle where that was not done lately, or nothing is known yet."""
+        if self.p95_ms is None or now - self._settled_at >= SETTLE_S:
+            self.settle(now)
+
     def settle(self, now: float) -> None:
         """Bring the window and what is derived from it up to ``now``."""
+        self._settled_at = now
         if self.fresh:
             self._window.add(self.fresh.items(), now)
             for index, count in self.fresh.items():

@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from router.model import StoreMode
+from router.pickers import AliasPicker
 from router.scorers import NEUTRAL
 from router.stats import median
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from router.policy import FreshnessPolicy, ModelPolicy, Policies, RampPolicy
     from router.protocols import Candidate as CandidateView
     from router.protocols import Rng, Scorer
+
+REDRAWS = 8
+"""Draws that may hit a replica that is out, before all of the table is looked at."""
 
 PROBE = 1
 TRIAL = 2
@@ -76,7 +80,8 @@ class Route:
     """The replicas of one model, all versions of it or one. ``key`` is ``name`` or ``name@version``.
 
     The cluster owns everything but the first four fields. ``drawn`` are the candidates in the table, ``draw`` the
-    table; ``due`` is when the next choice must look closer, ``rebuild_at`` when the table has to be made again.
+    table; ``due`` is when the next choice must look closer, ``rebuild_at`` when the table has to be made again;
+    ``used`` counts down from the last choice.
     """
 
     __slots__ = (
@@ -94,7 +99,7 @@ class Route:
         self.due = -inf
         self.drawn: list[Candidate] = []
         self.draw: Callable[[Rng], int] = _nothing_to_draw
-        self.used = False
+        self.used = 0
         self.candidates: list[Candidate] = []  # by endpoint id and version
         self.waiting: list[Candidate] = []  # ejected, else fit
         self.weights: list[float] = []
@@ -116,6 +121,26 @@ class Route:
             self.due = min(self.due, self.rebuild_at)
         elif opened:
             self.rebuild_at = -inf
+
+    def draw_open(self, now: float, rng: Rng, tried: Endpoint | None) -> Candidate | None:
+        """Draw by weight among those of the table that may still be picked, ``tried`` apart; None where none may.
+
+        A few draws first, as nearly all of the table is open; then a look at all of it.
+        """
+        if not self.drawn:
+            return None
+        for _ in range(REDRAWS):
+            candidate = self.drawn[self.draw(rng)]
+            if now < candidate.open_until and candidate.endpoint is not tried:
+                return candidate
+        left = [
+            (candidate, weight)
+            for candidate, weight in zip(self.drawn, self.weights, strict=True)
+            if now < candidate.open_until and candidate.endpoint is not tried
+        ]
+        if not left:
+            return None
+        return left[AliasPicker([weight for _, weight in left]).draw(rng)][0]
 
     def expire(self) -> None:
         """Have the table made again at the next choice."""

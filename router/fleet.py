@@ -1,0 +1,238 @@
+"""Who there is: endpoints, the routes that they serve, and which of them may be picked."""
+
+from __future__ import annotations
+
+from bisect import insort
+from math import inf
+from typing import TYPE_CHECKING
+
+from router.ages import Ages
+from router.endpoint import Candidate, Endpoint, offered
+from router.policy import ModelPolicy
+from router.routes import Route
+from router.stats import LogBuckets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from router.model import (
+        EndpointGone,
+        EndpointHeld,
+        EndpointRecord,
+        EndpointSeen,
+        EndpointsHeard,
+        SnapshotBegan,
+        SnapshotEnded,
+        StoreChanged,
+        StoreMode,
+    )
+    from router.outcomes import Reason
+    from router.policy import Policies
+    from router.protocols import Candidate as CandidateView
+    from router.protocols import Filter
+
+
+class Fleet:
+    """Endpoints by id, routes by key, and the verdict of the filters on each candidate.
+
+    ``generation`` changes with the set of routes. ``departed`` are endpoints that left; the shell empties it. Models in
+    the configuration always have a route; one that was learned from endpoints goes a while after the last of them.
+    """
+
+    def __init__(
+        self, policies: Policies, models: Iterable[ModelPolicy], filters: Sequence[Filter], now: float
+    ) -> None:
+        self.endpoints: dict[str, Endpoint] = {}
+        self.routes: dict[str, Route] = {}
+        self.default: Route | None = None
+        self.departed: list[Endpoint] = []
+        self.generation = 0
+        self.ages = Ages(policies.freshness)
+        self._policies = policies
+        self._filters = tuple(filters)
+        self._buckets = LogBuckets(policies.latency.relative_error)
+        self._models = {model.name: model for model in models}
+        self._held: set[str] = set()
+        self._snapshot: tuple[int, set[str]] | None = None
+        for model in self._models.values():
+            route = self._route_for(model.name, "", now)
+            if model.default and self.default is None:
+                self.default = route
+
+    @property
+    def mode(self) -> StoreMode:
+        """How far the shared state can be trusted."""
+        return self.ages.mode
+
+    # --- judging -------------------------------------------------------------------------------------------------
+
+    def verdict(self, candidate: CandidateView) -> Reason | None:
+        """Return the first filter's reason to leave a candidate out, None where all let it pass."""
+        mode = self.ages.mode
+        for filter_ in self._filters:
+            reason = filter_(candidate, mode)
+            if reason is not None:
+                return reason
+        return None
+
+    def look(self, candidate: Candidate, now: float) -> bool:
+        """Judge one candidate as of ``now``; True where the verdict changed."""
+        endpoint = candidate.endpoint
+        candidate.age_s = self.ages.age_s(endpoint, now)
+        candidate.warm_for_s = max(0.0, now - candidate.warm_at)
+        was_open = candidate.open_until != -inf
+        reason = self.verdict(candidate)
+        candidate.open_until = -inf if reason is not None else self.ages.stale_at(endpoint)
+        if reason is not candidate.reason:
+            candidate.reason = reason
+            candidate.reason_since = now
+            return True
+        return was_open is not (reason is None)
+
+    def judge(self, endpoint: Endpoint, now: float) -> None:
+        """Judge all candidates of an endpoint after something about it changed."""
+        endpoint.regard()
+        for candidate in endpoint.candidates.values():
+            changed = self.look(candidate, now)
+            for route in candidate.routes:
+                if changed:
+                    route.mark(opened=candidate.reason is None)
+                if endpoint.guarded:
+                    route.due = -inf  # the next choice plans probes and trials anew
+
+    def judge_all(self, now: float) -> None:
+        """Judge everybody after all ages changed, and have every table made again."""
+        for endpoint in self.endpoints.values():
+            self.judge(endpoint, now)
+        for route in self.routes.values():
+            route.expire()
+
+    def watch_silence(self, now: float) -> None:
+        """Stop the ages' clock where everybody has fallen silent at once."""
+        if self.ages.watch(now):
+            self.judge_all(now)
+
+    # --- events --------------------------------------------------------------------------------------------------
+
+    def seen(self, event: EndpointSeen, now: float) -> None:
+        """Take a full report. Another epoch or address under a known id is another endpoint."""
+        record = event.record
+        endpoint = self.endpoints.get(record.id)
+        if self._snapshot is not None:
+            self._snapshot[1].add(record.id)
+        if endpoint is not None and (endpoint.epoch != record.epoch or endpoint.address != record.address):
+            self._remove(endpoint, now)
+            endpoint = None
+        first = endpoint is None
+        if endpoint is None:
+            endpoint = self.endpoints[record.id] = Endpoint(record, self._policies, self._buckets, event.at)
+            endpoint.held = record.id in self._held
+        endpoint.record = record
+        if self.ages.hear(endpoint, event.at, now, self.endpoints.values()):
+            self.judge_all(now)
+        self._take_replicas(endpoint, record, event.at, now, from_start=first and record.static)
+        self.judge(endpoint, now)
+
+    def heard(self, event: EndpointsHeard, now: float) -> None:
+        """Take heartbeats; ids that are not known are passed over."""
+        for id_ in event.ids:
+            endpoint = self.endpoints.get(id_)
+            if endpoint is None or endpoint.record.static:
+                continue
+            if self.ages.hear(endpoint, event.at, now, self.endpoints.values()):
+                self.judge_all(now)
+            self.judge(endpoint, now)
+
+    def gone(self, event: EndpointGone, now: float) -> None:
+        """Take an endpoint out."""
+        endpoint = self.endpoints.get(event.id)
+        if endpoint is not None:
+            self._remove(endpoint, now)
+
+    def snapshot_began(self, event: SnapshotBegan, now: float) -> None:
+        """Note who is seen from here on. A snapshot that was under way is given up."""
+        self._snapshot = (event.sequence, set())
+
+    def snapshot_ended(self, event: SnapshotEnded, now: float) -> None:
+        """Take out who was not seen since the snapshot of this sequence began."""
+        if self._snapshot is None or self._snapshot[0] != event.sequence:
+            return
+        seen = self._snapshot[1]
+        self._snapshot = None
+        for endpoint in [endpoint for id_, endpoint in self.endpoints.items() if id_ not in seen]:
+            self._remove(endpoint, now)
+
+    def store_changed(self, event: StoreChanged, now: float) -> None:
+        """Take the store's new mode."""
+        self.ages.change(event.mode, event.at, now, self.endpoints.values())
+        self.judge_all(now)
+
+    def hold(self, event: EndpointHeld, now: float) -> None:
+        """Take out or let in by hand. It holds for the id, whatever process is behind it, also one yet to come."""
+        if event.held:
+            self._held.add(event.id)
+        else:
+            self._held.discard(event.id)
+        endpoint = self.endpoints.get(event.id)
+        if endpoint is not None:
+            endpoint.held = event.held
+            self.judge(endpoint, now)
+
+    def forget_empty_routes(self, now: float) -> None:
+        """Drop learned routes that nobody has served for ``local_after_s``; until then a request gets 503, not 404."""
+        before = now - self._policies.freshness.local_after_s
+        for route in list(self.routes.values()):
+            if route.learned and not route.candidates and route.empty_since <= before:
+                del self.routes[route.key]
+                self.generation += 1
+
+    # --- membership ----------------------------------------------------------------------------------------------
+
+    def _take_replicas(
+        self, endpoint: Endpoint, record: EndpointRecord, at: float, now: float, *, from_start: bool
+    ) -> None:
+        replicas = offered(record)
+        for key in [key for key in endpoint.candidates if key not in replicas]:
+            self._unlink(endpoint.candidates.pop(key), now)
+        for key, replica in replicas.items():
+            candidate = endpoint.candidates.get(key)
+            if candidate is None:
+                model, version = key
+                routes = tuple(self._route_for(model, of, now) for of in dict.fromkeys(("", version)))
+                candidate = endpoint.candidates[key] = Candidate(endpoint, replica, routes)
+                for route in routes:
+                    insort(route.candidates, candidate, key=_order)
+            candidate.report(replica, at, from_start=from_start)
+            for route in candidate.routes:
+                route.mark(opened=False)  # a number may have changed; judging says whether it opened
+
+    def _route_for(self, model: str, version: str, now: float) -> Route:
+        key = f"{model}@{version}" if version else model
+        route = self.routes.get(key)
+        if route is None:
+            policy = self._models.get(model)
+            learned = policy is None or version != ""
+            route = self.routes[key] = Route(model, version, policy or ModelPolicy(model), learned=learned, now=now)
+            self.generation += 1
+        return route
+
+    def _remove(self, endpoint: Endpoint, now: float) -> None:
+        del self.endpoints[endpoint.id]
+        endpoint.gone = True
+        for candidate in endpoint.candidates.values():
+            self._unlink(candidate, now)
+        self.departed.append(endpoint)
+
+    def _unlink(self, candidate: Candidate, now: float) -> None:
+        candidate.open_until = -inf
+        for route in candidate.routes:
+            route.candidates.remove(candidate)
+            route.mark(opened=False)
+            if candidate in route.waiting:
+                route.waiting.remove(candidate)
+            if not route.candidates:
+                route.empty_since = now
+
+
+def _order(candidate: Candidate) -> tuple[str, str]:
+    return candidate.endpoint.id, candidate.version

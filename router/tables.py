@@ -1,0 +1,136 @@
+"""When a route's table is made again, and how: look at every candidate, weigh who may be picked, build a picker.
+
+Making a table is O(candidates), so it is bounded twice: how often one route's is made, and how much one Tick does.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from router.explain import View
+from router.outcomes import Reason
+from router.routes import weigh
+from router.stats import median
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from router.endpoint import Candidate
+    from router.fleet import Fleet
+    from router.policy import Policies
+    from router.protocols import PickerFactory, Scorer
+    from router.routes import Route
+
+REBUILD_S = 0.1
+"""A table is made again at most this often,"""
+REBUILD_PER_CANDIDATE_S = 0.001
+"""and at most once per this much and candidate, which bounds the cost to a small share of one core,"""
+REBUILD_MOST_S = 2.0
+"""but no seldomer than this while the route is used."""
+IDLE_REBUILD_S = 1.0
+"""A table older than this is made again by the choice that meets it, where no Tick came."""
+USED_FOR = 10
+"""A route that was used is kept current by this many Ticks' rebuilding; then its table waits for the next choice."""
+TICK_CANDIDATES = 2000
+"""Candidates weighed per Tick; the routes left over come first at the next one."""
+
+
+class Tables:
+    """Makes the tables of all routes of a fleet."""
+
+    def __init__(
+        self, fleet: Fleet, policies: Policies, scorers: Sequence[tuple[Scorer, float]], picker: PickerFactory
+    ) -> None:
+        self._fleet = fleet
+        self._policies = policies
+        self._scorers = tuple(scorers)
+        self._picker = picker
+
+    def view(self) -> View:
+        """Return what an explanation reads."""
+        fleet = self._fleet
+        return View(self._policies, fleet.mode, self._scorers, self._picker, fleet.verdict, fleet.ages.age_s)
+
+    def rebuild_due(self, now: float) -> None:
+        """Make the tables that are used and due, oldest first, within one Tick's share of work."""
+        due = [
+            route for route in self._fleet.routes.values() if route.used and now >= route.built_at + route.interval_s
+        ]
+        due.sort(key=_built_at)
+        room = TICK_CANDIDATES
+        for route in due:
+            if room <= 0:
+                break
+            room -= len(route.candidates) + 1
+            route.used -= 1
+            self.rebuild(route, now)
+
+    def catch_up(self, route: Route, now: float) -> None:
+        """Do what was due on a route by ``now``, for a choice that cannot wait for a Tick."""
+        self._fleet.watch_silence(now)
+        if now >= route.rebuild_at:
+            self.rebuild(route, now)
+        for candidate in route.waiting:
+            if candidate.endpoint.breaker.advance(now):
+                self._fleet.judge(candidate.endpoint, now)
+        self.plan_due(route)
+
+    def rebuild(self, route: Route, now: float) -> None:
+        """Make a route's table from what is known now."""
+        open_: list[Candidate] = []
+        waiting: list[Candidate] = []
+        for candidate in route.candidates:
+            endpoint = candidate.endpoint
+            endpoint.latency.settle_seldom(now)
+            if endpoint.guarded and endpoint.breaker.advance(now):
+                self._fleet.judge(endpoint, now)  # its other routes have to know
+            else:
+                self._fleet.look(candidate, now)
+            if candidate.reason is None:
+                open_.append(candidate)
+            elif candidate.reason is Reason.QUARANTINED or candidate.reason is Reason.BREAKER_OPEN:
+                waiting.append(candidate)
+        route.drawn = open_
+        route.waiting = waiting
+        if open_:
+            route.weights = weigh(open_, self._scorers, self._policies, self._fleet.mode).weights
+            route.draw = self._picker(route.weights).draw
+            _set_priors(open_)
+        route.dirty = False
+        route.none = None
+        route.built_at = now
+        route.interval_s = min(max(REBUILD_S, REBUILD_PER_CANDIDATE_S * len(route.candidates)), REBUILD_MOST_S)
+        route.rebuild_at = now + max(IDLE_REBUILD_S, 2 * route.interval_s)
+        self.plan_due(route)
+
+    def plan_due(self, route: Route) -> None:
+        """Set when the next choice must look closer."""
+        if not route.drawn:
+            route.due = -inf
+            return
+        due = route.rebuild_at
+        for candidate in route.waiting:
+            endpoint = candidate.endpoint
+            if candidate.reason is Reason.QUARANTINED:
+                due = min(due, endpoint.quarantine.probe_at(alone=False))
+            elif not endpoint.breaker.trials:
+                due = min(due, endpoint.breaker.until)
+        route.due = due
+
+
+def expected_wait(candidate: Candidate) -> float:
+    """Return the expected wait of one more attempt in ms: EWMA x (in flight + 1), siblings' attempts included."""
+    endpoint = candidate.endpoint
+    return (endpoint.latency.ewma_ms or candidate.prior_ms) * (endpoint.in_flight + endpoint.peers_in_flight + 1)
+
+
+def _set_priors(candidates: list[Candidate]) -> None:
+    known = [candidate.endpoint.known_ewma_ms() for candidate in candidates]
+    middle = median(known) or 1.0
+    for candidate, ewma_ms in zip(candidates, known, strict=True):
+        candidate.prior_ms = middle if ewma_ms is None else ewma_ms
+
+
+def _built_at(route: Route) -> float:
+    return route.built_at
