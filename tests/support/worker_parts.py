@@ -78,10 +78,20 @@ class DoublingModel:
             if cancellation.cancelled:
                 self.cancelled += 1
                 cancellation.wait(0)
-        return [np.asarray(inputs[self.inputs[0].name] * 2) for _ in outputs]
+        return [self.compute(inputs[self.inputs[0].name]) for _ in outputs]
+
+    def compute(self, values: Array) -> Array:
+        return np.asarray(values * 2)
 
     def close(self) -> None:
         self.closed = True
+
+
+class EchoingModel(DoublingModel):
+    """Gives its first input back, whatever its datatype."""
+
+    def compute(self, values: Array) -> Array:
+        return values
 
 
 class FixedEngine:
@@ -119,7 +129,7 @@ class EmptyLoader:
 def shipped_model(name: str, directory: Path) -> Path:
     """Copy one of the small models that ONNX Runtime ships into ``directory/NAME/1/``; returns that directory.
 
-    ``mul_1`` squares X, FP32 [3, 2]; ``sigmoid`` takes x, FP32 [3, 4, 5]; ``logreg_iris`` has an output that no
+    ``mul_1`` multiplies X, FP32 [3, 2], by 1 to 6; ``sigmoid`` takes x, FP32 [3, 4, 5]; ``logreg_iris`` has an output that no
     datatype of the protocol can carry.
     """
     target = directory / name / "1"

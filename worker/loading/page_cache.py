@@ -45,9 +45,10 @@ class PageCacheLoader:
         done = 0
         progress(0, total)
         for path in paths:
-            digest.update(f"{path.relative_to(files.directory).as_posix()}\0{path.stat().st_size}\0".encode())
             try:
                 with path.open("rb", buffering=0) as file:
+                    size_bytes = os.fstat(file.fileno()).st_size
+                    digest.update(f"{path.relative_to(files.directory).as_posix()}\0{size_bytes}\0".encode())
                     while True:
                         if cancellation.cancelled:
                             raise GivenUpError("given up while reading")

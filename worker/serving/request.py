@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_TENSORS = 256
 MAX_PARAMETERS = 64
 MAX_ID_CHARS = 1024
-_NO_BINARY = "the binary tensor extension is not supported; send 'data' as JSON"
+NO_BINARY = "the binary tensor extension is not supported; send 'data' as JSON"
 
 
 class _Input(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ def parse(body: bytes, model: LoadedModel) -> InferRequest:
         raise RequestError(f"inference request: 'id' has {len(raw.id)} characters, at most {MAX_ID_CHARS}")
     parameters = _parameters("inference request", raw.parameters)
     if parameters.pop("binary_data_output", False):
-        raise RequestError(f"inference request: parameter 'binary_data_output': {_NO_BINARY}")
+        raise RequestError(f"inference request: parameter 'binary_data_output': {NO_BINARY}")
     return InferRequest(raw.id, _inputs(raw.inputs, model.inputs), _outputs(raw.outputs, model.outputs), parameters)
 
 
@@ -123,7 +123,7 @@ def _array(spec: TensorSpec, tensor: _Input) -> Array:
     expected = f"expected {spec.datatype.value} {list(spec.shape)}"
     parameters = _parameters(where, tensor.parameters)
     if "binary_data_size" in parameters:
-        raise RequestError(f"{where}: parameter 'binary_data_size': {_NO_BINARY}")
+        raise RequestError(f"{where}: parameter 'binary_data_size': {NO_BINARY}")
     if isinstance(tensor.datatype, msgspec.UnsetType):
         raise RequestError(f"{where}: 'datatype' is missing; {expected}")
     if isinstance(tensor.shape, msgspec.UnsetType):
@@ -150,7 +150,7 @@ def _outputs(given: list[_Output] | None, specs: Sequence[TensorSpec]) -> tuple[
         spec = _spec(f"outputs[{index}]", "output", output.name, known, outputs)
         parameters = _parameters(f"output {spec.name!r}", output.parameters)
         if parameters.get("binary_data"):
-            raise RequestError(f"output {spec.name!r}: parameter 'binary_data': {_NO_BINARY}")
+            raise RequestError(f"output {spec.name!r}: parameter 'binary_data': {NO_BINARY}")
         classes = requested_classes(spec, parameters["classification"]) if "classification" in parameters else 0
         outputs[spec.name] = RequestedOutput(spec.name, classes)
     return tuple(outputs.values())

@@ -20,7 +20,7 @@ from worker.execution import QueueFullError
 from worker.gate import GateClosedError
 from worker.serving.classification import classify
 from worker.serving.errors import RequestError
-from worker.serving.request import parse
+from worker.serving.request import NO_BINARY, parse
 from worker.serving.tensors import encode
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class Serving:
 
     def application(self) -> web.Application:
         """Return the application that serves all this."""
-        app = web.Application(middlewares=[self._errors], client_max_size=self._body_limit_bytes)
-        app.on_response_prepare.append(self._sign)
+        app = web.Application(middlewares=[self._sign], client_max_size=self._body_limit_bytes)
         app.router.add_get("/v2", self.server_metadata)
         app.router.add_get("/v2/health/live", self.live)
         app.router.add_get("/v2/health/ready", self.ready)
@@ -98,14 +97,16 @@ class Serving:
 
     # --- what every answer goes through ---------------------------------------------------------------------------
 
-    async def _sign(self, _: web.Request, response: web.StreamResponse) -> None:
+    @web.middleware
+    async def _sign(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await self._answered(request, handler)
         response.headers[WORKER_HEADER] = self._identity.id
         response.headers["Server"] = "warmroute-worker"
         if self._draining:
             response.force_close()
+        return response
 
-    @web.middleware
-    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except RequestError as error:
@@ -183,10 +184,7 @@ class Serving:
         replica = self._find(request)
         self._last_active = self._clock()
         if "Inference-Header-Content-Length" in request.headers:
-            raise RequestError(
-                "header Inference-Header-Content-Length: the binary tensor extension is not supported; "
-                "send the tensors' 'data' as JSON"
-            )
+            raise RequestError(f"header Inference-Header-Content-Length: {NO_BINARY}")
         if not replica.gate.is_open and replica.state is not State.DRAINING:
             replica.counts.before_warm += 1
         _pass(replica)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from worker.engines import Cancellation, GivenUpError
+from worker.execution import Executor, QueueFullError
+
+
+class Held:
+    """A call that lasts until it is released or given up."""
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self.release = threading.Event()
+        self.given_up = threading.Event()
+
+    def __call__(self, cancellation: Cancellation) -> str:
+        cancellation.on_cancel(self.release.set)
+        self.started.set()
+        assert self.release.wait(10)
+        if cancellation.cancelled:
+            self.given_up.set()
+            raise GivenUpError("x")
+        return "done"
+
+
+def test_runs_calls_and_passes_on_what_they_return_and_raise() -> None:
+    async def scenario() -> None:
+        executor = Executor(1, 1)
+        assert await executor.run(lambda _: 7) == 7
+
+        def fail(_: Cancellation) -> None:
+            raise ValueError("no")
+
+        with pytest.raises(ValueError, match=r"^no$"):
+            await executor.run(fail)
+        await asyncio.wait_for(executor.wait_idle(), 5)
+        assert executor.in_flight == 0
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+def test_rejects_what_neither_runs_nor_fits_the_queue() -> None:
+    async def scenario() -> None:
+        executor = Executor(1, 2)
+        held = Held()
+        tasks = [asyncio.create_task(executor.run(held)) for _ in range(3)]
+        await asyncio.to_thread(held.started.wait, 10)
+        assert (executor.in_flight, executor.queue_depth) == (3, 2)
+        with pytest.raises(QueueFullError, match=r"^the worker's queue is full \(2 requests wait\)$"):
+            await executor.run(held)
+        held.release.set()
+        assert await asyncio.gather(*tasks) == ["done"] * 3
+        await asyncio.wait_for(executor.wait_idle(), 5)
+        assert (executor.in_flight, executor.queue_depth) == (0, 0)
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_leaves_cancels_what_runs_and_unqueues_what_waits() -> None:
+    async def scenario() -> None:
+        executor = Executor(1, 1)
+        running, waiting = Held(), Held()
+        first = asyncio.create_task(executor.run(running))
+        await asyncio.to_thread(running.started.wait, 10)
+        second = asyncio.create_task(executor.run(waiting))
+        await asyncio.sleep(0)
+        assert executor.queue_depth == 1
+        second.cancel()
+        await asyncio.wait({second})
+        assert second.cancelled()
+        first.cancel()
+        await asyncio.wait({first})
+        await asyncio.wait_for(executor.wait_idle(), 5)
+        assert running.given_up.is_set()
+        assert not waiting.started.is_set()
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_place_is_taken_until_the_thread_is_through() -> None:
+    async def scenario() -> None:
+        executor = Executor(1, 0)
+        go_on, started = threading.Event(), threading.Event()
+
+        def stubborn(_: Cancellation) -> None:
+            started.set()
+            go_on.wait(10)
+
+        task = asyncio.create_task(executor.run(stubborn))
+        await asyncio.to_thread(started.wait, 10)
+        task.cancel()
+        await asyncio.wait({task})
+        assert executor.in_flight == 1
+        with pytest.raises(QueueFullError):
+            await executor.run(lambda _: None)
+        go_on.set()
+        await asyncio.wait_for(executor.wait_idle(), 5)
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+def test_closing_gives_everything_up() -> None:
+    async def scenario() -> None:
+        executor = Executor(1, 1)
+        running, waiting = Held(), Held()
+        first = asyncio.create_task(executor.run(running))
+        await asyncio.to_thread(running.started.wait, 10)
+        second = asyncio.create_task(executor.run(waiting))
+        await asyncio.sleep(0)
+        executor.close()
+        results = await asyncio.gather(first, second, return_exceptions=True)
+        assert isinstance(results[0], GivenUpError)
+        assert isinstance(results[1], asyncio.CancelledError | GivenUpError)
+        await asyncio.wait_for(executor.wait_idle(), 5)
+
+    asyncio.run(scenario())
+
+
+def test_cancellation_calls_back_once_also_when_late() -> None:
+    calls: list[str] = []
+    cancellation = Cancellation()
+    cancellation.on_cancel(lambda: calls.append("early"))
+    cancellation.wait(0)
+    cancellation.cancel()
+    cancellation.cancel()
+    cancellation.on_cancel(lambda: calls.append("late"))
+    assert calls == ["early", "late"]
+    with pytest.raises(GivenUpError):
+        cancellation.wait(0)
