@@ -46,10 +46,10 @@ def tries(places: Places, metadata: Mapping[str, Any], sample_file: Path) -> Ite
     """Yield (what it shows, command line) of what to try with the model of ``metadata``."""
     model = metadata["name"]
     what = f"what kind of file is {sample_file.name}?" if is_magika(metadata) else f"one inference of {model}, of zeros"
-    infer = f"curl -s http://{places.listen}/v2/models/{model}/infer"
+    infer = f"curl -sw '\\n' http://{places.listen}/v2/models/{model}/infer"
     yield what, f"{infer} -H 'content-type: application/json' -d @{places.request}"
     yield "where requests go: the weights, and why", f"curl -s http://{places.admin}/routes | python3 -m json.tool"
-    yield "is it ready?", f"curl -s http://{places.admin}/readyz"
+    yield "is it ready?", f"curl -sw '\\n' http://{places.admin}/readyz"
 
 
 def write_request(path: Path, metadata: Mapping[str, Any], sample_file: Path) -> None:

@@ -86,13 +86,13 @@ def test_what_to_try_is_three_lines_that_can_be_pasted() -> None:
     assert lines == [
         (
             "what kind of file is README.md?",
-            f"curl -s http://127.0.0.1:8080/v2/models/magika/infer {JSON} -d @/run/request.json",
+            f"curl -sw '\\n' http://127.0.0.1:8080/v2/models/magika/infer {JSON} -d @/run/request.json",
         ),
         (
             "where requests go: the weights, and why",
             "curl -s http://127.0.0.1:9901/routes | python3 -m json.tool",
         ),
-        ("is it ready?", "curl -s http://127.0.0.1:9901/readyz"),
+        ("is it ready?", r"curl -sw '\n' http://127.0.0.1:9901/readyz"),
     ]
 
 

@@ -1,0 +1,242 @@
+"""``warmroute up`` with everything real, and what it leaves behind: nothing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.sidecars import Process, gone, until
+
+MODEL = "toy"
+REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
+DEMO_MODEL = Path(__file__).parents[2] / "models" / "magika" / "1" / "model.onnx"
+
+
+@dataclass
+class Fleet:
+    process: Process
+    places: dict[str, Any]
+    scratch: Path
+
+    @property
+    def pids(self) -> list[int]:
+        places = self.places
+        single = [places[name] for name in ("sidecar_pid", "control_pid", "redis_pid", "janitor_pid")]
+        return [*single, *places["data_pids"], *(worker["pid"] for worker in places["workers"])]
+
+    def ask(self, address: str, path: str, body: object = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=40)
+        try:
+            if body is None:
+                connection.request("GET", path)
+            else:
+                connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def metadata(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.ask(self.places["listen"], f"/v2/models/{MODEL}")[1])
+        return answer
+
+    def infer(self) -> int:
+        request = json.loads(Path(self.places["request"]).read_bytes())
+        return self.ask(self.places["listen"], f"/v2/models/{MODEL}/infer", request)[0]
+
+    def output(self) -> str:
+        return (self.scratch / "out").read_text()
+
+    def assert_nothing_is_left(self) -> None:
+        for pid in [self.process.pid, *self.pids]:
+            until(lambda pid=pid: gone(pid), f"process {pid} is gone", within_s=30)  # type: ignore[misc]
+        assert list((self.scratch / "tmp").iterdir()) == []
+        assert not (self.scratch / "ready.json").exists()
+
+
+@contextmanager
+def fleet(tmp_path: Path, *flags: str, models: Path | None = None) -> Iterator[Fleet]:
+    """Run ``warmroute up`` until ready; the deterministic engine where no models are given."""
+    scratch = tmp_path
+    (scratch / "tmp").mkdir()
+    command = [sys.executable, "-P", "-m", "sidecar.cli.main", "up", "--listen", "127.0.0.1:0", "--admin"]
+    command += ["127.0.0.1:0", "--ready-file", str(scratch / "ready.json"), "--no-color"]
+    command += ["--models", str(models)] if models else ["--engine", "deterministic", "--model", MODEL]
+    with (scratch / "out").open("wb") as out:
+        process = Process(
+            [*command, *flags],
+            scratch / "err",
+            stdout=out,
+            cwd=scratch,
+            env=os.environ | {"TMPDIR": str(scratch / "tmp"), "PYTHONUNBUFFERED": "1"},
+        )
+    with process:
+        ready = scratch / "ready.json"
+
+        def is_ready() -> bool:
+            assert process.popen.poll() is None, (scratch / "out").read_text()
+            return ready.exists()
+
+        until(is_ready, "warmroute up is ready", within_s=40)
+        started = Fleet(process, json.loads(ready.read_bytes()), scratch)
+        try:
+            yield started
+        except BaseException as error:
+            error.add_note(f"its output:\n{started.output()}")
+            raise
+
+
+def test_the_printed_lines_work_on_the_demo_model(tmp_path: Path) -> None:
+    if not DEMO_MODEL.exists():
+        pytest.skip("the demo model is not here: make model")
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    with fleet(tmp_path, models=DEMO_MODEL.parents[2]) as up:
+        lines = [line for line in up.output().splitlines() if line.startswith("curl ")]
+        answers = [
+            subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=True).stdout
+            for line in lines
+        ]
+        infer, routes, health = (json.loads(answer) for answer in answers)
+        best = infer["outputs"][0]["data"][0]
+        score, _, label = best.split(":")
+        assert (label, float(score) > 0.9) == ("python", True)  # no README.md beside: it asks about its own source
+        assert {row["endpoint"] for row in routes["routes"][0]["candidates"]} == {"worker-1", "worker-2"}
+        assert all(row["weight"] > 0 for row in routes["routes"][0]["candidates"])
+        assert health
+        up.process.send(signal.SIGINT)
+        assert up.process.wait() == 0
+        up.assert_nothing_is_left()
+
+
+def test_ctrl_c_leaves_nothing_and_everything_was_private(tmp_path: Path) -> None:
+    with fleet(tmp_path) as up:
+        assert up.infer() == 200
+        run_dir = Path(up.places["run_dir"])
+        assert run_dir.stat().st_mode & 0o777 == 0o700
+        assert Path(up.places["admin_socket"]).stat().st_mode & 0o777 == 0o600
+        assert Path(up.places["redis_socket"]).stat().st_mode & 0o777 == 0o600
+        assert len({*up.pids}) == len(up.pids) == 8
+        up.process.send(signal.SIGINT)
+        assert up.process.wait() == 0
+        up.assert_nothing_is_left()
+        assert "nothing left behind" in up.output()
+        assert "killed" not in up.output()
+
+
+def test_sigkill_of_the_parent_leaves_nothing(tmp_path: Path) -> None:
+    with fleet(tmp_path) as up:
+        assert up.infer() == 200
+        up.process.send(signal.SIGKILL)
+        up.process.wait()
+        up.assert_nothing_is_left()
+
+
+def test_sigkill_of_the_parent_lets_a_running_request_finish(tmp_path: Path) -> None:
+    with fleet(tmp_path, "--", "--service-ms", "1500") as up:
+        statuses: list[int] = []
+        caller = threading.Thread(target=lambda: statuses.append(up.infer()))
+        caller.start()
+        until(lambda: b'"in_flight":1' in _stats(up), "the request runs", within_s=10)
+        up.process.send(signal.SIGKILL)
+        up.process.wait()
+        caller.join(30)
+        assert statuses == [200]
+        up.assert_nothing_is_left()
+
+
+def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
+    with fleet(tmp_path) as up:
+        victim = up.places["workers"][0]
+        os.kill(victim["pid"], signal.SIGKILL)
+        until(lambda: "worker-1: ended (SIGKILL), starting again in 0.0 s" in up.output(), "it says so")
+
+        def both_warm() -> bool:
+            status, body = up.ask(up.places["admin"], "/routes")
+            rows = json.loads(body)["routes"][0]["candidates"] if status == 200 else []
+            warm = {row["endpoint"]: row["address"] for row in rows if row["state"] == "warm" and not row["reason"]}
+            return len(warm) == 2 and warm["worker-1"] != victim["address"]
+
+        until(both_warm, "both workers are routed to again")
+        assert up.infer() == 200
+        up.process.send(signal.SIGTERM)
+        assert up.process.wait() == 0
+        up.assert_nothing_is_left()
+
+
+def test_a_killed_store_is_started_again_and_requests_go_on(tmp_path: Path) -> None:
+    with fleet(tmp_path) as up:
+        os.kill(up.places["redis_pid"], signal.SIGKILL)
+        assert [up.infer() for _ in range(20)] == [200] * 20
+        until(lambda: "state store: died; started again, empty" in up.output(), "it says so")
+        assert up.infer() == 200
+        up.process.send(signal.SIGTERM)
+        assert up.process.wait() == 0
+        up.assert_nothing_is_left()
+
+
+def test_a_killed_control_process_costs_no_request_and_is_back(tmp_path: Path) -> None:
+    with fleet(tmp_path) as up:
+        os.kill(up.places["control_pid"], signal.SIGKILL)
+        assert [up.infer() for _ in range(20)] == [200] * 20
+
+        def answers() -> bool:
+            try:
+                return up.ask(up.places["admin"], "/readyz")[0] == 200
+            except OSError:
+                return False
+
+        until(answers, "the admin API is back and ready", within_s=2.0)
+        up.process.send(signal.SIGTERM)
+        assert up.process.wait() == 0
+        up.assert_nothing_is_left()
+
+
+def test_a_second_ctrl_c_cuts_a_long_request_short(tmp_path: Path) -> None:
+    with fleet(tmp_path, "--", "--service-ms", "8000") as up:
+        caller = threading.Thread(target=lambda: _swallow(up.infer))
+        caller.start()
+        until(lambda: b'"in_flight":1' in _stats(up), "the request runs", within_s=10)
+        up.process.send(signal.SIGINT)
+        until(lambda: "draining" in up.output(), "it drains")
+        up.process.send(signal.SIGINT)
+        assert up.process.wait(6) == 0
+        caller.join(30)
+        assert not caller.is_alive()
+        up.assert_nothing_is_left()
+
+
+def test_the_run_directory_can_be_kept(tmp_path: Path) -> None:
+    with fleet(tmp_path, "--keep-run-dir") as up:
+        up.process.send(signal.SIGTERM)
+        assert up.process.wait() == 0
+        run_dir = Path(up.places["run_dir"])
+        assert {path.name for path in (run_dir / "log").iterdir()} == {"worker-1.log", "worker-2.log", "sidecar.log"}
+        assert not (run_dir / "admin.sock").exists()
+        assert not (run_dir / "state.sock").exists()
+        assert "version: 1" in (run_dir / "warmroute.yaml").read_text()
+
+
+def _stats(up: Fleet) -> bytes:
+    return b"".join(up.ask(worker["address"], "/stats")[1] for worker in up.places["workers"]).replace(b" ", b"")
+
+
+def _swallow(action: object) -> None:
+    assert callable(action)
+    try:
+        action()
+    except (OSError, http.client.HTTPException):
+        return  # cut: that is what the test is about
