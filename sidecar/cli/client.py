@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 import http.client
 import socket
 from dataclasses import dataclass
@@ -18,14 +19,16 @@ from sidecar.config.addresses import AddressError, split_address
 DEFAULT_ADMIN = "http://127.0.0.1:9901"
 TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 64 << 20
+_SHOWN_NAMES = 20
 
 T = TypeVar("T")
 
 
 class _Refusal(msgspec.Struct):
-    """What the admin API answers where it refuses."""
+    """What the admin API answers where it refuses; ``known`` are names that it would have answered."""
 
     error: str
+    known: tuple[str, ...] = ()
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -160,6 +163,9 @@ def decoded(data: bytes, kind: type[T]) -> T:
 
 def _refusal(status: int, data: bytes) -> str:
     try:
-        return msgspec.json.decode(data, type=_Refusal).error
+        refusal = msgspec.json.decode(data, type=_Refusal)
     except msgspec.DecodeError:
         return f"the admin API answered {status} {http.client.responses.get(status, '')}".rstrip()
+    if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
+        return f"{refusal.error} (here: --admin unix:PATH, or --token-file FILE)"
+    return refusal.error + (f"; known here: {', '.join(refusal.known[:_SHOWN_NAMES])}" if refusal.known else "")

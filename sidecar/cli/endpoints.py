@@ -22,7 +22,7 @@ def list_endpoints(*, admin: Admin = Admin(), as_json: Json = False) -> int:  # 
     answer = admin.get("/endpoints")
     if as_json:
         return raw(answer)
-    show(endpoints_table(decoded(answer, Endpoints).endpoints))
+    show(endpoints_table(decoded(answer, Endpoints)))
     return 0
 
 

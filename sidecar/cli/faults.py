@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from sidecar.cli.client import Admin, decoded, segment
 from sidecar.cli.outcome import EXIT_REFUSED, CliError
@@ -34,12 +35,20 @@ def add(
     kind: Annotated[Literal["abort", "delay"], Parameter(help="abort answers --status, delay waits --delay-ms first.")],
     /,
     *,
-    ratio: Annotated[float, Parameter(help="Share of the requests it hits, 0 to 1.")] = 1.0,
-    ttl_s: Annotated[float, Parameter(help="Seconds until it ends by itself, at most 3600.")] = 60.0,
+    ratio: Annotated[
+        float, Parameter(help="Share of the requests it hits, 0 to 1.", validator=Number(gte=0, lte=1))
+    ] = 1.0,
+    ttl_s: Annotated[
+        float, Parameter(help="Seconds until it ends by itself, at most 3600.", validator=Number(gt=0, lte=3600))
+    ] = 60.0,
     model: Annotated[str, Parameter(help="Hit this model only.", show_default=False)] = "",
     endpoint: Annotated[str, Parameter(help="Hit attempts on this endpoint only.", show_default=False)] = "",
-    status: Annotated[int | None, Parameter(help="Status that abort answers (503 where left out).")] = None,
-    delay_ms: Annotated[float | None, Parameter(help="Milliseconds that delay waits.")] = None,
+    status: Annotated[
+        int | None, Parameter(help="Status that abort answers, 503 where left out.", validator=Number(gte=400, lte=599))
+    ] = None,
+    delay_ms: Annotated[
+        float | None, Parameter(help="Milliseconds that delay waits.", validator=Number(gt=0, lte=300_000))
+    ] = None,
     admin: Admin = Admin(),  # noqa: B008 (frozen)
 ) -> int:
     """Inject a fault. It ends by itself, and `warmroute faults remove` ends it sooner."""

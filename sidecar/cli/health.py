@@ -15,7 +15,11 @@ def health(*, admin: Admin = Admin()) -> int:  # noqa: B008 (frozen)
     """
     alive = decoded(admin.get("/healthz"), Health)
     ready = admin.ask("GET", "/readyz", accept_errors=True)
-    print(f"alive: {alive.version}, up {seconds(alive.uptime_s)}, store {alive.mode}")
+    up = sum(process.up for process in alive.processes)
+    print(
+        f"alive: {alive.sidecar}, version {alive.version}, up {seconds(alive.uptime_s)}, "
+        f"{up} of {len(alive.processes)} data processes, store {alive.store_mode}"
+    )
     if ready.status < 300:
         print("ready")
         return EXIT_OK

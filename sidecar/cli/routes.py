@@ -26,8 +26,10 @@ def routes(*, admin: Admin = Admin(), as_json: Json = False) -> int:  # noqa: B0
     if as_json:
         return raw(answer)
     known = decoded(answer, Routes)
+    if known.draining:
+        print("draining: nothing new is accepted")
     if not known.routes:
-        print(f"no routes yet: no worker has reported and none is configured (store {known.mode})")
+        print(f"no routes yet: no worker has reported and none is configured (store {known.store_mode})")
         return 0
     show(routes_table(known.routes))
     return 0

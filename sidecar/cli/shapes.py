@@ -31,7 +31,7 @@ class Candidate(msgspec.Struct, frozen=True):
     reason: str | None
     for_s: float | None
     left_s: float | None
-    age_s: float
+    age_s: float | None
     warm_for_s: float | None
     freshness: float
     ramp: float
@@ -88,7 +88,8 @@ class Explanation(msgspec.Struct, frozen=True):
 class Routes(msgspec.Struct, frozen=True):
     """GET /routes."""
 
-    mode: str
+    store_mode: str
+    draining: bool
     routes: tuple[Route, ...]
 
 
@@ -102,22 +103,30 @@ class Replica(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """One endpoint as the sidecar knows it. ``held``: drained here, by an operator."""
+    """One endpoint as it last reported. ``held``: drained here, by an operator.
+
+    The last four are this sidecar's own view; it has none of an endpoint that it has only just heard of.
+    """
 
     id: str
     address: str
-    static: bool
+    source: str
+    age_s: float | None
     draining: bool
     held: bool
     replicas: tuple[Replica, ...]
-    free_memory_bytes: int | None = None
-    total_memory_bytes: int | None = None
+    free_memory_bytes: int | None
+    breaker: str = "closed"
+    quarantined: bool = False
+    in_flight: int = 0
+    p95_ms: float | None = None
 
 
 class Endpoints(msgspec.Struct, frozen=True):
-    """GET /endpoints."""
+    """GET /endpoints; ``held_and_away`` are drained here and not there at all."""
 
     endpoints: tuple[Endpoint, ...]
+    held_and_away: tuple[str, ...]
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -127,10 +136,10 @@ class Fault(msgspec.Struct, frozen=True):
     kind: str
     ratio: float
     left_s: float
-    model: str = ""
-    endpoint: str = ""
-    status: int = 503
-    delay_ms: float = 0.0
+    model: str
+    endpoint: str
+    status: int
+    delay_ms: float
 
 
 class Faults(msgspec.Struct, frozen=True):
@@ -139,12 +148,21 @@ class Faults(msgspec.Struct, frozen=True):
     faults: tuple[Fault, ...]
 
 
+class Process(msgspec.Struct, frozen=True):
+    """One data process; ``up``: it speaks to the control process."""
+
+    index: int
+    up: bool
+
+
 class Health(msgspec.Struct, frozen=True):
     """GET /healthz."""
 
     version: str
+    sidecar: str
     uptime_s: float
-    mode: str
+    store_mode: str
+    processes: tuple[Process, ...]
 
 
 class Readiness(msgspec.Struct, frozen=True):

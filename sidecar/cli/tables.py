@@ -10,26 +10,28 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sidecar.cli.shapes import Candidate, Endpoint, Explanation, Fault, Replica, Route, Term
+from sidecar.cli.shapes import Candidate, Endpoints, Explanation, Fault, Replica, Route, Term
 
-_FILE_COLUMNS = 200
-"""Width where the output is no terminal, so that a pipe gets whole lines."""
+_UNLIMITED = 10_000
+"""Columns of nothing real: how wide a table would like to be is measured in it."""
 _STATE_STYLES = {"warm": "green", "warming": "yellow", "loading": "yellow", "failed": "red", "draining": "dim"}
 
 
 def show(*parts: RenderableType) -> None:
-    """Write tables and lines to standard output, in the terminal's width or unabridged into a pipe."""
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _FILE_COLUMNS
-    console = Console(width=columns, highlight=False, markup=False, emoji=False)
+    """Write tables and lines to standard output: wrapped to a terminal where they can be, unabridged into a pipe."""
+    terminal = sys.stdout.isatty()
     for part in parts:
-        console.print(part)
+        size = Console(width=_UNLIMITED).measure(part)
+        width = max(shutil.get_terminal_size().columns, size.minimum) if terminal else max(1, size.maximum)
+        Console(width=width, highlight=False, markup=False, emoji=False).print(part, soft_wrap=isinstance(part, Text))
 
 
 def table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """Return an empty table; the columns in ``right`` hold numbers."""
+    """Return an empty table; the columns in ``right`` hold numbers, the last one is text that may wrap."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        wraps = column == columns[-1]
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=not wraps, overflow="fold")
     return made
 
 
@@ -96,7 +98,7 @@ def _candidates_table(rows: Iterable[Candidate]) -> Table:
             ewma,
             in_flight,
             milliseconds(row.expected_wait_ms),
-            f"{seconds(row.age_s)} ago",
+            "-" if row.age_s is None else f"{seconds(row.age_s)} ago",
             why(row),
         )
     return made
@@ -122,20 +124,30 @@ def _terms_table(rows: Iterable[Candidate]) -> Table:
     return made
 
 
-def endpoints_table(endpoints: Iterable[Endpoint]) -> Table:
+def endpoints_table(answer: Endpoints) -> Table:
     """Return a line for each endpoint."""
-    made = table("endpoint", "address", "from", "holds", "free memory", "note", right=("free memory",))
-    for endpoint in endpoints:
-        held = ", ".join(_replica(one) for one in endpoint.replicas)
-        notes = [word for word, holds in (("draining", endpoint.draining), ("drained here", endpoint.held)) if holds]
+    numbers = ("free memory", "P95", "in flight", "reported")
+    made = table("endpoint", "address", "from", "holds", *numbers, "note", right=numbers)
+    for one in answer.endpoints:
+        notes = {
+            "draining": one.draining,
+            "drained here": one.held,
+            "quarantined": one.quarantined,
+            f"breaker {one.breaker.replace('_', ' ')}": one.breaker != "closed",
+        }
         made.add_row(
-            endpoint.id,
-            endpoint.address,
-            "configuration" if endpoint.static else "store",
-            held or "nothing",
-            _mebibytes(endpoint.free_memory_bytes),
-            ", ".join(notes),
+            one.id,
+            one.address,
+            one.source,
+            ", ".join(_replica(replica) for replica in one.replicas) or "nothing",
+            _mebibytes(one.free_memory_bytes),
+            milliseconds(one.p95_ms),
+            str(one.in_flight),
+            "-" if one.age_s is None else f"{seconds(one.age_s)} ago",
+            ", ".join(note for note, holds in notes.items() if holds),
         )
+    for name in answer.held_and_away:
+        made.add_row(name, "-", "-", "-", "-", "-", "-", "-", "drained here, and not there")
     return made
 
 
@@ -157,7 +169,7 @@ def why(candidate: Candidate) -> str:
     if candidate.for_s is not None:
         text += f" for {seconds(candidate.for_s)}"
     if candidate.left_s is not None:
-        text += f", {seconds(candidate.left_s)} left"
+        text += f", {seconds(candidate.left_s)} left" if candidate.left_s > 0 else ", a probe is due"
     return text
 
 
