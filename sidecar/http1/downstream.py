@@ -35,7 +35,7 @@ from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
     from router.endpoint import Endpoint
-    from router.routes import Attempt
+    from router.routes import Attempt, Route
     from sidecar.http1.plane import Plane, Target
     from sidecar.upstreams.pool import Upstream, UpstreamConnection
 
@@ -207,14 +207,15 @@ class DownstreamConnection(asyncio.Protocol):
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _read_head(self, data: bytes) -> None:
-        if data.startswith(b"\r\n"):  # RFC 9112 2.2: an empty line before a request is ignored
-            data = data[2:]
         end = data.find(b"\r\n\r\n") + 4
+        if end < 5:  # not whole, or an empty line before the request, which is ignored (RFC 9112 2.2)
+            if data.startswith(b"\r\n") and len(data) > 2:
+                self._read_head(data[2:])
+            else:
+                self._read_part_of_head(data.removeprefix(b"\r\n"))
+            return
         plane = self._plane
         limits = plane.limits
-        if end == 3:
-            self._read_part_of_head(data)
-            return
         if end > limits.head_bytes:
             self._refuse(HeadError(Outcome.HEAD_TOO_LARGE, f"over {limits.head_bytes} bytes"), data)
             return
@@ -222,9 +223,12 @@ class DownstreamConnection(asyncio.Protocol):
         head = self._last_head
         if head is None or head.raw != raw:
             try:
-                head = parse_request(raw, max_target_bytes=limits.target_bytes, max_fields=limits.fields)
+                head = parse_request(raw, limits.target_bytes, limits.fields)
             except HeadError as error:
-                self._refuse(error, data)
+                if raw.startswith(b"\r\n"):
+                    self._read_head(data[2:])
+                else:
+                    self._refuse(error, data)
                 return
             self._last_head = head
         self._begin(head, data, end)
@@ -262,11 +266,6 @@ class DownstreamConnection(asyncio.Protocol):
             self._buffer = data[end:]
             self.request_done = True
         elif length > 0:
-            if length > plane.limits.body_bytes:
-                self._buffer = b""
-                self.request_done = False
-                self._end_with(Outcome.BODY_TOO_LARGE, f"{length} bytes, at most {plane.limits.body_bytes}")
-                return
             stop = end + length
             self._left = stop - len(data)
             if self._left <= 0:
@@ -278,28 +277,30 @@ class DownstreamConnection(asyncio.Protocol):
                 self._buffer = b""
                 self.request_done = False
         else:
+            self._seen = b""
             self._buffer = b""
             self.request_done = False
-            self._seen = b""
             self._scanner = ChunkScanner()
-        self._request_id = b""
-        out = head.forward
-        if not head.has_request_id:
+        if head.has_request_id:
+            self._request_id = b""
+            out = head.forward
+        else:
             self._request_id = plane.new_request_id()
-            out += b"x-request-id: " + self._request_id + b"\r\n"
-        if not head.has_traceparent:
-            out += b"traceparent: " + plane.new_traceparent() + b"\r\n"
-        self._sent_head = out + _VIA_END
+            out = head.forward + b"x-request-id: " + self._request_id + b"\r\n"
+        self._sent_head = out + (_VIA_END if head.has_traceparent else plane.new_traceparent() + _VIA_END)
         if self.request_done:
             self._phase = _WAITING
-            self.deadline = now + plane.timeouts.response_head_s
+            self.deadline = now + plane.response_head_s
         else:
             self._phase = _BODY
             self.deadline = now + plane.timeouts.client_body_idle_s
+        if length > plane.body_bytes:
+            self._end_with(Outcome.BODY_TOO_LARGE, f"{length} bytes, at most {plane.body_bytes}")
+            return
         if target.route is None:
             self._end_with(Outcome.NO_ROUTE, target.why)
             return
-        self._dispatch(None, now)
+        self._dispatch(target.route, None, now)
         if length == CHUNKED and end < len(data) and self._phase == _BODY:
             self._read_body(data[end:])
 
@@ -312,8 +313,8 @@ class DownstreamConnection(asyncio.Protocol):
             except ChunkError as error:
                 self._fail_request(Outcome.BAD_REQUEST, str(error))
                 return
-            if scanner.payload_bytes > self._plane.limits.body_bytes:
-                self._fail_request(Outcome.BODY_TOO_LARGE, f"over {self._plane.limits.body_bytes} bytes")
+            if scanner.payload_bytes > self._plane.body_bytes:
+                self._fail_request(Outcome.BODY_TOO_LARGE, f"over {self._plane.body_bytes} bytes")
                 return
             if scanner.done:
                 self._buffer = scanner.rest
@@ -330,12 +331,12 @@ class DownstreamConnection(asyncio.Protocol):
             self._left = left
         if self.request_done and self._phase == _BODY:
             self._phase = _WAITING
-            self.deadline = self._plane.clock() + self._plane.timeouts.response_head_s
+            self.deadline = self._plane.clock() + self._plane.response_head_s
         upstream = self._upstream
         if upstream is not None:
             upstream.transport.write(out)
             if self._whole:
-                if len(self._seen) + len(out) <= self._plane.limits.replay_bytes:
+                if len(self._seen) + len(out) <= self._plane.replay_bytes:
                     self._seen += out
                 else:
                     self._whole = False
@@ -347,34 +348,37 @@ class DownstreamConnection(asyncio.Protocol):
 
     # --- choosing and sending -----------------------------------------------------------------------------------
 
-    def _dispatch(self, tried: Endpoint | None, now: float) -> None:
+    def _dispatch(self, route: Route, tried: Endpoint | None, now: float) -> None:
         """Choose a worker and send the request there."""
         plane = self._plane
-        target = cast("Target", self._target)
-        route = target.route
-        assert route is not None  # noqa: S101
         attempt = plane.cluster.choose(route, now, plane.rng, tried)
-        if isinstance(attempt, NoCandidate):
-            self._end_with(Outcome.NO_CANDIDATE, attempt.detail or attempt.reason.value, attempt.retry_after_s)
+        if attempt.__class__ is NoCandidate:
+            none = cast("NoCandidate", attempt)
+            self._end_with(Outcome.NO_CANDIDATE, none.detail or none.reason.value, none.retry_after_s)
             return
-        self._attempt = attempt
-        upstream = attempt.endpoint.shell or plane.upstream(attempt.endpoint)
-        if plane.faults:
-            action = strike(plane.faults, route.model, attempt.endpoint.id, now, plane.rng)
-            if action is not None:
-                plane.count(Scalar.FAULTS_INJECTED_TOTAL)
-                if action.status:
-                    self._settle(AttemptResult.CANCELLED, now)
-                    self._end_with(Outcome.FAULT, "", status=action.status)
-                    return
-                self._ticket += 1
-                self._timer = plane.loop.call_later(action.delay_s, self._connect, upstream)
-                return
+        self._attempt = attempt = cast("Attempt", attempt)
+        upstream: Upstream = attempt.endpoint.shell or plane.upstream(attempt.endpoint)
+        if plane.faults and self._struck(upstream, route, now):
+            return
         connection = upstream.checkout(now)
         if connection is None:
             self._connect(upstream)
         else:
             self._attach(connection)
+
+    def _struck(self, upstream: Upstream, route: Route, now: float) -> bool:
+        """Let an injected fault have its way with the attempt; True where it took it over."""
+        plane = self._plane
+        action = strike(plane.faults, route.model, upstream.id, now, plane.rng)
+        if action is None:
+            return False
+        plane.count(Scalar.FAULTS_INJECTED_TOTAL)
+        if action.status:
+            self._settle(AttemptResult.CANCELLED, now)
+            self._end_with(Outcome.FAULT, "", status=action.status)
+        else:
+            self._timer = plane.loop.call_later(action.delay_s, self._connect, upstream)
+        return True
 
     def _connect(self, upstream: Upstream) -> None:
         self._timer = None
@@ -383,8 +387,9 @@ class DownstreamConnection(asyncio.Protocol):
 
     def _attach(self, connection: UpstreamConnection) -> None:
         self._upstream = connection
-        connection.begin(self, self._sent_head + self._seen if self._seen else self._sent_head)
-        if len(self._seen) > self._plane.limits.replay_bytes:
+        seen = self._seen
+        connection.begin(self, self._sent_head + seen)
+        if len(seen) > self._plane.replay_bytes:
             self._whole = False
             self._seen = b""
         if self._write_paused:
@@ -431,20 +436,24 @@ class DownstreamConnection(asyncio.Protocol):
 
     def answer_ended(self, now: float, status: int, *, busy: bool) -> None:
         """The whole answer went downstream: count it, and go on to what is pipelined behind it."""
-        self._upstream = None
         plane = self._plane
-        if status < 400:
-            result, outcome = AttemptResult.SUCCESS, Outcome.OK
-        elif busy:
-            result, outcome = AttemptResult.BUSY, Outcome.UPSTREAM_BUSY
-        elif status < 500:
-            result, outcome = AttemptResult.CLIENT_ERROR, Outcome.UPSTREAM_4XX
-        else:
-            result, outcome = AttemptResult.SERVER_ERROR, Outcome.UPSTREAM_5XX
         attempt = cast("Attempt", self._attempt)
+        row = cast("Target", self._target).row
+        self._upstream = None
         self._attempt = None
-        plane.attempt_ended(attempt, result, now)
-        plane.request_ended(cast("Target", self._target).row, outcome, now - self._started)
+        if status < 400 and not self._tries:
+            plane.answered(attempt, row, now)
+        else:
+            if status < 400:
+                result, outcome = AttemptResult.SUCCESS, Outcome.OK
+            elif busy:
+                result, outcome = AttemptResult.BUSY, Outcome.UPSTREAM_BUSY
+            elif status < 500:
+                result, outcome = AttemptResult.CLIENT_ERROR, Outcome.UPSTREAM_4XX
+            else:
+                result, outcome = AttemptResult.SERVER_ERROR, Outcome.UPSTREAM_5XX
+            plane.attempt_ended(attempt, result, now)
+            plane.request_ended(row, outcome, now - self._started)
         self._next(now)
 
     def attempt_failed(self, result: AttemptResult, detail: str) -> None:
@@ -492,8 +501,10 @@ class DownstreamConnection(asyncio.Protocol):
         self._timer = None
         now = self._plane.clock()
         if self.request_done:
-            self.deadline = now + self._plane.timeouts.response_head_s
-        self._dispatch(tried, now)
+            self.deadline = now + self._plane.response_head_s
+        route = cast("Target", self._target).route
+        if route is not None:
+            self._dispatch(route, tried, now)
 
     # --- endings ------------------------------------------------------------------------------------------------
 
@@ -583,7 +594,7 @@ class DownstreamConnection(asyncio.Protocol):
                 self._linger()
             return
         self._phase = _IDLE
-        self.deadline = now + self._plane.timeouts.keep_alive_s
+        self.deadline = now + self._plane.keep_alive_s
         if self._read_paused:
             self._peer_full = False
             self._resume_reading()
@@ -666,7 +677,7 @@ class DownstreamConnection(asyncio.Protocol):
                     Outcome.CLIENT_TIMEOUT, f"no byte of the body in {plane.timeouts.client_body_idle_s} s"
                 )
         elif phase == _WAITING:
-            self._give_up(AttemptResult.HEAD_TIMEOUT, f"no response head in {plane.timeouts.response_head_s} s")
+            self._give_up(AttemptResult.HEAD_TIMEOUT, f"no response head in {plane.response_head_s} s")
         elif phase == _ANSWERING:
             self._drop_upstream()
             slow_caller = self._write_paused

@@ -10,6 +10,7 @@ Sources: RFC 9112 (2.2, 3, 5, 6), RFC 9110 (5.5, 7.6). Every function is pure.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import httptools
 
@@ -22,13 +23,14 @@ UNTIL_CLOSE = -2
 
 MAX_LENGTH_DIGITS = 18
 
-# Fields that decide something here. Matched against the lower-cased head; each begins a line.
+# Fields that decide something here, with their values; matched against the lower-cased head, each begins a line.
 _REQUEST_FIELDS = re.compile(
     rb"\r\n(connection|content-length|expect|host|http2-settings|keep-alive|proxy-[a-z-]+|te|traceparent|trailer"
-    rb"|transfer-encoding|upgrade|x-request-id):"
+    rb"|transfer-encoding|upgrade|x-request-id):[ \t]*([^\r]*)"
 )
 _RESPONSE_FIELDS = re.compile(
-    rb"\r\n(connection|content-length|keep-alive|proxy-[a-z-]+|retry-after|te|trailer|transfer-encoding|upgrade|x-request-id):"
+    rb"\r\n(connection|content-length|keep-alive|proxy-[a-z-]+|retry-after|te|trailer|transfer-encoding|upgrade"
+    rb"|x-request-id):[ \t]*([^\r]*)"
 )
 _HOP_BY_HOP = frozenset(
     {
@@ -47,8 +49,11 @@ _NEVER_STRIPPED = frozenset({b"content-length", b"host", b"transfer-encoding"})
 """Naming these in ``Connection`` must not change framing or routing."""
 
 _BARE_LF = re.compile(rb"(?<!\r)\n")
+_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) (/[!\"$-~\x80-\xff]*) HTTP/1\.([01])\r\n")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\t -~\x80-\xff]*)?\r\n")
+_OK = b"HTTP/1.1 200 OK\r\n"
+_KEEP_ALIVE = b"\r\nConnection: keep-alive"
 _VERSION = re.compile(rb"HTTP/[0-9]\.[0-9]")
-_PHRASE = re.compile(rb"(?: [\t -~\x80-\xff]*)?")
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _REQUEST_START = re.compile(rb"[A-Za-z]+[A-Za-z-]*( |$)")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.vV]+\])(?::[0-9]*)?")
@@ -73,7 +78,6 @@ class RequestHead:
     """
 
     __slots__ = (
-        "expects_continue",
         "forward",
         "has_request_id",
         "has_traceparent",
@@ -91,7 +95,6 @@ class RequestHead:
     minor: int
     length: int
     keep_alive: bool
-    expects_continue: bool
     has_request_id: bool
     has_traceparent: bool
     forward: bytes
@@ -100,8 +103,8 @@ class RequestHead:
         """Return the caller's x-request-id, or nothing."""
         if not self.has_request_id:
             return b""
-        lowered = self.raw.lower()
-        return _value(self.raw, lowered, lowered.find(b"\r\nx-request-id:"))
+        start = self.raw.lower().find(b"\r\nx-request-id:") + 15
+        return self.raw[start : self.raw.find(b"\r\n", start)].strip(b" \t")
 
 
 class ResponseHead:
@@ -124,34 +127,26 @@ class _Ignore:
 _IGNORE = _Ignore()
 
 
-def parse_request(raw: bytes, *, max_target_bytes: int = 16384, max_fields: int = 100) -> RequestHead:
+def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 100) -> RequestHead:
     """Read a request head; ``raw`` ends with the empty line.
 
     Raises:
         HeadError: malformed, ambiguous, over a limit, or something this proxy refuses.
     """
-    method_end = raw.find(b" ")
-    target_end = raw.find(b" ", method_end + 1)
-    line_end = raw.find(b"\r\n")
-    if target_end - method_end - 1 > max_target_bytes:
-        raise HeadError(Outcome.TARGET_TOO_LONG, f"request target over {max_target_bytes} bytes")
-    version = raw[target_end + 1 : line_end]
-    if version == b"HTTP/1.1":
-        minor = 1
-    elif version == b"HTTP/1.0":
-        minor = 0
-    elif _VERSION.fullmatch(version):
-        raise HeadError(Outcome.HTTP_VERSION, f"version {version.decode()}")
+    line = _REQUEST_LINE.match(raw)
+    if line is None:
+        method, target, minor = _unusual_request_line(raw)
     else:
-        raise HeadError(Outcome.BAD_REQUEST, "malformed request line")
+        method, target, version = line.groups()
+        minor = 1 if version == b"1" else 0
+    if len(target) > max_target_bytes:
+        raise HeadError(Outcome.TARGET_TOO_LONG, f"request target over {max_target_bytes} bytes")
     try:
         httptools.HttpRequestParser(_IGNORE).feed_data(raw)
     except httptools.HttpParserUpgrade:
         pass  # upgrades are not taken: the fields are stripped and the request goes on as a plain one
     except httptools.HttpParserInvalidMethodError as error:
-        if _TOKEN.fullmatch(raw[: max(method_end, 0)]):
-            raise HeadError(Outcome.NOT_IMPLEMENTED, "unknown method") from error
-        raise HeadError(Outcome.BAD_REQUEST, "the method is not a token") from error
+        raise HeadError(Outcome.NOT_IMPLEMENTED, "unknown method") from error
     except httptools.HttpParserError as error:
         raise HeadError(Outcome.BAD_REQUEST, str(error)[:200] or "malformed head") from error
     if len(raw) > max_fields * 4 and raw.count(b"\r\n") - 2 > max_fields:
@@ -159,30 +154,28 @@ def parse_request(raw: bytes, *, max_target_bytes: int = 16384, max_fields: int 
 
     head = RequestHead()
     head.raw = raw
-    head.method = raw[:method_end]
-    head.target = target = raw[method_end + 1 : target_end]
+    head.method = method
+    head.target = target
     head.minor = minor
-    head.length = 0
     head.keep_alive = minor == 1
-    head.expects_continue = head.has_request_id = head.has_traceparent = False
-    if head.method == b"CONNECT":
+    head.has_request_id = head.has_traceparent = False
+    if method == b"CONNECT":
         raise HeadError(Outcome.NOT_IMPLEMENTED, "CONNECT is not served here")
 
     lowered = raw.lower()
-    hosts = 0
-    strip = False
-    chunked = sized = False
-    for name in _REQUEST_FIELDS.findall(lowered):
+    length = -1
+    hosts = connections = 0
+    option = b""
+    strip = chunked = expects = False
+    for name, value in _REQUEST_FIELDS.findall(lowered):
         if name == b"content-length":
-            if sized:
+            if length >= 0:
                 raise HeadError(Outcome.BAD_REQUEST, "Content-Length more than once")
-            sized = True
-            value = _value(raw, lowered, lowered.find(b"\r\ncontent-length:"))
-            if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
-                raise HeadError(Outcome.BAD_REQUEST, f"Content-Length {value[:40]!r} is not a length")
-            head.length = int(value)
+            length = _length(value, Outcome.BAD_REQUEST)
         elif name == b"host":
             hosts += 1
+            if not _is_host(value.rstrip(b" \t")):
+                raise HeadError(Outcome.BAD_REQUEST, "Host is not a host")
         elif name == b"x-request-id":
             head.has_request_id = True
         elif name == b"traceparent":
@@ -191,42 +184,42 @@ def parse_request(raw: bytes, *, max_target_bytes: int = 16384, max_fields: int 
             if chunked:
                 raise HeadError(Outcome.BAD_REQUEST, "Transfer-Encoding more than once")
             chunked = True
-            _check_coding(_value(raw, lowered, lowered.find(b"\r\ntransfer-encoding:")))
+            _check_coding(value.rstrip(b" \t"))
         elif name == b"expect":
-            value = _value(raw, lowered, lowered.find(b"\r\nexpect:"))
-            if value.lower() != b"100-continue" or lowered.count(b"\r\nexpect:") > 1:
+            if value.rstrip(b" \t") != b"100-continue" or expects:
                 raise HeadError(Outcome.EXPECTATION_FAILED, f"unknown expectation {value[:40]!r}")
-            head.expects_continue = True
+            expects = True
+        elif name == b"connection":
+            connections += 1
+            option = value
         else:
             strip = True
     if chunked:
-        if sized:
+        if length >= 0:
             raise HeadError(Outcome.BAD_REQUEST, "both Content-Length and Transfer-Encoding")
         if minor == 0:
             raise HeadError(Outcome.BAD_REQUEST, "Transfer-Encoding in HTTP/1.0")
         head.length = CHUNKED
+    else:
+        head.length = max(0, length)
     if hosts != 1 and (hosts > 1 or minor == 1):
         raise HeadError(Outcome.BAD_REQUEST, "Host missing" if hosts == 0 else "Host more than once")
-    if hosts and not _HOST.fullmatch(_value(raw, lowered, lowered.find(b"\r\nhost:"))):
-        raise HeadError(Outcome.BAD_REQUEST, "Host is not a host")
 
-    if strip:
-        forward, options = _strip(raw, lowered)
-        if b"close" in options:
+    if strip or connections:
+        forward, close, keep = _strip(raw, lowered, option if not strip and connections == 1 else None)
+        if close:
             head.keep_alive = False
-        elif minor == 0 and b"keep-alive" in options:
+        elif minor == 0 and keep:
             head.keep_alive = True
     else:
         forward = raw[:-2]
-    if minor == 0 or not target.startswith(b"/"):
+    if minor == 0 or line is None:
         forward = _normalise(head, forward, hosts)
-    elif _BAD_TARGET.search(target):
-        raise HeadError(Outcome.BAD_REQUEST, "a byte that no target may hold")
     head.forward = forward
     return head
 
 
-def parse_response(raw: bytes, method: bytes, *, max_fields: int = 1000) -> ResponseHead:
+def parse_response(raw: bytes, method: bytes, max_fields: int = 1000) -> ResponseHead:
     """Read a response head to a request with ``method``; ``raw`` ends with the empty line.
 
     Raises:
@@ -238,38 +231,41 @@ def parse_response(raw: bytes, method: bytes, *, max_fields: int = 1000) -> Resp
         raise HeadError(Outcome.UPSTREAM_PROTOCOL, "switched protocols unasked") from error
     except httptools.HttpParserError as error:
         raise HeadError(Outcome.UPSTREAM_PROTOCOL, str(error)[:200] or "malformed head") from error
-    digits = raw[9:12]
-    phrase = raw[12 : raw.find(b"\r\n")]
-    if raw[:7] != b"HTTP/1." or not digits.isdigit() or (phrase != b" OK" and not _PHRASE.fullmatch(phrase)):
-        raise HeadError(Outcome.UPSTREAM_PROTOCOL, "malformed status line")
-    status = int(digits)
+    if raw.startswith(_OK):
+        status, minor = 200, b"1"
+    else:
+        line = _STATUS_LINE.match(raw)
+        if line is None:
+            raise HeadError(Outcome.UPSTREAM_PROTOCOL, "malformed status line")
+        minor, digits = line.groups()
+        status = int(digits)
+        if status == 101:
+            raise HeadError(Outcome.UPSTREAM_PROTOCOL, "switched protocols unasked")
     if len(raw) > max_fields * 4 and raw.count(b"\r\n") - 2 > max_fields:
         raise HeadError(Outcome.UPSTREAM_PROTOCOL, f"more than {max_fields} header fields")
-    if status == 101:
-        raise HeadError(Outcome.UPSTREAM_PROTOCOL, "switched protocols unasked")
     head = ResponseHead()
     head.status = status
-    minor = raw[7:8]
     head.keep_alive = minor == b"1"
     head.has_request_id = head.has_retry_after = False
     lowered = raw.lower()
     length = UNTIL_CLOSE
     strip = chunked = False
-    for name in _RESPONSE_FIELDS.findall(lowered):
+    connections = 0
+    option = b""
+    for name, value in _RESPONSE_FIELDS.findall(lowered):
         if name == b"content-length":
             if length != UNTIL_CLOSE:
                 raise HeadError(Outcome.UPSTREAM_PROTOCOL, "Content-Length more than once")
-            value = _value(raw, lowered, lowered.find(b"\r\ncontent-length:"))
-            if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
-                raise HeadError(Outcome.UPSTREAM_PROTOCOL, f"Content-Length {value[:40]!r} is not a length")
-            length = int(value)
+            length = _length(value, Outcome.UPSTREAM_PROTOCOL)
         elif name == b"transfer-encoding":
             if chunked or minor == b"0":
                 raise HeadError(Outcome.UPSTREAM_PROTOCOL, "Transfer-Encoding more than once, or in HTTP/1.0")
             chunked = True
-            value = _value(raw, lowered, lowered.find(b"\r\ntransfer-encoding:"))
-            if value.lower() != b"chunked":
+            if value.rstrip(b" \t") != b"chunked":
                 raise HeadError(Outcome.UPSTREAM_PROTOCOL, f"transfer coding {value[:40]!r}")
+        elif name == b"connection":
+            connections += 1
+            option = value
         elif name == b"retry-after":
             head.has_retry_after = True
         elif name == b"x-request-id":
@@ -280,17 +276,17 @@ def parse_response(raw: bytes, method: bytes, *, max_fields: int = 1000) -> Resp
         if length != UNTIL_CLOSE:
             raise HeadError(Outcome.UPSTREAM_PROTOCOL, "both Content-Length and Transfer-Encoding")
         length = CHUNKED
-    if strip:
-        forward, options = _strip(raw, lowered)
-        if b"close" in options:
+    if strip or connections:
+        forward, close, keep = _strip(raw, lowered, option if not strip and connections == 1 else None)
+        if close:
             head.keep_alive = False
-        elif minor == b"0" and b"keep-alive" in options:
+        elif minor == b"0" and keep:
             head.keep_alive = True
     else:
         forward = raw[:-2]
     if minor == b"0":
         forward = b"HTTP/1.1" + forward[8:]
-    if status < 200 or status in (204, 304) or method == b"HEAD":
+    if status < 200 or status == 204 or status == 304 or method == b"HEAD":
         # RFC 9112 6.3: no body whatever the fields say; a length may describe what GET would send, but not in 1xx/204
         length = 0
         if status < 200 or status == 204:
@@ -315,10 +311,19 @@ def without_fields(forward: bytes, names: tuple[bytes, ...]) -> bytes:
     return b"\r\n".join([lines[0]] + [line for line in lines[1:] if line.partition(b":")[0].lower() not in names])
 
 
-def _value(raw: bytes, lowered: bytes, at: int) -> bytes:
-    """Return the value of the field whose line break before it stands at ``at``."""
-    start = raw.find(b":", at) + 1
-    return raw[start : lowered.find(b"\r\n", start)].strip(b" \t")
+def _length(value: bytes, outcome: Outcome) -> int:
+    """Return a Content-Length; digits only (RFC 9110 8.6), few enough for 64 bits."""
+    if not value.isdigit():
+        value = value.rstrip(b" \t")
+    if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
+        raise HeadError(outcome, f"Content-Length {value[:40]!r} is not a length")
+    return int(value)
+
+
+@lru_cache(maxsize=256)
+def _is_host(value: bytes) -> bool:
+    """Return whether a (lower-cased) Host value is one: uri-host [":" port] (RFC 9110 7.2)."""
+    return _HOST.fullmatch(value) is not None
 
 
 def _check_coding(value: bytes) -> None:
@@ -331,8 +336,15 @@ def _check_coding(value: bytes) -> None:
     raise HeadError(Outcome.BAD_REQUEST, f"transfer coding {value[:40]!r}: the length cannot be known")
 
 
-def _strip(raw: bytes, lowered: bytes) -> tuple[bytes, frozenset[bytes]]:
-    """Return the head (no final empty line) without hop-by-hop fields, and the options that ``Connection`` named."""
+def _strip(raw: bytes, lowered: bytes, option: bytes | None) -> tuple[bytes, bool, bool]:
+    """Return the head (no final empty line) without hop-by-hop fields, and whether close, keep-alive were asked.
+
+    ``option``: one ``Connection`` field with this value is all there is to strip, unless it names others.
+    """
+    if option == b"keep-alive":  # in its usual spelling it is cut out in one step
+        forward = raw[:-2].replace(_KEEP_ALIVE, b"", 1)
+        if len(forward) != len(raw) - 2:
+            return forward, False, True
     lines = raw[:-4].split(b"\r\n")
     low = lowered[:-4].split(b"\r\n")
     options: set[bytes] = set()
@@ -343,31 +355,43 @@ def _strip(raw: bytes, lowered: bytes) -> tuple[bytes, frozenset[bytes]]:
     kept = [lines[0]]
     kept += [line for line, lower in zip(lines[1:], low[1:], strict=True) if lower.partition(b":")[0] not in drop]
     kept.append(b"")
-    return b"\r\n".join(kept), frozenset(options)
+    return b"\r\n".join(kept), b"close" in options, b"keep-alive" in options
+
+
+def _unusual_request_line(raw: bytes) -> tuple[bytes, bytes, int]:
+    """Read a request line that is not ``METHOD /PATH HTTP/1.x``: an absolute or asterisk one, or say what is wrong."""
+    line = raw[: raw.find(b"\r\n")]
+    parts = line.split(b" ")
+    if len(parts) != 3:
+        raise HeadError(Outcome.BAD_REQUEST, "malformed request line")
+    method, target, version = parts
+    if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+        if _VERSION.fullmatch(version):
+            raise HeadError(Outcome.HTTP_VERSION, f"version {version.decode()}")
+        raise HeadError(Outcome.BAD_REQUEST, "malformed request line")
+    if not _TOKEN.fullmatch(method):
+        raise HeadError(Outcome.BAD_REQUEST, "the method is not a token")
+    return method, target, int(version[-1:])
 
 
 def _normalise(head: RequestHead, forward: bytes, hosts: int) -> bytes:
     """Return the head as HTTP/1.1 in origin form (RFC 9112 3.2.2: an absolute target's authority replaces Host)."""
     target = head.target
     authority = b""
+    if _BAD_TARGET.search(target):
+        raise HeadError(Outcome.BAD_REQUEST, "a byte that no target may hold")
     if not target.startswith(b"/"):
         absolute = _ABSOLUTE.fullmatch(target)
         if absolute:
             authority, rest = absolute.groups()
-            if not authority or not _HOST.fullmatch(authority):
+            if not authority or not _is_host(authority):
                 raise HeadError(Outcome.BAD_REQUEST, "the target's authority is not a host")
-            target = rest if rest.startswith(b"/") else b"/" + rest
+            head.target = target = rest if rest.startswith(b"/") else b"/" + rest
         elif target != b"*" or head.method != b"OPTIONS":
             raise HeadError(Outcome.BAD_REQUEST, "the target is neither a path nor an absolute URL")
-        forward_target = target
-        head.target = target
-    else:
-        forward_target = target
-    if _BAD_TARGET.search(forward_target):
-        raise HeadError(Outcome.BAD_REQUEST, "a byte that no target may hold")
-    rest_of_head = forward[forward.find(b"\r\n") :]
+    fields = forward[forward.find(b"\r\n") :]
     if authority:
-        rest_of_head = b"\r\nHost: " + authority + without_fields(rest_of_head, (b"host",))
+        fields = b"\r\nHost: " + authority + without_fields(fields, (b"host",))
     elif not hosts:
-        rest_of_head = b"\r\nHost: localhost" + rest_of_head
-    return head.method + b" " + forward_target + b" HTTP/1.1" + rest_of_head
+        fields = b"\r\nHost: localhost" + fields
+    return head.method + b" " + target + b" HTTP/1.1" + fields

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from router.matching import Surface, match
@@ -37,6 +38,11 @@ NO_MODEL = "_none"
 _MEMO_TARGETS = 4096
 _RESULT_INDEX = {result: index for index, result in enumerate(AttemptResult)}
 _SUM = len(BUCKETS_S) + 1
+_HALF = (1 << 64) - 1
+_OK = OUTCOME_INDEX[Outcome.OK]
+_SUCCESS = _RESULT_INDEX[AttemptResult.SUCCESS]
+_REQUEST_SUM = MODEL_OUTCOMES + _SUM
+_ATTEMPT_SUM = ENDPOINT_HISTOGRAM + _SUM
 SWEEP_S = 0.25
 """How often deadlines are looked at: timeouts are this coarse."""
 
@@ -80,8 +86,13 @@ class Plane:
         self._bits = rng.getrandbits
         self._id_prefix = b"%016x-" % rng.getrandbits(64)
         self._id_count = 0
+        self._trace_prefix = b"traceparent: 00-%016x" % rng.getrandbits(64)
         self.limits = limits
         self.timeouts = timeouts
+        self.body_bytes = limits.body_bytes
+        self.replay_bytes = limits.replay_bytes
+        self.response_head_s = timeouts.response_head_s
+        self.keep_alive_s = timeouts.keep_alive_s
         self.share = share
         self.connections: set[DownstreamConnection] = set()
         self.faults: tuple[FaultRule, ...] = ()
@@ -131,8 +142,12 @@ class Plane:
         return self._id_prefix + b"%08x" % self._id_count
 
     def new_traceparent(self) -> bytes:
-        """Return a new, unsampled trace context (W3C Trace Context, version 00)."""
-        return b"00-%032x-%016x-00" % (self._bits(128) or 1, self._bits(64) or 1)
+        """Return the field of a new, unsampled trace context (W3C Trace Context, version 00).
+
+        The upper half of the trace id is random per process, the rest per request.
+        """
+        bits = self._bits(128) | 1
+        return self._trace_prefix + b"%016x-%016x-00\r\n" % (bits >> 64, bits & _HALF)
 
     def upstream(self, endpoint: Endpoint) -> Upstream:
         """Return an endpoint's pool, made at its first use."""
@@ -153,6 +168,23 @@ class Plane:
 
     # --- endings ------------------------------------------------------------------------------------------------
 
+    def answered(self, attempt: Attempt, row: int, now: float) -> None:
+        """Settle the usual case: the first attempt brought a whole answer below 400. The request took as long as it."""
+        words = self.words
+        seconds = now - attempt.started
+        step = bisect_left(BUCKETS_S, seconds)
+        microseconds = int(seconds * 1e6)
+        words[row + _OK] += 1
+        words[row + MODEL_OUTCOMES + step] += 1
+        words[row + _REQUEST_SUM] += microseconds
+        row = attempt.endpoint.shell.row
+        words[row + _SUCCESS] += 1
+        words[row + ENDPOINT_HISTOGRAM + step] += 1
+        words[row + _ATTEMPT_SUM] += microseconds
+        shared = self.cluster.done(attempt, AttemptResult.SUCCESS, now)
+        if shared:
+            self.share(shared)
+
     def attempt_ended(self, attempt: Attempt, result: AttemptResult, now: float) -> None:
         """Settle one attempt with the router and the metrics."""
         words = self.words
@@ -160,7 +192,7 @@ class Plane:
         words[row + _RESULT_INDEX[result]] += 1
         seconds = now - attempt.started
         words[row + ENDPOINT_HISTOGRAM + bucket(seconds)] += 1
-        words[row + ENDPOINT_HISTOGRAM + _SUM] += int(seconds * 1e6)
+        words[row + _ATTEMPT_SUM] += int(seconds * 1e6)
         shared = self.cluster.done(attempt, result, now)
         if shared:
             words[row + ENDPOINT_EJECTIONS] += 1
@@ -171,7 +203,7 @@ class Plane:
         words = self.words
         words[row + OUTCOME_INDEX[outcome]] += 1
         words[row + MODEL_OUTCOMES + bucket(seconds)] += 1
-        words[row + MODEL_OUTCOMES + _SUM] += int(seconds * 1e6)
+        words[row + _REQUEST_SUM] += int(seconds * 1e6)
 
     def count(self, member: Scalar, by: int = 1) -> None:
         """Add to a counter of this process."""

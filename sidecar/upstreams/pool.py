@@ -68,7 +68,6 @@ class Upstream:
     """One endpoint's pool. Lives in the endpoint's ``shell`` slot."""
 
     __slots__ = (
-        "_clock",
         "_connect_s",
         "_host",
         "_idle",
@@ -79,6 +78,7 @@ class Upstream:
         "_path",
         "_port",
         "_tasks",
+        "clock",
         "closed",
         "id",
         "max_head_bytes",
@@ -102,7 +102,7 @@ class Upstream:
         self.id = id
         self._host, self._port, self._path = split_address(address)
         self._loop = loop
-        self._clock = clock
+        self.clock = clock
         self._page = page
         self._connect_s = connect_s
         self._idle_s = idle_s
@@ -161,7 +161,7 @@ class Upstream:
         if wanted():
             exchange.attached(protocol)
         else:
-            self.release(protocol, self._clock())
+            self.release(protocol, self.clock())
 
     def _new_connection(self) -> UpstreamConnection:
         return UpstreamConnection(self)
@@ -198,10 +198,6 @@ class Upstream:
         while self._idle:
             self._idle.pop().drop()
 
-    def now(self) -> float:
-        """Return the monotonic time."""
-        return self._clock()
-
     def _count(self, member: Scalar) -> None:
         self._page.words[self._page.scalar(member)] += 1
 
@@ -213,6 +209,9 @@ class UpstreamConnection(asyncio.Protocol):
         "_buffer",
         "_head",
         "_interims",
+        "_last",
+        "_last_method",
+        "_last_raw",
         "_left",
         "_mode",
         "_scanner",
@@ -232,6 +231,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._left = 0
         self._interims = 0
         self.paused = False
+        self._last_raw = b""  # the last head and its reading: workers answer many requests with the same head
+        self._last_method = b""
+        self._last: ResponseHead
         self._head: ResponseHead
         self._scanner: ChunkScanner
         self.transport: asyncio.Transport
@@ -254,7 +256,7 @@ class UpstreamConnection(asyncio.Protocol):
         if fd < 0:
             return False
         try:
-            peek = socket.socket(fileno=fd)
+            peek = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)  # said explicitly, the kernel is not asked
         except OSError:
             return False
         try:
@@ -369,11 +371,16 @@ class UpstreamConnection(asyncio.Protocol):
             if end > self._upstream.max_head_bytes:
                 self._fail(exchange, "the response head is over the limit")
                 return
-            try:
-                head = parse_response(data[:end], exchange.method)
-            except HeadError as error:
-                self._fail(exchange, error.detail)
-                return
+            raw = data[:end]
+            if raw != self._last_raw or exchange.method != self._last_method:
+                try:
+                    head = parse_response(raw, exchange.method)
+                except HeadError as error:
+                    self._fail(exchange, error.detail)
+                    return
+                self._last_raw, self._last_method, self._last = raw, exchange.method, head
+            else:
+                head = self._last
             rest = data[end:]
             if head.status >= 200:
                 break
@@ -428,13 +435,14 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _end(self, exchange: Exchange, *, clean: bool) -> None:
         head = self._head
+        upstream = self._upstream
         self.exchange = None
         self._mode = _IDLE
-        now = self._upstream.now()
+        now = upstream.clock()
         if clean and head.keep_alive and exchange.request_done and not self.transport.is_closing():
-            self._upstream.release(self, now)
+            upstream.release(self, now)
         else:
-            self._upstream.open_connections.discard(self)
+            upstream.open_connections.discard(self)
             self.transport.abort()
         status = head.status
         exchange.answer_ended(now, status, busy=status == 429 or (status == 503 and head.has_retry_after))
