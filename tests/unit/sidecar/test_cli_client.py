@@ -36,6 +36,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         status, data = 200, msgspec.json.encode(seen)
         if self.path == "/refused":
             status, data = 403, b'{"error": "writes over TCP need a token"}'
+        elif self.path == "/unknown":
+            status, data = 404, b'{"error": "no route for \'x\'", "known": ["a", "b"]}'
         elif self.path == "/broken":
             status, data = 502, b"<html>"
         self.send_response(status)
@@ -97,9 +99,13 @@ def test_changes_carry_token_and_content(place: str, tmp_path: Path) -> None:
 
 
 def test_refusals_are_told_as_the_sidecar_words_them(place: str) -> None:
-    with pytest.raises(CliError, match=r"^writes over TCP need a token$") as caught:
+    with pytest.raises(
+        CliError, match=r"^writes over TCP need a token \(here: --admin unix:PATH, or --token-file FILE\)$"
+    ) as caught:
         Admin(place).change("POST", "/refused")
     assert caught.value.code == 1
+    with pytest.raises(CliError, match=r"^no route for 'x'; known here: a, b$"):
+        Admin(place).get("/unknown")
     with pytest.raises(CliError, match=r"^the admin API answered 502 Bad Gateway$"):
         Admin(place).get("/broken")
     assert Admin(place).ask("GET", "/broken", accept_errors=True).status == 502

@@ -1,0 +1,187 @@
+"""Tables for people, made of what a real cluster says."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from rich.console import Console, RenderableType
+
+from router.cluster import Cluster
+from router.model import EjectCause, EndpointEjected, EndpointRecord, EndpointSeen, Replica, State
+from router.policy import ModelPolicy, Policies
+from sidecar.cli.shapes import Candidate, Endpoint, Endpoints, Explanation, Fault, Routes
+from sidecar.cli.shapes import Replica as ReplicaShape
+from sidecar.cli.tables import (
+    endpoints_table,
+    explanation_parts,
+    faults_table,
+    milliseconds,
+    routes_table,
+    seconds,
+    show,
+    why,
+)
+
+
+def cluster(*records: EndpointRecord, now: float = 100.0) -> Cluster:
+    made = Cluster(Policies(), [ModelPolicy("magika", default=True), ModelPolicy("lonely")], now)
+    for record in records:
+        made.apply(EndpointSeen(record, now), now)
+    return made
+
+
+def worker(name: str, state: State = State.WARM) -> EndpointRecord:
+    return EndpointRecord(
+        id=name,
+        address=f"http://{name}:9001",
+        epoch="e",
+        revision=1,
+        replicas=(Replica("magika", "1", state=state, warmth=(("b1", 1.0),), warm_for_s=60.0),),
+        free_memory_bytes=3 << 30,
+        total_memory_bytes=4 << 30,
+    )
+
+
+def lines(*parts: RenderableType, width: int = 200) -> list[str]:
+    console = Console(width=width, markup=False, highlight=False, emoji=False, color_system=None)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def routes_of(made: Cluster, now: float) -> Routes:
+    answer = {"store_mode": made.mode, "draining": False, "routes": made.routes(now)}
+    return msgspec.json.decode(msgspec.json.encode(answer), type=Routes)
+
+
+def explanation_of(made: Cluster, now: float, model: str = "magika") -> Explanation:
+    route = made.route(model)
+    assert route is not None
+    explained = made.explain(route, now, random.Random(1).random)
+    return msgspec.json.decode(msgspec.json.encode(explained), type=Explanation)
+
+
+def test_routes() -> None:
+    made = cluster(worker("w0"), worker("w1", State.LOADING))
+    rows = lines(routes_table(routes_of(made, 101.0).routes))
+    assert rows[0].split() == [
+        "model",
+        "endpoint",
+        "state",
+        "weight",
+        "share",
+        "p95",
+        "in",
+        "flight",
+        "freshness",
+        "why",
+    ]
+    text = "\n".join(rows)
+    assert "magika (default)" in text
+    assert "no endpoint serves it" in next(row for row in rows if row.startswith("lonely"))
+    warm = next(row for row in rows if " w0 " in row).split()
+    assert {"w0", "warm", "100.0%", "1.00"} <= set(warm)
+    assert "loading" in next(row for row in rows if " w1 " in row)
+    assert "not warm for" in next(row for row in rows if " w1 " in row)
+
+
+def test_explanation_of_a_choice() -> None:
+    rows = lines(*explanation_parts(explanation_of(cluster(worker("w0"), worker("w1")), 100.5)))
+    text = "\n".join(rows)
+    assert rows[0] == "magika, store live"
+    assert rows[1].startswith("weight = freshness x ramp x (0.4 x warmth")
+    assert "3,072 MiB" in text
+    assert "500 ms ago" in text
+    assert text.count("unknown: the candidates' median") == 2  # nobody's P95 is known yet
+    assert rows[-1].startswith("a draw now: w")
+
+
+def test_explanation_where_there_is_nobody() -> None:
+    rows = lines(*explanation_parts(explanation_of(cluster(), 100.0, "lonely")))
+    assert rows[-1] == "nobody: no endpoint serves lonely; 503, Retry-After 1.0 s"
+
+
+def test_explanation_of_a_probe() -> None:
+    made = cluster(worker("w0"))
+    made.apply(EndpointEjected("w0", EjectCause.QUARANTINE, until=101.0, level=1, at=100.0), 100.0)
+    early = explanation_of(made, 100.25)
+    assert why(early.rows[0]) == "quarantined for 250 ms, 750 ms left"
+    late = explanation_of(made, 103.0)
+    assert why(late.rows[0]) == "quarantined for 3.0 s, a probe is due"
+    assert lines(*explanation_parts(late))[-1] == ("next: w0, whose quarantine is over, gets one request as a probe")
+
+
+def test_ramping_up_is_said() -> None:
+    made = cluster(worker("w0"))
+    candidate = next(row for row in routes_of(made, 100.0).routes if row.key == "magika").candidates[0]
+    assert why(candidate) == ""
+    assert why(msgspec.structs.replace(candidate, ramp=0.4)) == "ramping up"
+
+
+def test_endpoints() -> None:
+    replicas = (ReplicaShape("magika", "1", "warm"), ReplicaShape("other", "", "failed", "out of memory"))
+    one = Endpoint("w0", "http://w0:1", "store", 0.4, True, True, replicas, 1 << 30, "half_open", True, 3, 12.5)
+    rows = lines(endpoints_table(Endpoints((one,), ("w9",))))
+    assert [" ".join(row.split()) for row in rows[1:]] == [
+        (
+            "w0 http://w0:1 store magika@1 warm, other failed (out of memory) 1,024 MiB 12.5 ms 3 400 ms ago "
+            "draining, drained here, quarantined, breaker half open"
+        ),
+        "w9 - - - - - - - drained here, and not there",
+    ]
+
+
+def test_faults() -> None:
+    faults = (
+        Fault("a", "delay", 0.5, 29.6, "", "w0", 503, 200.0),
+        Fault("b", "abort", 1.0, 90.4, "magika", "", 418, 0.0),
+    )
+    assert [row.split() for row in lines(faults_table(faults))[1:]] == [
+        ["a", "delay", "waits", "200", "ms", "50%", "any", "w0", "29.6", "s"],
+        ["b", "abort", "answers", "418", "100%", "magika", "any", "90.4", "s"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.0, "0 ms"), (0.25, "250 ms"), (1.0, "1.0 s"), (100.0, "1 min 40 s"), (7260.0, "2 h 01 min")],
+)
+def test_seconds(value: float | None, text: str) -> None:
+    assert seconds(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "-"), (0.04, "0.0 ms"), (99.94, "99.9 ms"), (1234.5, "1234 ms")])
+def test_milliseconds(value: float | None, text: str) -> None:
+    assert milliseconds(value) == text
+
+
+def test_into_a_pipe_nothing_is_cut_and_nothing_is_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "[red]" + "w" * 300
+    row = Candidate(
+        endpoint=name,
+        address="",
+        version="",
+        state="warm",
+        reason="stale",
+        for_s=None,
+        left_s=None,
+        age_s=None,
+        warm_for_s=None,
+        freshness=0.0,
+        ramp=0.0,
+        weight=0.0,
+        share=0.0,
+        floored=False,
+        terms=(),
+        p95_ms=None,
+        ewma_ms=None,
+        ewma_known=False,
+        in_flight=0,
+        peers_in_flight=0,
+        expected_wait_ms=None,
+    )
+    show(*explanation_parts(Explanation("m", "live", "law", (row,), None, None, None)))
+    assert name in capsys.readouterr().out
