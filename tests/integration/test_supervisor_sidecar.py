@@ -1,0 +1,165 @@
+"""``warmroute sidecar`` with its real roles: drain, restarts, orphans, and what a successor finds."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.support.sidecars import Process, gone, until
+
+
+class Origin:
+    """A worker's part: answers at once, or on ``/held`` once it is let go."""
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self.let_go = threading.Event()
+        origin = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                if self.path == "/held":
+                    origin.started.set()
+                    origin.let_go.wait(30)
+                body = b"answer"
+                self.send_response(200)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self.let_go.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def origin() -> Iterator[Origin]:
+    started = Origin()
+    yield started
+    started.close()
+
+
+@contextmanager
+def sidecar(tmp_path: Path, origin: Origin, *flags: str) -> Iterator[Process]:
+    command = [sys.executable, "-P", "-m", "sidecar.cli.main", "sidecar", "--listen", "127.0.0.1:0", "--to", origin.url]
+    command += ["--admin", "127.0.0.1:0", "--admin-socket", str(tmp_path / "run" / "admin.sock"), *flags]
+    with Process(command, tmp_path / "sidecar.log", env=os.environ | {"WARMROUTE__TIMEOUTS__DRAIN_S": "10"}) as process:
+        until(lambda: get(listen(process), "/")[0] == 200, "it serves")
+        until(lambda: get(admin(process), "/readyz")[0] == 200, "it is ready")
+        yield process
+
+
+def listen(process: Process) -> str:
+    return str(process.await_event("listener.open")["address"])
+
+
+def admin(process: Process) -> str:
+    return str(process.await_event("admin.open", count=2)["address"])
+
+
+def get(address: str, path: str) -> tuple[int, bytes]:
+    """Return status and body; status 0 where no answer came."""
+    connection = http.client.HTTPConnection(address, timeout=30)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, http.client.HTTPException):
+        return 0, b""
+    finally:
+        connection.close()
+
+
+def children(process: Process) -> list[int]:
+    return [process.child(name) for name in ("control", "data-0", "data-1")]
+
+
+def test_sigterm_finishes_what_runs_refuses_what_comes_and_ends_with_zero(tmp_path: Path, origin: Origin) -> None:
+    with sidecar(tmp_path, origin) as process:
+        pids, address, place = children(process), listen(process), admin(process)
+        answers: list[tuple[int, bytes]] = []
+        caller = threading.Thread(target=lambda: answers.append(get(address, "/held")))
+        caller.start()
+        assert origin.started.wait(10)
+        process.send(signal.SIGTERM)
+        until(lambda: get(place, "/readyz")[0] == 503, "it is not ready while it drains")
+        host, _, port = address.rpartition(":")
+
+        def refused() -> bool:
+            with socket.socket() as sock:
+                return sock.connect_ex((host, int(port))) != 0
+
+        until(refused, "nothing is accepted any more")
+        assert process.popen.poll() is None
+        origin.let_go.set()
+        caller.join(20)
+        assert answers == [(200, b"answer")]
+        assert process.wait() == 0
+        assert all(gone(pid) for pid in pids)
+        assert not (tmp_path / "run" / "admin.sock").exists()
+        assert not process.events("process.killed")
+        assert {event["code"] for event in process.events("process.exited")} == {0}
+
+
+def test_a_killed_data_process_is_replaced_and_serves(tmp_path: Path, origin: Origin) -> None:
+    with sidecar(tmp_path, origin) as process:
+        before = children(process)
+        os.kill(before[1], signal.SIGKILL)
+        process.await_event("process.started", count=2, name="data-0")
+        assert [get(listen(process), "/")[0] for _ in range(20)] == [200] * 20
+        assert children(process)[1] != before[1]
+        assert children(process)[2] == before[2]
+
+
+def test_the_control_process_is_back_within_two_seconds_and_no_request_fails(tmp_path: Path, origin: Origin) -> None:
+    with sidecar(tmp_path, origin) as process:
+        address, place = listen(process), admin(process)
+        os.kill(process.child("control"), signal.SIGKILL)
+        assert [get(address, "/")[0] for _ in range(50)] == [200] * 50
+        until(lambda: get(place, "/readyz")[0] == 200, "ready again", within_s=2.0)
+        assert json.loads(get(place, "/routes")[1])["routes"][0]["candidates"][0]["state"] == "warm"
+
+
+def test_a_killed_supervisor_leaves_no_process_and_a_successor_takes_over(tmp_path: Path, origin: Origin) -> None:
+    with sidecar(tmp_path, origin) as process:
+        pids, address = children(process), listen(process)
+        caller_answers: list[tuple[int, bytes]] = []
+        caller = threading.Thread(target=lambda: caller_answers.append(get(address, "/held")))
+        caller.start()
+        assert origin.started.wait(10)
+        process.send(signal.SIGKILL)
+        process.wait()
+        origin.let_go.set()
+        caller.join(20)
+        assert caller_answers == [(200, b"answer")]
+        for pid in pids:
+            until(lambda pid=pid: gone(pid), f"{pid} is gone")  # type: ignore[misc]
+    (tmp_path / "sidecar.log").unlink()
+    with sidecar(tmp_path, origin) as successor:  # on the same admin socket
+        successor.send(signal.SIGTERM)
+        assert successor.wait() == 0
+    assert not (tmp_path / "run" / "admin.sock").exists()
