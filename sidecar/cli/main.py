@@ -39,8 +39,11 @@ def _version() -> str:
     return installed_version()
 
 
-def build() -> App:
-    """Return the command line; a command's module is imported when the command is used."""
+def build(command: str = "") -> App:
+    """Return the command line; a command's module is imported when the command is used.
+
+    ``command`` is the one that will be used: it says for itself what it does, at length.
+    """
     app = App(
         name="warmroute",
         help="Sidecar proxy that sends each inference request to a worker whose copy of the model is provably warm.",
@@ -53,7 +56,10 @@ def build() -> App:
     )
     app["--help"].group = app["--version"].group = "Options"
     for name, target, group, text in _COMMANDS:
-        app.command(target, name=name, group=group, help=text)
+        if name == command:
+            app.command(target, name=name, group=group)
+        else:
+            app.command(target, name=name, group=group, help=text)
     return app
 
 
@@ -66,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f'did you mean "{meant}"?' if meant else f"there are: {', '.join(names)}"
         return complain(f'no command "{tokens[0]}"; {hint}', EXIT_REFUSED)
     try:
-        code = build()(tokens, exit_on_error=False, print_error=False)
+        code = build(tokens[0] if tokens else "")(tokens, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
         return complain(f"{error} (warmroute --help)", EXIT_REFUSED)

@@ -64,6 +64,11 @@ def test_help_of_each_command(arguments: list[str], capsys: pytest.CaptureFixtur
     assert "Admin()" not in out
 
 
+def test_a_command_tells_more_of_itself_than_the_list_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sidecar", "--help"]) == 0
+    assert "SIGTERM" in capsys.readouterr().out
+
+
 def test_help_imports_none_of_the_commands() -> None:
     heavy = ("aiohttp", "redis", "uvloop", "httptools", "msgspec", "yaml", "asyncio", "router.cluster")
     see = f"print([name for name in {heavy!r} if name in sys.modules])"
