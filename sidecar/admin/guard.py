@@ -36,7 +36,7 @@ class RefusedError(Exception):
 
 def json_response(document: object, status: int = 200) -> web.Response:
     """Return ``document`` as JSON, for a person's eyes too."""
-    body = msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=2) + b"\n"
+    body = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     return web.Response(body=body, status=status, content_type="application/json")
 
 

@@ -67,7 +67,8 @@ def _parts(context: Context, now: float) -> Iterator[str]:
         state = "<span class=good>up</span>" if process["up"] else "<span class=bad>silent</span>"
         uptime = f"{process['uptime_s']:.0f} s" if process["uptime_s"] is not None else NONE
         yield f"<tr><td>data-{process['index']}<td class=n>{process['pid'] or NONE}<td>{state}<td>{uptime}</tr>"
-    yield f"<tr><td>control<td class=n>{NONE}<td><span class=good>up</span><td>{now - context.started_at:.0f} s</tr></table>"
+    uptime = f"{now - context.started_at:.0f} s"
+    yield f"<tr><td>control<td class=n>{NONE}<td><span class=good>up</span><td>{uptime}</tr></table>"
 
 
 def _candidate(row: CandidateRow) -> str:

@@ -81,6 +81,7 @@ class Keeper:
         self._heard_due = 0.0
         self._ping_due = 0.0
         self._told_whole = False
+        self._expecting: set[int] = set()
         self._measured: set[str] = set()
         self._contested = Throttle(10.0)
 
@@ -168,9 +169,15 @@ class Keeper:
             process.hellos += 1
             process.listeners.clear()
             _log.info("process.hello", data_process=process.index, pid=hello.pid)
-        if all(source.tried for source in self.sources):
-            self.feed.send_snapshot(process.index)
-        # else it says hello again, and what is known goes to it as it comes in
+        self._expecting.add(process.index)
+        self._greet()
+
+    def _greet(self) -> None:
+        """Answer those that said hello, as soon as the first attempt to learn everything is over."""
+        if self._expecting and all(source.tried for source in self.sources):
+            for index in sorted(self._expecting):
+                self.feed.send_snapshot(index)
+            self._expecting.clear()
 
     # --- operators ----------------------------------------------------------------------------------------------
 
@@ -210,6 +217,7 @@ class Keeper:
     def tick(self) -> None:
         """Let time pass; called about ten times a second."""
         now = self._clock()
+        self._greet()
         if not self._told_whole and self.complete:
             self._told_whole = True
             self._heard.clear()

@@ -1,0 +1,291 @@
+"""The Redis source against a real server that is stopped, killed, emptied and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from router.model import EndpointGone, EndpointSeen, GoneReason, StoreChanged, StoreMode
+from router.policy import FreshnessPolicy
+from router.wire import Keys
+from sidecar.discovery.source import Found
+from sidecar.settings import StateStore
+from sidecar.state.store import RedisSource
+from sidecar.state.view import Count
+from tests.support.redis_server import RedisServer
+from tests.support.state_writer import StateWriter, worker_record
+
+NAMESPACE = "test"
+POLICY = FreshnessPolicy(heartbeat_s=0.2, full_s=0.4, ttl_s=1.0, empty_store_grace_s=1.5)
+A, B = worker_record("a"), worker_record("b", port=9002)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    one = RedisServer(tmp_path)
+    one.start()
+    yield one
+    one.stop()
+
+
+class Watched:
+    """A running source and all that it has said."""
+
+    def __init__(self, source: RedisSource) -> None:
+        self.source = source
+        self.events: list[Found] = []
+
+    @property
+    def modes(self) -> list[StoreMode]:
+        return [event.mode for event in self.events if isinstance(event, StoreChanged)]
+
+    @property
+    def gone(self) -> list[tuple[str, GoneReason]]:
+        return [(event.id, event.reason) for event in self.events if isinstance(event, EndpointGone)]
+
+    async def until(self, condition: Callable[[], bool], what: str, within_s: float = 8.0) -> float:
+        began = time.monotonic()
+        while not condition():
+            assert time.monotonic() - began < within_s, f"{what}: not within {within_s} s"
+            await asyncio.sleep(0.02)
+        return time.monotonic() - began
+
+    async def until_knows(self, *names: str) -> None:
+        await self.until(lambda: set(self.source.view.ids) == set(names), f"knows {names}")
+
+    async def until_mode(self, mode: StoreMode, within_s: float = 8.0) -> float:
+        return await self.until(lambda: self.source.modes.mode is mode, f"mode {mode}", within_s)
+
+
+@asynccontextmanager
+async def watching(settings: StateStore) -> AsyncIterator[Watched]:
+    source = RedisSource(settings, POLICY, clock=time.monotonic, rng=random.Random(1).random)
+    watched = Watched(source)
+    task = asyncio.create_task(source.run(watched.events.append))
+    try:
+        yield watched
+        assert not task.done(), task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def follow(server: RedisServer, scenario: Callable[[Watched, StateWriter], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with watching(StateStore(url=server.url, namespace=NAMESPACE)) as watched:
+            await scenario(watched, StateWriter(server.url, NAMESPACE, ttl_s=POLICY.ttl_s))
+
+    asyncio.run(main())
+
+
+def test_endpoints_come_change_and_say_goodbye(server: RedisServer) -> None:
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        async with writer.beating(A, every_s=0.2):
+            await watched.until_knows("a")
+            await writer.put(B)
+            await watched.until_knows("a", "b")
+            await writer.put(B, free="7")
+            await watched.until(
+                lambda: any(isinstance(e, EndpointSeen) and e.record.free_memory_bytes == 7 for e in watched.events),
+                "the changed field",
+            )
+            await writer.remove(B)
+            await watched.until_knows("a")
+        assert watched.gone == [("b", GoneReason.DEREGISTERED)]
+        assert watched.modes == []
+        assert watched.source.view.counts[Count.GAPS] == 0
+
+    follow(server, scenario)
+
+
+def test_what_was_there_before_the_start_is_read(server: RedisServer) -> None:
+    async def main() -> None:
+        writer = StateWriter(server.url, NAMESPACE)
+        await writer.put(A)
+        async with watching(StateStore(url=server.url, namespace=NAMESPACE)) as watched:
+            await watched.until_knows("a")
+            assert watched.source.tried
+
+    asyncio.run(main())
+
+
+def test_one_that_falls_silent_expires_while_another_speaks(server: RedisServer) -> None:
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        async with writer.beating(A, every_s=0.1):
+            await writer.put(B)
+            await watched.until_knows("a", "b")
+            await watched.until_knows("a")
+        assert watched.gone == [("b", GoneReason.EXPIRED)]
+        assert watched.modes == []
+
+    follow(server, scenario)
+
+
+def test_a_server_that_hangs_is_noticed_and_costs_nothing(server: RedisServer) -> None:
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        async with writer.beating(A, B, every_s=0.2):
+            await watched.until_knows("a", "b")
+            server.pause()
+            try:
+                await watched.until_mode(StoreMode.FROZEN, within_s=4.0)
+                await asyncio.sleep(2 * POLICY.ttl_s)
+            finally:
+                server.resume()
+            assert await watched.until_mode(StoreMode.LIVE) < 3.0
+            await watched.until_knows("a", "b")
+        assert watched.gone == []
+
+    follow(server, scenario)
+
+
+def test_a_server_killed_and_started_empty_loses_nobody_who_registers_again(server: RedisServer) -> None:
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        async with writer.beating(A, B, every_s=0.2):
+            await watched.until_knows("a", "b")
+            server.kill()
+            await watched.until_mode(StoreMode.FROZEN, within_s=1.0)
+            server.start()
+            assert await watched.until_mode(StoreMode.LIVE) < 3.0
+        assert watched.gone == []
+        assert watched.modes == [StoreMode.FROZEN, StoreMode.LIVE]
+        assert watched.source.view.counts[Count.EMPTIED] == 1
+
+    follow(server, scenario)
+
+
+def test_one_that_does_not_come_back_after_an_empty_start_is_kept_for_the_grace_period(server: RedisServer) -> None:
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        async with writer.beating(A, every_s=0.1):
+            await writer.put(B)
+            await watched.until_knows("a", "b")
+            server.kill()
+            await watched.until_mode(StoreMode.FROZEN)
+            server.start()
+            await watched.until(lambda: watched.source.counts.connects == 2, "reconnects")
+            back = time.monotonic()
+            await watched.until_knows("a")
+            assert time.monotonic() - back >= POLICY.empty_store_grace_s - 0.2
+        assert watched.gone == [("b", GoneReason.EXPIRED)]
+
+    follow(server, scenario)
+
+
+def test_content_flushed_under_a_live_connection_comes_back(server: RedisServer) -> None:
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        async with writer.beating(A, B, every_s=0.2):
+            await watched.until_knows("a", "b")
+            for _ in range(5):
+                await writer.beat(A)
+            await writer.command("FLUSHALL")
+            await watched.until(lambda: watched.source.view.counts[Count.EMPTIED] > 0, "notices")
+            await watched.until_mode(StoreMode.LIVE)
+            await watched.until_knows("a", "b")
+        assert watched.gone == []
+
+    follow(server, scenario)
+
+
+def test_everybody_silent_freezes_and_takes_nobody_away(server: RedisServer) -> None:
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        await writer.put(A)
+        await writer.put(B)
+        await watched.until_knows("a", "b")
+        await watched.until_mode(StoreMode.FROZEN)
+        await asyncio.sleep(POLICY.ttl_s)
+        assert set(watched.source.view.ids) == {"a", "b"}
+        async with writer.beating(A, B, every_s=0.2):
+            await watched.until_mode(StoreMode.LIVE)
+        assert watched.gone == []
+
+    follow(server, scenario)
+
+
+def test_a_lost_message_is_made_up_for_by_a_read(server: RedisServer) -> None:
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        await writer.put(A)
+        await watched.until_knows("a")
+        keys = Keys(NAMESPACE)
+        await writer.command("INCR", keys.revision)  # as if somebody's message had not reached us
+        await writer.put(B)
+        await watched.until_knows("a", "b")
+        assert watched.source.view.counts[Count.GAPS] == 1
+
+    follow(server, scenario)
+
+
+def test_a_bad_record_is_skipped_logged_and_the_rest_stays(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        await writer.put(A, replicas='{"not": "a list"}')
+        await writer.put(B)
+        await watched.until_knows("b")
+        assert watched.source.view.counts[Count.BAD_RECORDS] >= 1
+
+    follow(server, scenario)
+    assert "store.bad_record" in caplog.messages
+
+
+def test_no_server_at_all_is_frozen_and_keeps_trying(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = RedisServer(tmp_path)
+        async with watching(StateStore(url=server.url, namespace=NAMESPACE)) as watched:
+            await watched.until_mode(StoreMode.FROZEN, within_s=2.0)
+            assert (watched.source.tried, watched.source.complete) == (True, False)
+            server.start()
+            try:
+                assert await watched.until_mode(StoreMode.LIVE) < 3.0
+            finally:
+                server.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["url", "file"])
+def test_password_in_the_url_or_in_a_file(tmp_path: Path, how: str) -> None:
+    server = RedisServer(tmp_path, "--requirepass", "s3cret")
+    server.start()
+    password_file = tmp_path / "password"
+    password_file.write_text("s3cret\n")
+    with_password = server.url.replace("unix://", "unix://:s3cret@")
+    settings = (
+        StateStore(url=with_password, namespace=NAMESPACE)
+        if how == "url"
+        else StateStore(url=server.url, namespace=NAMESPACE, password_file=str(password_file))
+    )
+
+    async def main() -> None:
+        async with watching(settings) as watched:
+            await StateWriter(with_password, NAMESPACE).put(A)
+            await watched.until_knows("a")
+
+    try:
+        asyncio.run(main())
+    finally:
+        server.stop()
+
+
+def test_a_wrong_password_is_said_without_being_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = RedisServer(tmp_path, "--requirepass", "s3cret")
+    server.start()
+    url = server.url.replace("unix://", "unix://:wr0ng@")
+
+    async def main() -> None:
+        async with watching(StateStore(url=url, namespace=NAMESPACE)) as watched:
+            await watched.until_mode(StoreMode.FROZEN)
+
+    try:
+        asyncio.run(main())
+    finally:
+        server.stop()
+    told = [record.__dict__["warmroute_fields"] for record in caplog.records if record.message == "store.down"]
+    assert told
+    assert "wr0ng" not in json.dumps(told)
