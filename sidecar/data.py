@@ -221,8 +221,9 @@ class DataProcess:
             self._snapshot = True
             self._go.set()
         elif isinstance(message, FaultsChanged):
+            if message.rules != self._plane.faults:
+                self._log.warning("faults.changed", rules=len(message.rules))
             self._plane.faults = message.rules
-            self._log.warning("faults.changed", rules=len(message.rules))
 
     def _set_mode(self, mode: StoreMode, now: float) -> None:
         self._cluster.apply(StoreChanged(mode, now), now)

@@ -100,7 +100,6 @@ class Plane:
         self.drained: Callable[[], None] = lambda: None
         self._drain_began = 0.0
         self.received_bytes = 0
-        self.sent_answers = 0
         self._targets: dict[tuple[str | None, bytes], Target] = {}
         self._generation = -1
 
@@ -234,15 +233,18 @@ class Plane:
         self.received_bytes = 0
         self.gauge(Scalar.CONNECTIONS_NOW, len(self.connections))
         self.gauge(Scalar.REQUESTS_NOW, sum(connection.busy for connection in self.connections))
-        pooled = opened = 0
+        pooled = opened = sent = 0
         words = self.words
         for endpoint in self.cluster.endpoints.values():
             pool: Upstream | None = endpoint.shell
             if pool is not None:
                 pool.expire(now)
+                sent += pool.sent_bytes
+                pool.sent_bytes = 0
                 pooled += pool.pooled
                 opened += len(pool.open_connections)
                 words[pool.row + ENDPOINT_IN_FLIGHT] = endpoint.in_flight
+        self.count(Scalar.SENT_BYTES, sent)
         self.gauge(Scalar.UPSTREAM_POOLED_NOW, pooled)
         self.gauge(Scalar.UPSTREAM_CONNECTIONS_NOW, opened)
 
@@ -254,6 +256,7 @@ class Plane:
             endpoint = departed.pop()
             pool: Upstream | None = endpoint.shell
             if pool is not None:
+                self.count(Scalar.SENT_BYTES, pool.sent_bytes)
                 pool.close()
                 if endpoint.id not in self.cluster.endpoints:
                     self.page.drop_endpoint(endpoint.id)

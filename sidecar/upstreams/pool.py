@@ -84,6 +84,7 @@ class Upstream:
         "max_head_bytes",
         "open_connections",
         "row",
+        "sent_bytes",
     )
 
     def __init__(
@@ -113,6 +114,7 @@ class Upstream:
         self.open_connections: set[UpstreamConnection] = set()
         self.row = page.endpoint_row(id)
         self.closed = False
+        self.sent_bytes = 0  # of answers, downstream; the plane takes it away once a second
 
     @property
     def pooled(self) -> int:
@@ -305,6 +307,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self.transport.abort()
             return
         exchange.active = True
+        self._upstream.sent_bytes += len(data)
         mode = self._mode
         if mode == _HEAD:
             self._read_head(exchange, data)
