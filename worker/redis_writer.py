@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
@@ -37,7 +37,7 @@ class StateAddress:
         """The URL without its secrets, for logs."""
         parts = urlsplit(self.url)
         place = parts.netloc.rpartition("@")[2]
-        return urlunsplit((parts.scheme, f"***@{place}" if "@" in parts.netloc else place, parts.path, "", ""))
+        return f"{parts.scheme}://{'***@' if '@' in parts.netloc else ''}{place}{parts.path}"
 
 
 class RedisWriter:

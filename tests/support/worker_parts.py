@@ -129,8 +129,8 @@ class EmptyLoader:
 def shipped_model(name: str, directory: Path) -> Path:
     """Copy one of the small models that ONNX Runtime ships into ``directory/NAME/1/``; returns that directory.
 
-    ``mul_1`` multiplies X, FP32 [3, 2], by 1 to 6; ``sigmoid`` takes x, FP32 [3, 4, 5]; ``logreg_iris`` has an output that no
-    datatype of the protocol can carry.
+    ``mul_1`` multiplies X, FP32 [3, 2], by 1 to 6; ``sigmoid`` takes x, FP32 [3, 4, 5]; ``logreg_iris`` has an output
+    that no datatype of the protocol can carry.
     """
     target = directory / name / "1"
     target.mkdir(parents=True)

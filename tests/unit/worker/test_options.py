@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from worker.options import _parser, parse
+from worker.redis_writer import StateAddress
+
+DOC = Path(__file__).parents[3] / "docs" / "worker.md"
+
+
+def test_defaults() -> None:
+    options = parse(["--models", "m"])
+    assert (options.host, options.port, options.state, options.engine) == ("127.0.0.1", 0, None, "onnxruntime")
+    assert re.fullmatch(r"worker-[0-9a-f]{8}", options.id)
+    assert options.json_log
+    assert (options.threads, options.concurrency, options.queue) == (1, None, 64)
+
+
+def test_everything(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret\n")
+    options = parse(
+        [
+            *("--models", "m", "--model", "a", "--model", "b", "--listen", "[::1]:9001", "--id", "w1"),
+            *("--state", "redis://h:1/0", "--state-password-file", str(secret), "--namespace", "n"),
+            *("--engine", "deterministic", "--load-s", "1.5", "--service-ms", "20", "--threads", "2"),
+            *("--concurrency", "3", "--queue", "0", "--drain-s", "9", "--settle-s", "0", "--parent-pid", "7"),
+            *("--log-format", "text", "--advertise", "http://10.0.0.1:9001/", "--body-limit-bytes", "1000"),
+        ]
+    )
+    assert options.model == ("a", "b")
+    assert (options.host, options.port) == ("::1", 9001)
+    assert options.state == StateAddress("redis://h:1/0", "s3cret")
+    assert (options.load_s, options.service_s) == (1.5, 0.02)
+    assert options.advertise == "http://10.0.0.1:9001"
+    assert (options.concurrency, options.queue, options.parent_pid) == (3, 0, 7)
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        (["--listen", "9001"], "argument --listen: '9001': expected HOST:PORT, such as 127.0.0.1:9001 or [::1]:9001"),
+        (
+            ["--listen", "a:70000"],
+            "argument --listen: 'a:70000': expected HOST:PORT, such as 127.0.0.1:9001 or [::1]:9001",
+        ),
+        (["--state", "http://x"], "argument --state: expected redis://, rediss:// or unix:///PATH, or none"),
+        (["--model", ".."], "argument --model: '..': use 1 to 128 of A-Z a-z 0-9 . _ : -"),
+        (["--id", "a b"], "argument --id: 'a b': use 1 to 128 of A-Z a-z 0-9 . _ : -"),
+        (["--namespace", "a:b"], "argument --namespace: 'a:b': use 1 to 64 of A-Z a-z 0-9 . _ -"),
+        (["--threads", "0"], "argument --threads: '0': expected a whole number from 1 to 1024"),
+        (["--drain-s", "nan"], "argument --drain-s: 'nan': expected a number, 0 or more"),
+        (["--advertise", "https://x"], "argument --advertise: 'https://x': expected http://HOST:PORT"),
+        (["--state-ca-file", "/nonexistent"], "--state-ca-file /nonexistent: no such file"),
+        (
+            ["--state-password-file", "/nonexistent"],
+            "--state-password-file /nonexistent: [Errno 2] No such file or directory: '/nonexistent'",
+        ),
+        (
+            ["--listen", "0.0.0.0:1"],
+            "--listen 0.0.0.0: every address of the host; say with --advertise URL which one others should use",
+        ),
+    ],
+)
+def test_wrong_flags_end_with_2_and_their_name(capsys: pytest.CaptureFixture[str], argv: list[str], error: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--state", "redis://h", *argv])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"python -m worker: error: {error}"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:pw@h:6379/0", "redis://***@h:6379/0"),
+        ("redis://h:6379/0?password=pw", "redis://h:6379/0"),
+        ("unix://:pw@/run/s.sock", "unix://***@/run/s.sock"),
+        ("unix:///run/s.sock", "unix:///run/s.sock"),
+    ],
+)
+def test_a_shown_url_has_no_secret(url: str, shown: str) -> None:
+    assert StateAddress(url).shown == shown
+
+
+def test_every_flag_is_documented() -> None:
+    flags = {flag for action in _parser()._actions for flag in action.option_strings if flag.startswith("--")}
+    documented = set(re.findall(r"^\| `(--[a-z-]+)", DOC.read_text(encoding="utf-8"), re.MULTILINE))
+    assert documented == flags - {"--help"}
