@@ -7,6 +7,7 @@ until it has waited long enough for one), so that a process that just started re
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import secrets
@@ -122,6 +123,10 @@ class DataProcess:
                 await self._go.wait()
         except TimeoutError:
             self._log.warning("snapshot.missing", waited_s=FIRST_SNAPSHOT_S)
+        # What lives now lives on: the collector need not look at it again, nor run for every few hundred objects.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         if self._drain_until is None:
             await self._accept()
         await self._ended

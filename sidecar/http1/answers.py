@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 import msgspec
 
 from router.matching import Surface
-from router.outcomes import OUTCOMES, Outcome
+from router.outcomes import OUTCOMES, Outcome, OutcomeSpec
 
 _ENCODE = msgspec.json.Encoder().encode
 
 
-def error_body(surface: Surface, outcome: Outcome, detail: str = "") -> tuple[bytes, bytes]:
+def error_body(surface: Surface, outcome: Outcome, detail: str = "", status: int = 0) -> tuple[bytes, bytes]:
     """Return (content type, body) for ``outcome`` in the form that ``surface``'s clients read.
 
     V2: ``{"error": TEXT}`` (Open Inference Protocol). OpenAI: ``{"error": {message, type, param, code}}``. Else text.
@@ -23,7 +25,8 @@ def error_body(surface: Surface, outcome: Outcome, detail: str = "") -> tuple[by
         return b"application/json", _ENCODE(
             {"error": {"message": text, "type": spec.kind, "param": None, "code": outcome.value}}
         )
-    return b"text/plain; charset=utf-8", f"{spec.status} {spec.phrase}: {text}\n".encode()
+    code, phrase = _status(spec, status)
+    return b"text/plain; charset=utf-8", f"{code} {phrase}: {text}\n".encode()
 
 
 def error_answer(
@@ -43,9 +46,10 @@ def error_answer(
     replaces the table's (an injected fault chooses its own).
     """
     spec = OUTCOMES[outcome]
-    kind, body = error_body(surface, outcome, detail)
+    code, phrase = _status(spec, status)
+    kind, body = error_body(surface, outcome, detail, status)
     lines = [
-        b"HTTP/1.1 %d %s" % (status or spec.status, spec.phrase.encode()),
+        b"HTTP/1.1 %d %s" % (code, phrase.encode()),
         b"Content-Type: " + kind,
         b"Content-Length: %d" % len(body),
         b"warmroute-outcome: " + outcome.value.encode(),
@@ -58,3 +62,10 @@ def error_answer(
     if close:
         lines.append(b"Connection: close")
     return b"\r\n".join(lines) + b"\r\n\r\n" + (b"" if head_only else body)
+
+
+def _status(spec: OutcomeSpec, status: int) -> tuple[int, str]:
+    """Return the status and its phrase, the table's or the one that replaces it."""
+    if status in (0, spec.status):
+        return spec.status, spec.phrase
+    return status, HTTPStatus(status).phrase if status in HTTPStatus.__members__.values() else "Injected"
