@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -12,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from router.model import PeerObserved
+from router.model import EndpointSeen, PeerObserved
 from sidecar.channel import FaultsChanged
 from sidecar.telemetry.families import FAMILIES
 from sidecar.telemetry.page import OVERFLOW_KEY, Scalar
 from tests.support.control_process import ControlProcess
+from tests.support.redis_server import RedisServer
+from tests.support.state_writer import StateWriter, worker_record
 
 SETTINGS: dict[str, Any] = {
     "models": [{"name": "m", "endpoints": ["http://127.0.0.1:9001", "http://127.0.0.1:9002"], "default": True}]
@@ -250,10 +253,17 @@ def test_metrics_sum_over_processes_and_show_only_endpoints_that_are_there(contr
 
 
 def test_the_status_page_is_one_document_that_escapes_what_others_say(tmp_path: Path) -> None:
-    endpoints = [{"url": "http://127.0.0.1:9001", "name": "<script>alert(1)</script>", "models": ["m"]}]
-    with ControlProcess(tmp_path, models=[{"name": "m"}], endpoints=endpoints) as control:
-        answer = control.ask("/")
-        assert answer.headers["content-type"].startswith("text/html")
-        assert "default-src 'none'" in answer.headers["content-security-policy"]
-        assert "&lt;script&gt;" in answer.text
-        assert not re.search(r"<script|src=|href=|https?://(?!127\.)", answer.text)
+    server = RedisServer(tmp_path)
+    server.start()
+    try:
+        asyncio.run(StateWriter(server.url, "t", ttl_s=60).put(worker_record("<script>alert(1)</script>")))
+        state = {"url": server.url, "namespace": "t"}
+        with ControlProcess(tmp_path, models=[{"name": "m"}], state=state) as control:
+            control.receive(0, lambda got: any(isinstance(m, EndpointSeen) for m in got), "the endpoint")
+            answer = control.ask("/")
+    finally:
+        server.stop()
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "&lt;script&gt;" in answer.text
+    assert not re.search(r"<script|src=|href=|https?://(?!127\.)", answer.text)

@@ -48,6 +48,9 @@ class ControlProcess:
     """Starts, kills and starts again one control process with ``processes`` channels that the test reads."""
 
     def __init__(self, directory: Path, *, processes: int = 2, **settings: Any) -> None:
+        self.settings = msgspec.convert(
+            {"version": 1, "listeners": [{"address": "127.0.0.1:0", "processes": processes}], **settings}, Settings
+        )
         self.unix_path = directory / "admin.sock"
         unix, tcp = socket.socket(socket.AF_UNIX), socket.socket()
         unix.bind(str(self.unix_path))
@@ -61,9 +64,6 @@ class ControlProcess:
         self.data = [channel.Channel(data) for _, data in pairs]
         self._page_fds = [page.create(f"test-{index}") for index in range(processes)]
         self.pages = [page.Page(fd) for fd in self._page_fds]
-        self.settings = msgspec.convert(
-            {"version": 1, "listeners": [{"address": "127.0.0.1:0", "processes": processes}], **settings}, Settings
-        )
         self._log = directory / "control.log"
         self._process: subprocess.Popen[bytes] | None = None
 
