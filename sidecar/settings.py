@@ -49,6 +49,10 @@ def _doc(
     return Meta(description=text, extra=extra, ge=ge, gt=gt, le=le, pattern=form[0] if form else None)  # type: ignore[call-overload,no-any-return]
 
 
+LABEL = (r"^[A-Za-z0-9._-]{0,128}\Z", "at most 128 letters, digits, dots, underscores or hyphens")
+"""Form of a name for metrics, logs and paths; without a colon, so that it never is another one's HOST:PORT."""
+
+
 class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All parts of the configuration: immutable, and strict about unknown fields."""
 
@@ -57,7 +61,7 @@ class Listener(Base, frozen=True):
     """A socket that the sidecar accepts on."""
 
     address: Annotated[str, _doc(Reload.RESTART, "where to accept, HOST:PORT", "HOST:PORT")]
-    name: Annotated[str, _doc(Reload.RESTART, "label in metrics and logs; the address where empty")] = ""
+    name: Annotated[str, _doc(Reload.RESTART, "label in metrics and logs; the address where empty", form=LABEL)] = ""
     processes: Annotated[
         int, _doc(Reload.RESTART, "data processes, each with a socket of its own", "processes", ge=1, le=64)
     ] = 2
@@ -220,7 +224,7 @@ class Endpoint(Base, frozen=True):
 
     url: Annotated[str, _doc(Reload.LIVE, "http://HOST:PORT", "URL")]
     models: Annotated[tuple[str, ...], _doc(Reload.LIVE, "NAME or NAME@VERSION of what it holds")]
-    name: Annotated[str, _doc(Reload.LIVE, "endpoint id; derived from the URL where empty")] = ""
+    name: Annotated[str, _doc(Reload.LIVE, "endpoint id; the URL's HOST:PORT where empty", form=LABEL)] = ""
     probe: Annotated[Probe | None, _doc(Reload.LIVE, "readiness probe; null counts it as warm")] = None
 
 

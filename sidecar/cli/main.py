@@ -48,7 +48,7 @@ def build(command: str = "") -> App:
         name="warmroute",
         help="Sidecar proxy that sends each inference request to a worker whose copy of the model is provably warm.",
         help_epilogue=_EPILOGUE,
-        help_format="plaintext",
+        help_format="markdown",
         version=_version,
         default_parameter=Parameter(negative=()),
         result_action="return_value",

@@ -97,6 +97,21 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
         ],
     ),
     (
+        "names that are not fit for labels",
+        GOOD.replace('8080"', "8080\", name: 'a b'")
+        + "endpoints: [{url: 'http://h:1', models: [magika], name: 'h:1'}]\n",
+        [
+            (
+                'w.yaml:2:47: listeners[0].name: "a b": '
+                "must be at most 128 letters, digits, dots, underscores or hyphens"
+            ),
+            (
+                'w.yaml:4:56: endpoints[0].name: "h:1": '
+                "must be at most 128 letters, digits, dots, underscores or hyphens"
+            ),
+        ],
+    ),
+    (
         "an empty file",
         "",
         [
