@@ -106,7 +106,7 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
                 "must be at most 128 letters, digits, dots, underscores or hyphens"
             ),
             (
-                'w.yaml:4:56: endpoints[0].name: "h:1": '
+                'w.yaml:4:57: endpoints[0].name: "h:1": '
                 "must be at most 128 letters, digits, dots, underscores or hyphens"
             ),
         ],
