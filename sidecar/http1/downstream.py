@@ -110,8 +110,8 @@ class DownstreamConnection(asyncio.Protocol):
         self._phase = _NEW
         self._buffer = b""
         self._last_head: RequestHead | None = None
-        self._head: RequestHead | None = None
-        self._target: Target | None = None
+        self._head: RequestHead  # of the request in hand; these two are set before anything reads them
+        self._target: Target
         self._attempt: Attempt | None = None
         self._upstream: UpstreamConnection | None = None
         self._scanner: ChunkScanner | None = None
@@ -352,11 +352,10 @@ class DownstreamConnection(asyncio.Protocol):
         """Choose a worker and send the request there."""
         plane = self._plane
         attempt = plane.cluster.choose(route, now, plane.rng, tried)
-        if attempt.__class__ is NoCandidate:
-            none = cast("NoCandidate", attempt)
-            self._end_with(Outcome.NO_CANDIDATE, none.detail or none.reason.value, none.retry_after_s)
+        if isinstance(attempt, NoCandidate):
+            self._end_with(Outcome.NO_CANDIDATE, attempt.detail or attempt.reason.value, attempt.retry_after_s)
             return
-        self._attempt = attempt = cast("Attempt", attempt)
+        self._attempt = attempt
         upstream: Upstream = attempt.endpoint.shell or plane.upstream(attempt.endpoint)
         if plane.faults and self._struck(upstream, route, now):
             return
@@ -406,7 +405,7 @@ class DownstreamConnection(asyncio.Protocol):
 
     def begin_answer(self, head: ResponseHead) -> bytes:
         """Return the head that goes downstream."""
-        request = cast("RequestHead", self._head)
+        request = self._head
         self._phase = _ANSWERING
         self.active = True
         if not self.request_done or self._plane.draining:
@@ -437,8 +436,10 @@ class DownstreamConnection(asyncio.Protocol):
     def answer_ended(self, now: float, status: int, *, busy: bool) -> None:
         """The whole answer went downstream: count it, and go on to what is pipelined behind it."""
         plane = self._plane
-        attempt = cast("Attempt", self._attempt)
-        row = cast("Target", self._target).row
+        attempt = self._attempt
+        row = self._target.row
+        if attempt is None:
+            return
         self._upstream = None
         self._attempt = None
         if status < 400 and not self._tries:
@@ -502,7 +503,7 @@ class DownstreamConnection(asyncio.Protocol):
         now = self._plane.clock()
         if self.request_done:
             self.deadline = now + self._plane.response_head_s
-        route = cast("Target", self._target).route
+        route = self._target.route
         if route is not None:
             self._dispatch(route, tried, now)
 
@@ -530,7 +531,7 @@ class DownstreamConnection(asyncio.Protocol):
         now = plane.clock()
         self._drop_upstream()
         self._settle(AttemptResult.CANCELLED, now)
-        plane.request_ended(cast("Target", self._target).row, Outcome.CLIENT_ABORT, now - self._started)
+        plane.request_ended(self._target.row, Outcome.CLIENT_ABORT, now - self._started)
         self._phase = _CLOSED
         self._scanner = None
         self._seen = b""
@@ -557,8 +558,8 @@ class DownstreamConnection(asyncio.Protocol):
     def _end_with(self, outcome: Outcome, detail: str, retry_after_s: float | None = None, *, status: int = 0) -> None:
         """End the request with an answer of warmroute's own."""
         plane = self._plane
-        head = cast("RequestHead", self._head)
-        target = cast("Target", self._target)
+        head = self._head
+        target = self._target
         now = plane.clock()
         close = (
             OUTCOMES[outcome].close or not self.request_done or not head.keep_alive or plane.draining or head.minor == 0
@@ -625,7 +626,7 @@ class DownstreamConnection(asyncio.Protocol):
     def _cut(self, outcome: Outcome) -> None:
         """End an answer that had begun, so that nobody can take it for a whole one."""
         plane = self._plane
-        plane.request_ended(cast("Target", self._target).row, outcome, plane.clock() - self._started)
+        plane.request_ended(self._target.row, outcome, plane.clock() - self._started)
         self._phase = _LINGERING
         self._buffer = b""
         self._seen = b""
@@ -633,7 +634,7 @@ class DownstreamConnection(asyncio.Protocol):
         self._unflushed = 0
         self.active = False
         self.deadline = plane.clock() + LINGER_S
-        head = cast("RequestHead", self._head)
+        head = self._head
         if head.minor == 0 and not self.transport.is_closing():
             # An HTTP/1.0 answer may end with its connection: only a reset tells it from a whole one.
             sock = cast("socket.socket", self.transport.get_extra_info("socket"))
