@@ -7,16 +7,21 @@ decides in the cases that leave a choice (SHOULD, POLICY) stands in docs/http.md
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.sidecar_process import free_port, sidecar_process
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 HARNESS = Path(__file__).with_name("smuggle")
+DECISIONS = Path(__file__).resolve().parents[2] / "docs" / "http.md"
 CASES: dict[str, dict[str, Any]] = {
     case["id"]: case for case in map(json.loads, (HARNESS / "corpus.jsonl").read_text().splitlines())
 }
@@ -43,6 +48,19 @@ def judge(directory: Path, *options: str, timeouts: dict[str, float] | None = No
     return verdicts
 
 
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
+    """Return ``judge`` with a memory: each way to run the harness is run once, whatever the order of the tests."""
+    known: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+
+    def once(*options: str) -> list[dict[str, Any]]:
+        if options not in known:
+            known[options] = judge(tmp_path_factory.mktemp("smuggle"), *options)
+        return known[options]
+
+    return once
+
+
 def failed(verdicts: list[dict[str, Any]], *levels: str) -> list[str]:
     """Return the failed cases of ``levels``, each with what was found."""
     return [
@@ -53,10 +71,31 @@ def failed(verdicts: list[dict[str, Any]], *levels: str) -> list[str]:
 
 
 @pytest.mark.parametrize("options", [(), ("--fragment", "5")], ids=["whole", "in pieces of 5 bytes"])
-def test_no_must_case_fails(tmp_path: Path, options: tuple[str, ...]) -> None:
-    verdicts = judge(tmp_path, *options)
-    assert {row["id"] for row in verdicts} == {name for name, case in CASES.items() if case["kind"] != "slow"}
-    assert failed(verdicts, "MUST") == []
+def test_no_must_case_fails(verdicts: Callable[..., list[dict[str, Any]]], options: tuple[str, ...]) -> None:
+    rows = verdicts(*options)
+    assert {row["id"] for row in rows} == {name for name, case in CASES.items() if case["kind"] != "slow"}
+    assert failed(rows, "MUST") == []
+
+
+def test_where_there_is_a_choice_it_is_the_documented_one(verdicts: Callable[..., list[dict[str, Any]]]) -> None:
+    rows = {row["id"]: row for row in verdicts()}
+    assert failed(list(rows.values()), "SHOULD", "POLICY") == []
+    wrong = []
+    for case, here in decisions().items():
+        refused = re.match(r"\d{3}", here)
+        if case not in rows or CASES[case]["kind"] == "abort":
+            continue
+        first = rows[case]["statuses"][0]
+        if first != int(refused[0]) if refused else CASES[case]["kind"] == "request" and first != 200:
+            wrong.append(f"{case}: {first}, documented: {here}")
+    assert wrong == []
+
+
+def decisions() -> dict[str, str]:
+    """Return what docs/http.md says of each case that leaves a choice."""
+    page = DECISIONS.read_text(encoding="utf-8").partition("leaves a choice")[2]
+    rows = re.findall(r"^\| ([a-z0-9, -]+) \| (.+) \| .+ \|$", page, re.MULTILINE)
+    return {case: here for cases, here in rows for case in cases.split(", ")}
 
 
 def test_slow_clients_are_cut(tmp_path: Path) -> None:
