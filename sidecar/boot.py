@@ -62,9 +62,15 @@ _DECODER: msgspec.json.Decoder[Plan] = msgspec.json.Decoder(Plan)
 def write_plan(plan: Plan) -> int:
     """Return an inheritable descriptor that holds ``plan``."""
     fd = os.memfd_create("warmroute-plan", 0)
-    os.write(fd, msgspec.json.encode(plan))
+    rewrite_plan(fd, plan)
     os.set_inheritable(fd, True)
     return fd
+
+
+def rewrite_plan(fd: int, plan: Plan) -> None:
+    """Put another plan behind ``fd``, for the next process that starts with it."""
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, msgspec.json.encode(plan), 0)
 
 
 def read_plan(fd: int) -> Plan:

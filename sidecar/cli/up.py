@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from sidecar.cli.outcome import EXIT_REFUSED, CliError
+from sidecar.cli.outcome import EXIT_FAILED, EXIT_REFUSED, CliError
 
 
 def up(
@@ -69,6 +69,6 @@ def up(
     try:
         return Up(options, show).run()
     except UpError as error:
-        raise CliError(str(error), EXIT_REFUSED) from None
+        raise CliError(str(error), EXIT_FAILED if error.started else EXIT_REFUSED) from None
     finally:
         show.settle()

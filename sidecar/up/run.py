@@ -26,7 +26,7 @@ import msgspec
 
 from sidecar import boot
 from sidecar.children import Child, RestartPolicy
-from sidecar.settings import Admin, Listener, Model, Settings, StateStore
+from sidecar.settings import Admin, Listener, Model, Settings, StateStore, Timeouts
 from sidecar.signals import Signals
 from sidecar.sockets import BindError, check_free
 from sidecar.state.embedded import EmbeddedRedis, EmbeddedRedisError
@@ -52,7 +52,14 @@ _POLICY = RestartPolicy()
 
 
 class UpError(Exception):
-    """``up`` cannot start or go on; the text is one line and says what would help."""
+    """``up`` cannot start or go on; the text is one line and says what would help.
+
+    ``started``: something ran already, and has been ended.
+    """
+
+    def __init__(self, text: str, *, started: bool = True) -> None:
+        super().__init__(text)
+        self.started = started
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +116,13 @@ class Up:
         self._workers: list[Watched] = []
         self._sidecar: Watched | None = None
         self._plan_fd = -1
+        self._drain_s = 0.0
         self._ready = False
         self._told_to_stop = 0
+        self._killed = False
 
     def run(self) -> int:
-        """Start everything, stay until told to stop, end everything; return the exit code.
+        """Start everything, stay until told to stop, end everything; return the exit code: 1 where it was cut short.
 
         Raises:
             UpError: it cannot start or go on; everything that ran has been ended.
@@ -127,7 +136,7 @@ class Up:
             while not self._told_to_stop:
                 self._heed(signals, TICK_S)
                 self._look_after()
-        return 0
+        return 1 if self._killed else 0
 
     # --- start --------------------------------------------------------------------------------------------------
 
@@ -140,18 +149,19 @@ class Up:
             raise UpError(
                 f"no model under {options.models_dir}/ (expected NAME/VERSION/model.onnx): fetch the demo model with "
                 f"'make demo' or 'python tools/fetch_demo_model.py --models {options.models_dir}', or name another "
-                "directory with --models"
+                "directory with --models",
+                started=False,
             )
         try:
             check_free(options.listen, "--listen HOST:PORT")
             check_free(options.admin, "--admin HOST:PORT")
         except BindError as error:
-            raise UpError(str(error)) from error
+            raise UpError(str(error), started=False) from error
 
     def _start(self) -> None:
+        self._drain_s = Timeouts().drain_s
+        self._janitor = Janitor(self._drain_s + STOP_MARGIN_S + WORKER_DRAIN_S)
         self._run_dir = Path(tempfile.mkdtemp(prefix="warmroute-"))
-        settings = self._settings()
-        self._janitor = Janitor(settings.timeouts.drain_s + STOP_MARGIN_S + WORKER_DRAIN_S)
         if not self._options.keep_run_dir:
             self._janitor.path(self._run_dir)
         if self._options.ready_file is not None:
@@ -160,24 +170,25 @@ class Up:
         self._show.line(f"starting in {self._run_dir} ({kept})")
         for name in ("log", "tmp"):
             (self._run_dir / name).mkdir(mode=0o700)
+        settings = self._settings(self._options.listen, self._options.admin)
         (self._run_dir / "warmroute.yaml").write_bytes(msgspec.yaml.encode(settings))
         self._redis = EmbeddedRedis(self._run_dir)
         self._start_store()
         for number in range(1, self._options.workers + 1):
             self._workers.append(self._worker(f"worker-{number}"))
-        self._plan_fd = boot.write_plan(boot.SupervisorPlan(parent_pid=os.getpid(), settings=settings))
+        self._plan_fd = boot.write_plan(boot.SupervisorPlan(os.getpid(), settings))
         command = (sys.executable, "-P", "-m", "sidecar", "supervise", "--plan-fd", str(self._plan_fd))
         self._sidecar = self._watched("sidecar", command, SidecarView(), pass_fds=(self._plan_fd,))
         for watched in (*self._workers, self._sidecar):
             self._start_child(watched)
 
-    def _settings(self) -> Settings:
-        options = self._options
+    def _settings(self, listen: str, admin: str) -> Settings:
         return Settings(
             version=1,
-            listeners=(Listener(address=options.listen, processes=options.processes),),
-            admin=Admin(socket=str(self._run_dir / "admin.sock"), address=options.admin),
+            listeners=(Listener(address=listen, processes=self._options.processes),),
+            admin=Admin(socket=str(self._run_dir / "admin.sock"), address=admin),
             state=StateStore(url=EmbeddedRedis(self._run_dir).url, namespace=NAMESPACE),
+            timeouts=Timeouts(drain_s=self._drain_s),
             models=tuple(Model(name=name, idempotent=True) for name in self._models),
         )
 
@@ -281,6 +292,8 @@ class Up:
         if not view.listen or not view.admin or ask(view.admin, "/readyz")[0] != 200:
             return
         self._ready = True
+        # a sidecar that must be started again comes back where it was, also where port 0 let the kernel choose
+        boot.rewrite_plan(self._plan_fd, boot.SupervisorPlan(os.getpid(), self._settings(view.listen, view.admin)))
         self._show.settle()
         self._announce(view)
 
@@ -334,8 +347,7 @@ class Up:
         self._show.settle()
         self._show.note("draining: the sidecar, the workers, the state store (again to cut it short)")
         if self._sidecar is not None:
-            drain_s = self._settings().timeouts.drain_s
-            self._end([self._sidecar], drain_s + STOP_MARGIN_S, signals)
+            self._end([self._sidecar], self._drain_s + STOP_MARGIN_S, signals)
         self._end(self._workers, WORKER_DRAIN_S + 1.0, signals)
         if self._redis is not None:
             self._redis.stop()
@@ -348,7 +360,8 @@ class Up:
         while True:
             now = self._clock()
             for watched in group:
-                watched.child.reap(now)
+                ended = watched.child.reap(now)
+                self._killed |= ended is not None and ended.code not in (0, None)
                 for event in watched.log.read():
                     if event.get("level") in ("warning", "error") or event["event"] == OUTPUT:
                         self._show.event(watched.child.name, event)
@@ -359,6 +372,7 @@ class Up:
                     if watched.child.pid is not None:
                         self._show.note(f"{watched.child.name}: killed, it did not leave in time", "yellow")
                         watched.child.send(Sig.SIGKILL)
+                        self._killed = True
                 deadline = now + CUT_SHORT_S
             self._heed(signals, min(TICK_S, deadline - now))
             if self._told_to_stop > told:

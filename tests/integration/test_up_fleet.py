@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,6 +138,26 @@ def test_ctrl_c_leaves_nothing_and_everything_was_private(tmp_path: Path) -> Non
         assert "killed" not in up.output()
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("after_s", [0.0, 0.15, 0.5])
+def test_a_start_that_is_broken_off_leaves_nothing(after_s: float, signum: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-P", "-m", "sidecar.cli.main", "up", "--listen", "127.0.0.1:0", "--admin"]
+    command += ["127.0.0.1:0", "--engine", "deterministic", "--model", MODEL, "--", "--load-s", "30"]
+    with (tmp_path / "out").open("wb") as out:
+        environ = os.environ | {"TMPDIR": str(tmp_path / "tmp"), "PYTHONUNBUFFERED": "1"}
+        process = Process(command, tmp_path / "err", stdout=out, cwd=tmp_path, env=environ)
+    with process:
+        until(lambda: "starting in" in (tmp_path / "out").read_text(), "it starts")
+        time.sleep(after_s)  # somewhere in the midst of it, wherever this machine has come to
+        run_dir = next((tmp_path / "tmp").iterdir())
+        assert _running_in(run_dir) or after_s == 0.0
+        process.send(signum)
+        assert process.wait() == (0 if signum is signal.SIGINT else -signal.SIGKILL)
+        until(lambda: not run_dir.exists(), "the run directory is removed")
+        until(lambda: not _running_in(run_dir), "no process of it is left")
+
+
 def test_sigkill_of_the_parent_leaves_nothing(tmp_path: Path) -> None:
     with fleet(tmp_path) as up:
         assert up.infer() == 200
@@ -205,6 +226,24 @@ def test_a_killed_control_process_costs_no_request_and_is_back(tmp_path: Path) -
         up.assert_nothing_is_left()
 
 
+def test_a_killed_sidecar_comes_back_on_the_same_addresses(tmp_path: Path) -> None:
+    with fleet(tmp_path) as up:
+        os.kill(up.places["sidecar_pid"], signal.SIGKILL)
+        until(lambda: "sidecar: ended (SIGKILL)" in up.output(), "it says so")
+
+        def serves() -> bool:
+            try:
+                return up.infer() == 200 and up.ask(up.places["admin"], "/readyz")[0] == 200
+            except (OSError, http.client.HTTPException):
+                return False
+
+        until(serves, "the sidecar serves again")
+        until(lambda: gone(up.places["control_pid"]), "the control process of before has left")
+        up.process.send(signal.SIGTERM)
+        assert up.process.wait() == 0
+        up.assert_nothing_is_left()
+
+
 def test_a_second_ctrl_c_cuts_a_long_request_short(tmp_path: Path) -> None:
     with fleet(tmp_path, "--", "--service-ms", "8000") as up:
         caller = threading.Thread(target=lambda: _swallow(up.infer))
@@ -213,7 +252,7 @@ def test_a_second_ctrl_c_cuts_a_long_request_short(tmp_path: Path) -> None:
         up.process.send(signal.SIGINT)
         until(lambda: "draining" in up.output(), "it drains")
         up.process.send(signal.SIGINT)
-        assert up.process.wait(6) == 0
+        assert up.process.wait(6) == 1
         caller.join(30)
         assert not caller.is_alive()
         up.assert_nothing_is_left()
@@ -228,6 +267,19 @@ def test_the_run_directory_can_be_kept(tmp_path: Path) -> None:
         assert not (run_dir / "admin.sock").exists()
         assert not (run_dir / "state.sock").exists()
         assert "version: 1" in (run_dir / "warmroute.yaml").read_text()
+
+
+def _running_in(run_dir: Path) -> list[str]:
+    """Return the command lines of processes that name the run directory, or have it as their temporary directory."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if os.fsencode(run_dir) in text:
+            found.append(text.decode(errors="replace"))
+    return found
 
 
 def _stats(up: Fleet) -> bytes:
