@@ -61,13 +61,14 @@ class Ages:
         if frozen_at is None or self.mode is not StoreMode.LIVE:
             return False
         for other in self._thaw(frozen_at, others):
-            other.heard_at += now - frozen_at
+            if other is not endpoint:
+                other.heard_at += now - frozen_at
         return True
 
     def change(self, mode: StoreMode, at: float, now: float, endpoints: Iterable[Endpoint]) -> None:
         """Take the store's new mode. All ages change.
 
-        Where it is live again, endpoints not heard since it fell silent start at age 0: they have one TTL to speak.
+        Where it is live again, endpoints that are not stale start at age 0: they have one TTL to speak.
         """
         self.mode = mode
         if mode is StoreMode.LIVE:
@@ -79,6 +80,6 @@ class Ages:
             self._frozen_at = min(at, self._heard_at + self._policy.full_s)
 
     def _thaw(self, frozen_at: float, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
-        """Start the clock; return the endpoints that were fresh when it stopped and have not been heard since."""
+        """Start the clock; return the endpoints that were not stale while it stood."""
         self._frozen_at = None
-        return [e for e in endpoints if e.heard_at <= frozen_at < e.heard_at + self._policy.ttl_s]
+        return [endpoint for endpoint in endpoints if frozen_at < endpoint.heard_at + self._policy.ttl_s]

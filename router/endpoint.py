@@ -31,7 +31,7 @@ class Latency:
     """
 
     __slots__ = (
-        "_buckets", "_changed", "_decay", "_settled_at", "_unsent", "_window", "_window_s",
+        "_buckets", "_changed", "_decay", "_drifted_at", "_settled_at", "_unsent", "_window", "_window_s",
         "ewma_at", "ewma_ms", "fresh", "p50_ms", "p95_ms", "sampled_at",
     )  # fmt: skip
 
@@ -43,6 +43,7 @@ class Latency:
         self._unsent: dict[int, int] = {}
         self._changed = False
         self._settled_at = -inf
+        self._drifted_at = -inf
         self.fresh: dict[int, int] = {}
         self.ewma_ms = 0.0
         self.ewma_at = now
@@ -102,8 +103,9 @@ class Latency:
         if idle_s < IDLE_S:
             return
         if self.p50_ms is not None:
-            self.ewma_ms = self.p50_ms + (self.ewma_ms - self.p50_ms) * exp(idle_s * self._decay)
-            self.ewma_at = now
+            since_s = now - max(self.ewma_at, self._drifted_at)
+            self.ewma_ms = self.p50_ms + (self.ewma_ms - self.p50_ms) * exp(since_s * self._decay)
+            self._drifted_at = now
         elif idle_s >= self._window_s:
             self.ewma_ms = 0.0
 

@@ -94,8 +94,8 @@ class SketchWindow:
         out: list[float] = []
         position, below = 0, ordered[0][1]
         for ratio in ratios:
-            rank = ratio * (self.total - 1)
-            while below <= rank and position < last:
+            rank = ceil(ratio * self.total)  # nearest rank: with few values the larger one
+            while below < rank and position < last:
                 position += 1
                 below += ordered[position][1]
             out.append(self._buckets.value(ordered[position][0]))

@@ -1,0 +1,152 @@
+"""Both guards under any sequence of events: only listed transitions, trials within their limit, nothing left over."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from router.breaker import TRANSITIONS, Breaker, GuardState, Quarantine
+from router.outcomes import AttemptResult, Blame
+from router.policy import BreakerPolicy, QuarantinePolicy
+
+STEPS = {(before, after) for (before, _), after in TRANSITIONS.items()} | {(state, state) for state in GuardState}
+TIMES = st.sampled_from([0.0, 0.3, 1.0, 4.0, 9.0, 31.0, 61.0])
+
+
+class BreakerMachine(RuleBasedStateMachine):
+    calls = Bundle("calls")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.policy = BreakerPolicy(minimum_calls=4, half_open_calls=3)
+        self.guard = Breaker(self.policy, 0.0)
+        self.before = self.guard.state
+        self.open_trials: set[int] = set()
+        self.next = 0
+
+    @rule(seconds=TIMES)
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def advance(self) -> None:
+        if self.guard.advance(self.now):
+            self.open_trials.clear()
+            assert self.now >= self.guard.until
+
+    @rule(target=calls)
+    def call(self) -> object:
+        if self.guard.blocks:
+            return multiple()
+        self.now += 0.001
+        self.next += 1
+        trial = self.guard.take()
+        assert trial is (self.guard.state is GuardState.HALF_OPEN)
+        if trial:
+            self.open_trials.add(self.next)
+        return self.next, self.now, trial
+
+    @rule(call=consumes(calls), blame=st.sampled_from(Blame))
+    def end(self, call: tuple[int, float, bool], blame: Blame) -> None:
+        number, started, trial = call
+        before = self.guard.state
+        moved = self.guard.record(blame, self.now, started=started, trial=trial)
+        self.open_trials.discard(number)
+        assert moved is (self.guard.state is not before)
+        if moved:
+            assert (self.guard.state is GuardState.OPEN) is (blame is Blame.FAILURE)
+
+    @rule(good=st.integers(0, 5), bad=st.integers(0, 5))
+    def sibling_counts(self, good: int, bad: int) -> None:
+        self.guard.count(good, bad, self.now)
+
+    @rule(seconds=TIMES)
+    def sibling_opens(self, seconds: float) -> None:
+        self.guard.peer_opened(self.now + seconds, self.now)
+
+    @rule()
+    def sibling_closes(self) -> None:
+        self.guard.peer_closed(self.now)
+
+    @invariant()
+    def only_legal_steps(self) -> None:
+        # an event may take two: closed by a sibling, then open again is two events, so one step each
+        assert (self.before, self.guard.state) in STEPS
+        self.before = self.guard.state
+
+    @invariant()
+    def trials_stay_within_the_limit(self) -> None:
+        guard = self.guard
+        assert guard.trials >= 0
+        if guard.state is GuardState.HALF_OPEN:
+            assert guard.trials + guard.passed + guard.failed <= self.policy.half_open_calls
+            assert guard.trials == len(self.open_trials)
+        else:
+            self.open_trials.clear()
+            assert guard.trials == 0
+            assert guard.blocks is (guard.state is GuardState.OPEN)
+
+
+class QuarantineMachine(RuleBasedStateMachine):
+    attempts = Bundle("attempts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.policy = QuarantinePolicy()
+        self.guard = Quarantine(self.policy)
+        self.rng = random.Random(3).random
+        self.before = self.guard.state
+
+    @rule(seconds=TIMES)
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(target=attempts, alone=st.booleans())
+    def begin(self, alone: bool) -> object:
+        self.now += 0.001
+        if not self.guard.active:
+            return self.now, False
+        if self.guard.probe_at(alone=alone) > self.now:
+            return multiple()
+        assert self.guard.trials == 0
+        self.guard.take(self.now)
+        return self.now, True
+
+    @rule(attempt=consumes(attempts), result=st.sampled_from(AttemptResult))
+    def end(self, attempt: tuple[float, bool], result: AttemptResult) -> None:
+        started, probe = attempt
+        before = self.guard.state
+        moved = self.guard.record(result, self.now, self.rng, started=started, probe=probe)
+        assert moved is (self.guard.state is not before)
+
+    @rule(seconds=TIMES, level=st.integers(0, 9))
+    def sibling_opens(self, seconds: float, level: int) -> None:
+        self.guard.peer_opened(self.now + min(seconds, self.policy.max_s), level, self.now)
+
+    @rule()
+    def sibling_closes(self) -> None:
+        self.guard.peer_closed(self.now)
+
+    @invariant()
+    def at_most_one_probe_and_legal_steps(self) -> None:
+        assert 0 <= self.guard.trials <= 1
+        assert self.guard.active or self.guard.trials == 0
+        assert (self.before, self.guard.state) in STEPS
+        self.before = self.guard.state
+
+    @invariant()
+    def times_stay_within_the_policy(self) -> None:
+        if self.guard.state is GuardState.OPEN:
+            assert self.guard.until - self.guard.since <= self.policy.max_s + 1e-9
+            assert self.guard.soon - self.guard.since <= self.policy.base_s + 1e-9
+
+
+TestBreaker = BreakerMachine.TestCase
+TestQuarantine = QuarantineMachine.TestCase
+for case in (TestBreaker, TestQuarantine):
+    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,147 @@
+"""Properties of the weights and of one choice."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.cluster import Cluster
+from router.model import EndpointRecord, EndpointSeen
+from router.outcomes import AttemptResult
+from router.pickers import AliasPicker
+from router.policy import ModelPolicy, Policies
+from router.routes import Attempt
+from router.stats import LogBuckets, SketchWindow
+from tests.support.fleet import GIB, record
+
+RATIO = st.floats(0, 1)
+MEMBERS = st.lists(
+    st.tuples(RATIO, st.integers(0, 16), st.sampled_from([0.0, 3.0, 50.0]), st.integers(1, 400)),
+    min_size=1,
+    max_size=8,
+)
+Member = tuple[float, int, float, int]
+
+
+def reports(members: list[Member]) -> list[EndpointRecord]:
+    return [
+        record(f"e{index}", warmth=warmth, free=free * GIB, total=16 * GIB, warm_for_s=warm_for_s)
+        for index, (warmth, free, warm_for_s, _) in enumerate(members)
+    ]
+
+
+def cluster_of(records: list[EndpointRecord], members: list[Member]) -> Cluster:
+    cluster = Cluster(Policies(), [ModelPolicy("m")], 0.0)
+    for each in records:
+        cluster.apply(EndpointSeen(each, 0.0), 0.0)
+    for index, (_, _, _, ms) in enumerate(members):
+        latency = cluster.endpoints[f"e{index}"].latency
+        latency.sample(float(ms), 0.0)
+        latency.settle(0.0)
+    return cluster
+
+
+def shares(cluster: Cluster) -> dict[str, float]:
+    route = cluster.route("m")
+    assert route is not None
+    return {row.endpoint: row.share for row in cluster.explain(route, 0.0, lambda: 0.5).rows}
+
+
+def odds(cluster: Cluster) -> dict[str, float]:
+    """Return the exact probability that each endpoint is chosen: two draws, the lower wait, the first where equal."""
+    draw = shares(cluster)
+    wait = {id_: endpoint.latency.ewma_ms for id_, endpoint in cluster.endpoints.items()}
+    out = dict.fromkeys(draw, 0.0)
+    for first, p in draw.items():
+        for second, q in draw.items():
+            out[second if wait[second] < wait[first] else first] += p * q
+    return out
+
+
+@given(MEMBERS, st.data())
+def test_more_free_memory_never_lowers_the_odds(members: list[Member], data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, len(members) - 1))
+    more = data.draw(st.integers(members[index][1], 16))
+    before = reports(members)
+    after = list(before)
+    after[index] = replace(before[index], free_memory_bytes=more * GIB)
+    id_ = f"e{index}"
+    assert odds(cluster_of(after, members))[id_] >= odds(cluster_of(before, members))[id_] - 1e-9
+
+
+@given(MEMBERS, st.randoms(use_true_random=False))
+def test_the_order_of_arrival_never_changes_a_decision(members: list[Member], order: random.Random) -> None:
+    records = reports(members)
+    shuffled = list(records)
+    order.shuffle(shuffled)
+    first, second = cluster_of(records, members), cluster_of(shuffled, members)
+    assert shares(first) == shares(second)
+    picks = []
+    for cluster in (first, second):
+        rng, route = random.Random(4).random, cluster.route("m")
+        assert route is not None
+        chosen = [cluster.choose(route, 0.0, rng) for _ in range(30)]
+        picks.append([attempt.endpoint.id for attempt in chosen if isinstance(attempt, Attempt)])
+    assert picks[0] == picks[1]
+    assert len(picks[0]) == 30
+
+
+@given(MEMBERS)
+def test_every_candidate_has_a_share(members: list[Member]) -> None:
+    found = shares(cluster_of(reports(members), members))
+    assert all(share > 0 for share in found.values())
+    assert abs(sum(found.values()) - 1) < 1e-9
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.integers(1, 1 << 30))
+def test_an_alias_table_holds_exactly_the_weights(weights: list[float], seed: int) -> None:
+    picker = AliasPicker(weights)
+    size, total = len(weights), sum(weights)
+    mass = [0.0] * size
+    for index, (keep, alias) in enumerate(zip(picker._keep, picker._alias, strict=True)):
+        mass[index] += keep / size
+        mass[alias] += (1 - keep) / size
+    for weight, share in zip(weights, mass, strict=True):
+        assert abs(share - (weight / total if total > 0 else 1 / size)) < 1e-9
+    assert 0 <= picker.draw(random.Random(seed).random) < size
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0.01, 1e6), min_size=1, max_size=300), st.floats(0.01, 1))
+def test_quantiles_are_off_by_at_most_the_relative_error(values: list[float], ratio: float) -> None:
+    buckets = LogBuckets(0.05)
+    sketch = SketchWindow(buckets, 60.0, 6, 0.0)
+    sketch.add(((buckets.index(value), 1) for value in values), 0.0)
+    estimate = sketch.quantiles((ratio,))
+    assert estimate is not None
+    rank = max(0, -int(-ratio * len(values) // 1) - 1)
+    exact = sorted(values)[min(rank, len(values) - 1)]
+    assert abs(estimate[0] - exact) <= exact * 0.05 * (1 + 1e-9)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 1 << 30))
+def test_the_same_seed_and_events_give_the_same_decisions(seed: int) -> None:
+    def drive() -> list[str]:
+        rng = random.Random(seed)
+        cluster = Cluster(Policies(), [ModelPolicy("m")], 0.0, rng=rng.random)
+        now, out = 0.0, []
+        for step in range(120):
+            now += 0.05
+            if step % 10 == 0:
+                cluster.apply(EndpointSeen(record(f"e{rng.randrange(5)}", warmth=rng.random()), now), now)
+            route = cluster.route("m")
+            assert route is not None
+            attempt = cluster.choose(route, now, rng.random)
+            if isinstance(attempt, Attempt):
+                out.append(attempt.endpoint.id)
+                result = rng.choice([AttemptResult.SUCCESS, AttemptResult.SUCCESS, AttemptResult.RESET])
+                cluster.done(attempt, result, now + rng.random() / 50)
+            else:
+                out.append(attempt.detail)
+        return out
+
+    assert drive() == drive()

@@ -1,0 +1,292 @@
+"""The cluster under any sequence of events and requests: what must hold, holds after every one of them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from router.breaker import GuardState
+from router.cluster import Cluster
+from router.model import (
+    EndpointGone,
+    EndpointHeld,
+    EndpointRecord,
+    EndpointSeen,
+    EndpointsHeard,
+    Event,
+    GoneReason,
+    Observation,
+    PeerObserved,
+    SnapshotBegan,
+    SnapshotEnded,
+    State,
+    StoreChanged,
+    StoreMode,
+    Tick,
+)
+from router.outcomes import AttemptResult
+from router.policy import BreakerPolicy, ModelPolicy, Policies
+from router.routes import Attempt, NoCandidate
+from tests.support.fleet import record
+
+IDS = ("a", "b", "c", "s")
+POLICIES = Policies(breaker=BreakerPolicy(minimum_calls=4, half_open_calls=3))
+
+
+class Model:
+    """What the test itself knows of each endpoint, kept in the plainest way."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, EndpointRecord] = {}
+        self.heard: dict[str, float] = {}
+        self.held: set[str] = set()
+
+
+class ClusterMachine(RuleBasedStateMachine):
+    attempts = Bundle("attempts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 50.0
+        self.first = self.make()
+        self.twin = self.make()  # fed the same: it must decide the same
+        self.rngs = (random.Random(11).random, random.Random(11).random)
+        self.model = Model()
+        self.silent_since = self.now
+        self.requests = 0
+        self.retries = 0
+        self.sequence = 0
+
+    def make(self) -> Cluster:
+        models = [ModelPolicy("m", idempotent=True, default=True)]
+        return Cluster(POLICIES, models, self.now, rng=random.Random(7).random)
+
+    def apply(self, event: Event) -> None:
+        assert self.first.apply(event, self.now) == self.twin.apply(event, self.now)
+
+    def hear(self, id_: str) -> None:
+        self.model.heard[id_] = self.now
+        self.silent_since = self.now
+
+    @rule(seconds=st.sampled_from([0.01, 0.2, 1.0, 1.9, 6.0, 61.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def tick(self) -> None:
+        self.apply(Tick())
+
+    @rule(
+        id_=st.sampled_from(IDS),
+        state=st.sampled_from([State.WARM, State.WARM, State.WARM, State.LOADING, State.DRAINING]),
+        epoch=st.sampled_from("xxxy"),
+        draining=st.sampled_from([False, False, False, True]),
+        version=st.sampled_from(["1", "2"]),
+        warm_for_s=st.sampled_from([0.0, 4.0, 100.0]),
+    )
+    def seen(self, id_: str, state: State, epoch: str, draining: bool, version: str, warm_for_s: float) -> None:
+        report = record(
+            id_,
+            state=state,
+            epoch=epoch,
+            draining=draining,
+            version=version,
+            warm_for_s=warm_for_s,
+            static=id_ == "s",
+        )
+        self.apply(EndpointSeen(report, self.now))
+        self.model.records[id_] = report
+        if id_ != "s":
+            self.hear(id_)
+
+    @rule(ids=st.lists(st.sampled_from(IDS), unique=True))
+    def heartbeat(self, ids: list[str]) -> None:
+        self.apply(EndpointsHeard(tuple(ids), self.now))
+        for id_ in ids:
+            if id_ in self.model.records and id_ != "s":
+                self.hear(id_)
+
+    @rule(id_=st.sampled_from(IDS))
+    def gone(self, id_: str) -> None:
+        self.apply(EndpointGone(id_, GoneReason.EXPIRED, self.now))
+        self.model.records.pop(id_, None)
+
+    @rule(kept=st.sets(st.sampled_from(IDS)))
+    def snapshot(self, kept: set[str]) -> None:
+        self.sequence += 1
+        self.apply(SnapshotBegan(self.sequence, self.now))
+        for id_ in sorted(kept & set(self.model.records)):
+            self.apply(EndpointSeen(self.model.records[id_], self.now))
+            if id_ != "s":
+                self.hear(id_)
+        self.apply(SnapshotEnded(self.sequence, self.now))
+        self.model.records = {id_: row for id_, row in self.model.records.items() if id_ in kept}
+
+    @rule(id_=st.sampled_from(IDS), held=st.booleans())
+    def hold(self, id_: str, held: bool) -> None:
+        self.apply(EndpointHeld(id_, held, self.now))
+        (self.model.held.add if held else self.model.held.discard)(id_)
+
+    @rule(mode=st.sampled_from([StoreMode.LIVE, StoreMode.LIVE, *StoreMode]))
+    def store(self, mode: StoreMode) -> None:
+        self.apply(StoreChanged(mode, self.now))
+
+    @rule(id_=st.sampled_from(IDS), count=st.integers(0, 3), bad=st.integers(0, 3), source=st.integers(1, 2))
+    def sibling(self, id_: str, count: int, bad: int, source: int) -> None:
+        self.apply(PeerObserved(source, (Observation(id_, count, None, ((30, 1),), 1, bad),), self.now))
+
+    @rule(target=attempts, version=st.sampled_from(["", "1"]))
+    def request(self, version: str) -> Any:
+        self.requests += 1
+        return self.choose(version, None)
+
+    def choose(self, version: str, tried: Attempt | None) -> Any:
+        picks = []
+        for cluster, rng in zip((self.first, self.twin), self.rngs, strict=True):
+            route = cluster.route("m", version)
+            if route is None:
+                return multiple()
+            excluded = None if tried is None else cluster.endpoints.get(tried.endpoint.id)
+            picks.append(cluster.choose(route, self.now, rng, excluded))
+        first, second = picks
+        if isinstance(first, NoCandidate):
+            assert first == second
+            assert first.retry_after_s >= 0
+            return multiple()
+        assert isinstance(first, Attempt)
+        assert isinstance(second, Attempt)
+        assert (first.endpoint.id, first.permits) == (second.endpoint.id, second.permits)
+        self.check(first, version, tried)
+        return first, second, version
+
+    def check(self, attempt: Attempt, version: str, tried: Attempt | None) -> None:
+        endpoint = attempt.endpoint
+        report = self.model.records[endpoint.id]
+        assert endpoint is self.first.endpoints[endpoint.id]
+        assert endpoint.id not in self.model.held
+        assert not report.draining
+        assert report.replicas[0].state is State.WARM
+        assert version in ("", report.replicas[0].version)
+        assert tried is None or self.first.endpoints.get(tried.endpoint.id) is not endpoint
+        assert endpoint.quarantine.state is GuardState.CLOSED or attempt.probe
+        assert endpoint.breaker.state is not GuardState.OPEN
+        assert endpoint.breaker.trials <= POLICIES.breaker.half_open_calls
+        live = self.first.mode is StoreMode.LIVE and self.now - self.silent_since <= POLICIES.freshness.full_s
+        if live and not report.static:
+            # a silence may have been credited to the age, so the plain age bounds it only from above
+            assert endpoint.heard_at >= self.model.heard[endpoint.id]
+            assert self.now - endpoint.heard_at < POLICIES.freshness.ttl_s
+
+    @rule(target=attempts, pair=consumes(attempts), result=st.sampled_from(AttemptResult), took=st.floats(0.001, 3))
+    def end(self, pair: tuple[Attempt, Attempt, str], result: AttemptResult, took: float) -> Any:
+        self.now += took
+        first, second, version = pair
+        assert self.first.done(first, result, self.now) == self.twin.done(second, result, self.now)
+        assert self.first.done(first, result, self.now) == ()
+        verdicts = [
+            cluster.retry(attempt, result, answered=False, replayable=True, tries=1, now=self.now, rng=lambda: 0.5)
+            for cluster, attempt in ((self.first, first), (self.twin, second))
+        ]
+        assert verdicts[0] == verdicts[1]
+        if not verdicts[0].allowed:
+            return multiple()
+        self.retries += 1
+        return self.choose(version, first)
+
+    @rule(pair=consumes(attempts))
+    def caller_leaves(self, pair: tuple[Attempt, Attempt, str]) -> None:
+        first, second, _ = pair
+        self.first.done(first, AttemptResult.CANCELLED, self.now)
+        self.twin.done(second, AttemptResult.CANCELLED, self.now)
+        assert first.endpoint.in_flight >= 0
+
+    @rule()
+    def explain(self) -> None:
+        route = self.first.route("m")
+        assert route is not None
+        explanation = self.first.explain(route, self.now, lambda: 0.3)  # the twin is not asked: nothing may change
+        shares = [row.share for row in explanation.rows if row.reason is None]
+        assert not shares or abs(sum(shares) - 1) < 1e-9
+
+    @invariant()
+    def retries_stay_within_the_budget(self) -> None:
+        retry = POLICIES.retry
+        floor = retry.budget_min_per_s * retry.budget_window_s
+        windows = 1 + (self.now - 50.0) / (retry.budget_window_s * 0.9)
+        assert self.retries <= windows * floor + retry.budget_ratio * self.requests
+
+    @invariant()
+    def members_are_those_told(self) -> None:
+        assert set(self.first.endpoints) == set(self.model.records)
+
+    def teardown(self) -> None:
+        counts = {endpoint.id: endpoint.in_flight for endpoint in self.first.endpoints.values()}
+        assert all(count >= 0 for count in counts.values())
+
+
+class InFlight(RuleBasedStateMachine):
+    """Counts return to zero whatever happens in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1.0
+        self.cluster = Cluster(POLICIES, [ModelPolicy("m")], self.now)
+        self.rng = random.Random(1).random
+        self.running: list[Attempt] = []
+        self.everybody: dict[int, Any] = {}
+        for id_ in "ab":
+            self.see(id_, "x")
+
+    def see(self, id_: str, epoch: str) -> None:
+        self.cluster.apply(EndpointSeen(record(id_, epoch=epoch), self.now), self.now)
+        endpoint = self.cluster.endpoints[id_]
+        self.everybody[id(endpoint)] = endpoint
+
+    @rule(id_=st.sampled_from("ab"), epoch=st.sampled_from("xyz"))
+    def restart(self, id_: str, epoch: str) -> None:
+        self.see(id_, epoch)
+
+    @rule(id_=st.sampled_from("ab"))
+    def gone(self, id_: str) -> None:
+        self.cluster.apply(EndpointGone(id_, GoneReason.EXPIRED, self.now), self.now)
+
+    @rule(seconds=st.sampled_from([0.1, 1.1, 61.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.cluster.apply(EndpointsHeard(("a", "b"), self.now), self.now)
+
+    @rule()
+    def request(self) -> None:
+        route = self.cluster.route("m")
+        assert route is not None
+        picked = self.cluster.choose(route, self.now, self.rng)
+        if isinstance(picked, Attempt):
+            self.running.append(picked)
+
+    @rule(at=st.integers(0, 100), result=st.sampled_from(AttemptResult), again=st.booleans())
+    def end(self, at: int, result: AttemptResult, again: bool) -> None:
+        if self.running:
+            attempt = self.running.pop(at % len(self.running))
+            self.cluster.done(attempt, result, self.now)
+            if again:
+                assert self.cluster.done(attempt, result, self.now) == ()
+
+    @invariant()
+    def counts_are_those_that_run(self) -> None:
+        for endpoint in self.everybody.values():
+            assert endpoint.in_flight == sum(attempt.endpoint is endpoint for attempt in self.running)
+
+    def teardown(self) -> None:
+        for attempt in self.running:
+            self.cluster.done(attempt, AttemptResult.CANCELLED, self.now)
+        assert all(endpoint.in_flight == 0 for endpoint in self.everybody.values())
+
+
+TestCluster = ClusterMachine.TestCase
+TestInFlight = InFlight.TestCase
+for case in (TestCluster, TestInFlight):
+    case.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

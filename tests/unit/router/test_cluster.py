@@ -1,0 +1,613 @@
+"""The decisions: who is chosen, who is out and since when, what is learned, what is said to siblings."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.model import (
+    EjectCause,
+    EndpointEjected,
+    EndpointHeld,
+    EndpointReturned,
+    Observation,
+    PeerObserved,
+    State,
+    Tick,
+)
+from router.outcomes import AttemptResult, Reason
+from router.policy import ModelPolicy, Policies, QuarantinePolicy, RampPolicy
+from router.retry import RetryDenied
+from tests.support.fleet import Driven, record
+
+OK = AttemptResult.SUCCESS
+REFUSED = AttemptResult.CONNECT_REFUSED
+FAILED = AttemptResult.SERVER_ERROR
+
+
+def pair() -> Driven:
+    driven = Driven()
+    driven.seen(record("a"), record("b"))
+    return driven
+
+
+# --- the law --------------------------------------------------------------------------------------------------------
+
+
+def test_a_warm_endpoint_is_chosen_and_counted() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    attempt = driven.attempt()
+    assert attempt.endpoint is driven.cluster.endpoints["a"]
+    assert attempt.endpoint.in_flight == 1
+    assert attempt.route.key == "m"
+    assert attempt.started == driven.now
+    assert not attempt.probe
+
+
+def test_in_flight_is_released_exactly_once() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    attempt = driven.attempt()
+    driven.done(attempt, OK, 0.01)
+    assert driven.done(attempt, REFUSED) == ()
+    assert attempt.endpoint.in_flight == 0
+    assert not attempt.endpoint.quarantine.active
+
+
+def test_draws_follow_the_weights_where_waits_are_equal() -> None:
+    driven = Driven()
+    driven.seen(record("a", warmth=1.0), record("b", warmth=0.0))
+    share = driven.shares()["a"]
+    assert share > 0.6
+    assert driven.ids(2000)["a"] / 2000 == pytest.approx(share, abs=0.04)
+
+
+def test_the_lower_expected_wait_wins_of_the_two_drawn() -> None:
+    driven = pair()
+    a, b = (driven.cluster.endpoints[id_] for id_ in "ab")
+    a.latency.ewma_ms, b.latency.ewma_ms = 100.0, 10.0
+    counts = driven.ids(1000)
+    assert counts["b"] / 1000 == pytest.approx(0.75, abs=0.05)  # all but "a drawn twice"
+    b.in_flight = 9
+    assert driven.ids(1000)["a"] / 1000 == pytest.approx(0.5, abs=0.05)  # equal: the first drawn
+    b.in_flight = 10
+    assert driven.ids(1000)["a"] / 1000 == pytest.approx(0.75, abs=0.05)
+
+
+def test_attempts_of_siblings_count_in_the_wait() -> None:
+    driven = pair()
+    driven.apply(PeerObserved(1, (Observation("a", 50, None, (), 0, 0),), driven.now))
+    assert driven.ids(1000)["b"] / 1000 == pytest.approx(0.75, abs=0.05)
+    driven.apply(PeerObserved(1, (Observation("a", 0, None, (), 0, 0),), driven.now))
+    assert driven.ids(1000)["b"] / 1000 == pytest.approx(0.5, abs=0.05)
+
+
+def test_what_a_silent_sibling_said_is_forgotten() -> None:
+    driven = pair()
+    driven.apply(PeerObserved(1, (Observation("a", 50, 12.0, (), 0, 0),), driven.now))
+    driven.apply(PeerObserved(2, (Observation("a", 3, 12.0, (), 0, 0),), driven.now + 4))
+    assert driven.cluster.endpoints["a"].peers_in_flight == 53
+    driven.wait(6.5, heard=("a", "b"))
+    assert driven.cluster.endpoints["a"].peers_in_flight == 3
+
+
+def test_an_unknown_ewma_is_the_siblings_or_else_the_median() -> None:
+    driven = Driven()
+    driven.seen(*(record(id_) for id_ in "abcd"))
+    for id_, ewma_ms in (("a", 10.0), ("b", 20.0)):
+        driven.cluster.endpoints[id_].latency.ewma_ms = ewma_ms
+    driven.apply(PeerObserved(1, (Observation("c", 0, 90.0, (), 0, 0),), driven.now))
+    driven.attempt()
+    priors = {id_: next(iter(e.candidates.values())).prior_ms for id_, e in driven.cluster.endpoints.items()}
+    assert priors == {"a": 10.0, "b": 20.0, "c": 90.0, "d": 20.0}
+
+
+def test_the_ewma_jumps_to_peaks_and_decays_over_ten_seconds() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    latency = driven.cluster.endpoints["a"].latency
+    for ms, expected in ((10, 10.0), (100, 100.0)):
+        attempt = driven.attempt()
+        driven.done(attempt, OK, ms / 1000)
+        assert latency.ewma_ms == pytest.approx(expected)
+    attempt = driven.attempt()
+    driven.wait(9.99, heard=("a",), tick=False)
+    attempt.started = driven.now
+    driven.done(attempt, OK, 0.01)
+    assert latency.ewma_ms == pytest.approx(10 + 90 * 0.3679, rel=0.001)
+
+
+def test_idle_endpoints_drift_back_to_their_median_and_are_unknown_after_the_window() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    latency = driven.cluster.endpoints["a"].latency
+    for ms in (10, 10, 10, 500):
+        driven.done(driven.attempt(), OK, ms / 1000)
+    driven.wait(20, heard=("a",))
+    assert latency.ewma_ms == pytest.approx(10 + 490 * 0.135, rel=0.05)
+    assert latency.p95_ms == pytest.approx(500, rel=0.06)
+    driven.wait(70, heard=("a",))
+    assert latency.ewma_ms == 0.0
+    assert latency.p95_ms is None
+
+
+@pytest.mark.parametrize(
+    ("result", "raises"),
+    [
+        (AttemptResult.SERVER_ERROR, True),
+        (AttemptResult.HEAD_TIMEOUT, True),
+        (AttemptResult.STREAM_IDLE, True),
+        (AttemptResult.CANCELLED, True),
+        (AttemptResult.CLIENT_ERROR, False),
+        (AttemptResult.BUSY, False),
+        (AttemptResult.CONNECT_TIMEOUT, False),
+    ],
+)
+def test_what_did_not_succeed_can_only_say_slower(result: AttemptResult, raises: bool) -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    latency = driven.cluster.endpoints["a"].latency
+    driven.done(driven.attempt(), OK, 0.05)
+    driven.done(driven.attempt(), result, 0.001)
+    assert latency.ewma_ms == pytest.approx(50)
+    attempt = driven.attempt() if result is not AttemptResult.CONNECT_TIMEOUT else None
+    if attempt is not None:
+        driven.done(attempt, result, 1.0)
+    assert latency.ewma_ms == pytest.approx(1000 if raises else 50)
+    latency.settle(driven.now)
+    assert latency.p95_ms == pytest.approx(50, rel=0.06)
+
+
+def test_impossible_durations_do_no_harm() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    for after_s in (0.0, -5.0, 1e9):
+        attempt = driven.attempt()
+        attempt.started = driven.now - after_s
+        driven.done(attempt, OK)
+    assert driven.cluster.endpoints["a"].latency.ewma_ms == 1e8
+
+
+def test_slow_endpoints_lose_weight() -> None:
+    driven = pair()
+    for _ in range(40):
+        attempt = driven.attempt()
+        driven.cluster.done(attempt, OK, driven.now + (0.010 if attempt.endpoint.id == "a" else 0.100))
+    driven.wait(2, heard=("a", "b"))
+    assert driven.shares()["a"] == pytest.approx(0.825 / (0.825 + 0.575))
+
+
+# --- out at once, in soon --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["draining", "cold", "held", "gone", "epoch", "sibling", "breaker", "version"])
+def test_who_is_taken_out_is_not_chosen_again_even_without_a_tick(how: str) -> None:
+    driven = pair()
+    driven.ids(10)
+    if how == "draining":
+        driven.seen(record("a", draining=True))
+    elif how == "cold":
+        driven.seen(record("a", state=State.COLD))
+    elif how == "held":
+        driven.apply(EndpointHeld("a", True, driven.now))
+    elif how == "gone":
+        driven.gone("a")
+    elif how == "epoch":
+        driven.seen(record("a", epoch="b", state=State.LOADING))
+    elif how == "sibling":
+        driven.apply(EndpointEjected("a", EjectCause.QUARANTINE, driven.now + 4, 3, driven.now))
+    elif how == "breaker":
+        driven.apply(EndpointEjected("a", EjectCause.BREAKER, driven.now + 60, 1, driven.now))
+    else:
+        driven.seen(record("a", model="other"))
+    assert driven.ids() == {"b": 300}
+    driven.now += 0.3
+    driven.apply(Tick())
+    assert driven.ids() == {"b": 300}
+
+
+def test_stale_endpoints_are_not_chosen_and_come_back_when_heard() -> None:
+    driven = pair()
+    driven.ids(10)
+    driven.wait(4.9, heard=("b",), tick=False)
+    assert set(driven.ids()) == {"a", "b"}
+    driven.wait(0.1, heard=("b",), tick=False)
+    assert driven.ids() == {"b": 300}
+    driven.heard("a", "nobody")
+    driven.wait(0.3, heard=("a", "b"))
+    assert set(driven.ids()) == {"a", "b"}
+
+
+def test_older_endpoints_lose_weight() -> None:
+    driven = pair()
+    driven.wait(3.5, heard=("b",))
+    assert driven.shares()["a"] == pytest.approx(0.5 / 1.5)
+
+
+def test_the_first_candidate_is_chosen_at_once() -> None:
+    driven = Driven()
+    driven.seen(record("a", state=State.WARMING))
+    assert driven.nobody().reason is Reason.NOT_WARM
+    driven.seen(record("a"))
+    assert driven.ids(3) == {"a": 3}
+
+
+def test_more_candidates_come_within_the_interval_even_without_a_tick() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    driven.ids(3)
+    driven.seen(record("b"))
+    assert driven.ids() == {"a": 300}
+    driven.now += 0.11
+    assert set(driven.ids()) == {"a", "b"}
+
+
+def test_where_all_of_the_table_is_out_the_others_are_found_at_once() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    driven.ids(3)
+    driven.seen(record("b"))
+    driven.seen(record("a", draining=True))
+    assert driven.ids(3) == {"b": 3}
+
+
+def test_many_out_and_one_left_is_found() -> None:
+    driven = Driven()
+    driven.seen(*(record(f"e{n:03}") for n in range(200)))
+    driven.ids(10)
+    for n in range(199):
+        driven.apply(EndpointHeld(f"e{n:03}", True, driven.now))
+    assert driven.ids(20) == {"e199": 20}
+
+
+def test_tables_are_made_at_most_ten_times_a_second() -> None:
+    made = 0
+    driven = pair()
+    route = driven.route()
+    for _ in range(1000):
+        before = route.built_at
+        driven.now += 0.001
+        driven.seen(record("a", free=driven.route().used))
+        driven.attempt()
+        driven.apply(Tick())
+        made += route.built_at != before
+    assert 9 <= made <= 11
+
+
+def test_big_tables_are_made_seldomer_and_a_tick_does_a_bounded_share() -> None:
+    driven = Driven()
+    models = [f"m{n}" for n in range(5)]
+    for model in models:
+        driven.seen(*(record(f"{model}-{n:03}", model=model) for n in range(900)))
+    for model in models:
+        driven.attempt(route=driven.route(model))
+    assert driven.route("m0").interval_s == pytest.approx(0.9)
+    driven.now += 1.5
+    heard = [f"{model}-{n:03}" for model in models for n in range(900)]
+    driven.heard(*heard)
+    driven.apply(Tick())
+    assert sum(driven.route(model).built_at == driven.now for model in models) == 3
+    driven.apply(Tick())
+    assert sum(driven.route(model).built_at == driven.now for model in models) == 5
+
+
+def test_unused_routes_cost_nothing() -> None:
+    driven = pair()
+    built = driven.route(version="1").built_at
+    driven.wait(5, heard=("a", "b"))
+    assert driven.route(version="1").built_at == built
+    driven.attempt(route=driven.route(version="1"))
+
+
+# --- quarantine ------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_connection_quarantines_at_once_and_siblings_hear_of_it() -> None:
+    driven = pair()
+    driven.done(driven.to("a"), REFUSED)
+    assert driven.ids() == {"b": 300}
+    (event,) = driven.shared
+    assert isinstance(event, EndpointEjected)
+    assert (event.id, event.cause, event.level, event.at) == ("a", EjectCause.QUARANTINE, 1, driven.now)
+    assert 0.8 <= event.until - driven.now <= 1.0
+
+
+def test_after_quarantine_exactly_one_probe_goes_first_and_its_success_returns_it() -> None:
+    driven = pair()
+    driven.done(driven.to("a"), REFUSED)
+    driven.wait(1.0, heard=("a", "b"), tick=False)
+    probe = driven.attempt()
+    assert probe.endpoint.id == "a"
+    assert probe.probe
+    assert driven.ids(100) == {"b": 100}
+    driven.done(probe, OK, 0.01)
+    assert driven.shared[-1] == EndpointReturned("a", EjectCause.QUARANTINE, driven.now)
+    driven.wait(0.2, heard=("a", "b"))
+    assert set(driven.ids()) == {"a", "b"}
+
+
+def test_a_failed_probe_doubles_and_a_cancelled_one_is_made_again() -> None:
+    driven = pair()
+    driven.done(driven.to("a"), REFUSED)
+    driven.wait(1.0, heard=("a", "b"))
+    driven.done(driven.attempt(), AttemptResult.CANCELLED)
+    probe = driven.attempt()
+    assert probe.endpoint.id == "a"
+    driven.done(probe, REFUSED)
+    event = driven.shared[-1]
+    assert isinstance(event, EndpointEjected)
+    assert event.level == 2
+    assert 1.6 <= event.until - driven.now <= 2.0
+    assert driven.ids(100) == {"b": 100}
+
+
+def test_a_retry_does_not_probe_while_others_are_there() -> None:
+    driven = Driven()
+    driven.seen(*(record(id_) for id_ in "abc"))
+    driven.done(driven.to("a"), REFUSED)
+    driven.wait(1.0, heard="abc")
+    tried = driven.cluster.endpoints["b"]
+    assert {driven.attempt(tried).endpoint.id for _ in range(50)} == {"c"}
+
+
+def test_a_retry_probes_where_nobody_else_is_left() -> None:
+    driven = pair()
+    driven.done(driven.to("a"), REFUSED)
+    driven.wait(1.0, heard=("a", "b"), tick=False)
+    b = driven.cluster.endpoints["b"]
+    probe = driven.attempt(b)
+    assert probe.endpoint.id == "a"
+    assert probe.probe
+
+
+def test_a_sole_endpoint_is_tried_again_after_one_base_step_however_often_it_failed() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    for _ in range(6):
+        driven.done(driven.attempt(), REFUSED)
+        none = driven.nobody()
+        assert none.reason is Reason.QUARANTINED
+        assert 0 < none.retry_after_s <= 1.0
+        driven.wait(1.0, heard=("a",), tick=False)
+    assert driven.cluster.endpoints["a"].quarantine.level == 6
+
+
+def test_while_a_sole_endpoint_is_probed_the_others_are_told_to_come_back() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    driven.done(driven.attempt(), REFUSED)
+    driven.wait(1.0, heard=("a",))
+    driven.attempt()
+    assert driven.nobody().retry_after_s == 1.0
+
+
+def test_siblings_decide_for_each_other() -> None:
+    first, second = pair(), pair()
+    first.done(first.to("a"), REFUSED)
+    second.now = first.now
+    second.apply(*first.shared)
+    assert second.shared == []
+    assert second.ids() == {"b": 300}
+    first.wait(1.0, heard=("a", "b"))
+    first.done(first.attempt(), OK)
+    second.now = first.now
+    second.heard("a", "b")
+    second.apply(first.shared[-1])
+    second.wait(0.2, heard=("a", "b"))
+    assert set(second.ids()) == {"a", "b"}
+
+
+def test_news_of_an_earlier_process_or_of_nobody_is_passed_over() -> None:
+    driven = pair()
+    driven.wait(1, heard=("a", "b"))
+    driven.seen(record("a", epoch="b"))
+    before = driven.now - 0.5
+    for cause in EjectCause:
+        driven.apply(EndpointEjected("a", cause, driven.now + 60, 1, before))
+        driven.apply(EndpointReturned("a", cause, before))
+        driven.apply(EndpointEjected("nobody", cause, driven.now + 60, 1, driven.now))
+        driven.apply(EndpointReturned("nobody", cause, driven.now))
+    driven.apply(PeerObserved(1, (Observation("nobody", 1, None, (), 0, 0),), driven.now))
+    driven.apply(EndpointHeld("nobody", False, driven.now))
+    driven.gone("nobody")
+    driven.wait(0.2, heard=("a", "b"))
+    assert set(driven.ids()) == {"a", "b"}
+
+
+def test_a_new_process_under_an_old_id_starts_clean() -> None:
+    driven = pair()
+    late = driven.to("a")
+    driven.done(driven.to("a"), REFUSED)
+    old = driven.cluster.endpoints["a"]
+    driven.seen(record("a", epoch="b"))
+    new = driven.cluster.endpoints["a"]
+    assert new is not old
+    assert driven.cluster.departed == [old]
+    driven.done(late, REFUSED)
+    assert old.in_flight == 0
+    assert not new.quarantine.active
+    driven.wait(0.2, heard=("a", "b"))
+    assert set(driven.ids()) == {"a", "b"}
+
+
+# --- breaker ---------------------------------------------------------------------------------------------------------
+
+
+def break_(driven: Driven, id_: str = "a") -> None:
+    for _ in range(20):
+        driven.done(driven.to(id_), FAILED)
+
+
+def test_the_breaker_opens_closes_and_tells_siblings() -> None:
+    driven = pair()
+    break_(driven)
+    (event,) = driven.shared
+    assert event == EndpointEjected("a", EjectCause.BREAKER, driven.now + 60, 1, driven.now)
+    assert driven.ids() == {"b": 300}
+    driven.wait(60.2, heard=("a", "b"), tick=False)
+    trials = [driven.to("a") for _ in range(6)]
+    assert all(trial.probe for trial in trials)
+    for trial in trials:
+        driven.done(trial, OK)
+    assert driven.shared[-1] == EndpointReturned("a", EjectCause.BREAKER, driven.now)
+    driven.wait(0.2, heard=("a", "b"))
+    assert driven.ids()["a"] > 50
+
+
+def test_half_open_lets_ten_through() -> None:
+    driven = pair()
+    break_(driven)
+    driven.wait(60.2, heard=("a", "b"))
+    attempts = [driven.attempt() for _ in range(300)]
+    assert sum(attempt.endpoint.id == "a" for attempt in attempts) == 10
+    for attempt in attempts:
+        driven.done(attempt, FAILED if attempt.endpoint.id == "a" else OK)
+    assert driven.cluster.endpoints["a"].in_flight == 0
+    assert driven.ids() == {"b": 300}
+
+
+def test_client_errors_and_back_pressure_never_open_it() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    for result in (AttemptResult.CLIENT_ERROR, AttemptResult.BUSY, AttemptResult.CANCELLED):
+        for _ in range(100):
+            driven.done(driven.attempt(), result)
+    assert driven.shared == []
+
+
+def test_failures_that_siblings_saw_count_too() -> None:
+    driven = pair()
+    driven.apply(PeerObserved(1, (Observation("a", 0, None, (), 0, 19),), driven.now))
+    assert driven.shared == []
+    driven.apply(PeerObserved(2, (Observation("a", 0, None, ((40, 2),), 1, 1),), driven.now))
+    (event,) = driven.shared
+    assert isinstance(event, EndpointEjected)
+    assert driven.ids() == {"b": 300}
+
+
+def test_where_all_breakers_are_open_the_caller_hears_when_to_come_back() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    break_(driven)
+    none = driven.nobody()
+    assert none.reason is Reason.BREAKER_OPEN
+    assert none.retry_after_s == pytest.approx(60, abs=0.1)
+
+
+# --- nobody ----------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_serves_it() -> None:
+    none = Driven().nobody()
+    assert none.reason is Reason.NO_ENDPOINTS
+    assert none.detail == "no endpoint serves m"
+    assert none.retry_after_s == 1.0
+
+
+def test_the_reason_is_the_one_that_most_share_and_the_detail_counts_all() -> None:
+    driven = Driven()
+    driven.seen(
+        record("a", state=State.LOADING), record("b", state=State.COLD), record("c", draining=True), record("d")
+    )
+    driven.apply(EndpointHeld("d", True, driven.now))
+    none = driven.nobody()
+    assert none.reason is Reason.NOT_WARM
+    assert none.detail == "m: none of 4 can be picked: 2 not_warm, 1 draining, 1 held"
+    assert driven.nobody() is none
+    driven.seen(record("b", draining=True), record("a", draining=True))
+    assert driven.nobody().reason is Reason.DRAINING
+
+
+def test_a_retry_without_another_endpoint_says_so() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    none = driven.nobody(driven.cluster.endpoints["a"])
+    assert none.reason is Reason.ALREADY_TRIED
+    assert "a" in none.detail
+    driven.apply(EndpointHeld("a", True, driven.now))
+    assert driven.nobody(driven.cluster.endpoints["a"]).reason is Reason.HELD
+
+
+# --- retries ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_a_retry_is_asked_of_the_route_and_the_budget(idempotent: bool) -> None:
+    driven = Driven(models=[ModelPolicy("m", idempotent=idempotent)])
+    driven.seen(record("a"), record("b"))
+    attempt = driven.attempt()
+    driven.done(attempt, AttemptResult.RESET)
+    verdict = driven.cluster.retry(
+        attempt, AttemptResult.RESET, answered=False, replayable=True, tries=1, now=driven.now, rng=driven.rng
+    )
+    assert verdict.allowed is idempotent
+    assert verdict.denied is (None if idempotent else RetryDenied.NOT_IDEMPOTENT)
+
+
+def test_the_budget_counts_requests_not_retries() -> None:
+    driven = pair()
+    driven.ids(500)
+    attempt = driven.attempt()
+    allowed = 0
+    for _ in range(300):
+        verdict = driven.cluster.retry(
+            attempt, REFUSED, answered=False, replayable=True, tries=1, now=driven.now, rng=driven.rng
+        )
+        allowed += verdict.allowed
+        if verdict.allowed:
+            driven.done(driven.attempt(attempt.endpoint), OK)
+    assert allowed == 100
+
+
+# --- what siblings are told ------------------------------------------------------------------------------------------
+
+
+def test_observations_are_what_was_seen_since_the_last_call() -> None:
+    driven = pair()
+    assert driven.cluster.observe(driven.now) == ()
+    first, second = driven.to("a"), driven.to("a")
+    driven.done(first, OK, 0.010)
+    (seen,) = driven.cluster.observe(driven.now)
+    assert (seen.id, seen.in_flight, seen.successes, seen.failures) == ("a", 1, 1, 0)
+    assert seen.ewma_ms == pytest.approx(10)
+    assert sum(count for _, count in seen.buckets) == 1
+    (seen,) = driven.cluster.observe(driven.now)
+    assert (seen.in_flight, seen.successes, seen.buckets) == (1, 0, ())
+    driven.done(second, AttemptResult.CANCELLED)
+    (seen,) = driven.cluster.observe(driven.now)
+    assert (seen.in_flight, seen.successes, seen.failures) == (0, 0, 0)
+    assert driven.cluster.observe(driven.now) == ()
+    driven.done(driven.to("b"), AttemptResult.CLIENT_ERROR)
+    driven.done(driven.to("b"), FAILED)
+    (seen,) = driven.cluster.observe(driven.now)
+    assert (seen.id, seen.successes, seen.failures, seen.buckets) == ("b", 1, 1, ())
+
+
+def test_latencies_travel_between_siblings_and_are_not_sent_on() -> None:
+    first, second = pair(), pair()
+    for _ in range(50):
+        first.done(first.to("a"), OK, 0.04)
+    second.apply(PeerObserved(1, first.cluster.observe(first.now), second.now))
+    second.wait(1.5, heard=("a", "b"))
+    assert second.cluster.endpoints["a"].latency.p95_ms == pytest.approx(40, rel=0.06)
+    assert second.cluster.observe(second.now) == ()
+
+
+# --- configuration ---------------------------------------------------------------------------------------------------
+
+
+def test_policies_reach_every_part() -> None:
+    policies = Policies(quarantine=QuarantinePolicy(base_s=7, jitter_ratio=0), ramp=RampPolicy(duration_s=0))
+    driven = Driven(policies=policies)
+    driven.seen(record("a", warm_for_s=0), record("b"))
+    assert driven.shares() == {"a": 0.5, "b": 0.5}
+    driven.done(driven.to("a"), REFUSED)
+    event = driven.shared[-1]
+    assert isinstance(event, EndpointEjected)
+    assert event.until == driven.now + 7
+
+
+def test_a_cluster_without_rng_jitters_in_the_middle() -> None:
+    from router.cluster import no_jitter
+
+    assert no_jitter() == 0.5

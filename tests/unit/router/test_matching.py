@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from router.matching import Surface, match
+
+V2, OPENAI, PLAIN = Surface.V2, Surface.OPENAI, Surface.PLAIN
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("/v2/models/resnet/infer", (V2, "resnet", "")),
+        ("/v2/models/resnet", (V2, "resnet", "")),
+        ("/v2/models/resnet/", (V2, "resnet", "")),
+        ("/v2/models/resnet?x=/versions/9/", (V2, "resnet", "")),
+        ("/v2/models/resnet/versions/3/infer", (V2, "resnet", "3")),
+        ("/v2/models/resnet/versions/3", (V2, "resnet", "3")),
+        ("/v2/models/resnet/versions/3?a=b/c", (V2, "resnet", "3")),
+        ("/v2/models/resnet/versions/", (V2, "resnet", "")),
+        ("/v2/models/resnet/versions", (V2, "resnet", "")),
+        ("/v2/models/a%20b%2Fc/versions/1%2e0/infer", (V2, "a b/c", "1.0")),
+        ("/v2/models/%C3%A9/infer", (V2, "é", "")),
+        ("/v2/models/%FF/infer", (V2, "\ufffd", "")),
+        ("/v2/models/100%/infer", (V2, "100%", "")),
+        ("/v2/models/%2541/infer", (V2, "%41", "")),
+        ("/v2/models/", (V2, "", "")),
+        ("/v2/models//versions/1/infer", (V2, "", "")),
+        ("/v2/models", (V2, "", "")),
+        ("/v2", (V2, "", "")),
+        ("/v2?x", (V2, "", "")),
+        ("/v2/health/ready", (V2, "", "")),
+        ("/v20/models/x", (PLAIN, "", "")),
+        ("/v1/chat/completions", (OPENAI, "", "")),
+        ("/v1", (OPENAI, "", "")),
+        ("/v1beta/x", (PLAIN, "", "")),
+        ("/openai/v1/completions", (OPENAI, "", "")),
+        ("/openai/v1", (OPENAI, "", "")),
+        ("/openai/v12", (PLAIN, "", "")),
+        ("/openai", (PLAIN, "", "")),
+        ("/predict", (PLAIN, "", "")),
+        ("/", (PLAIN, "", "")),
+        ("", (PLAIN, "", "")),
+        ("*", (PLAIN, "", "")),
+        ("example.org:443", (PLAIN, "", "")),
+        ("http://example.org", (PLAIN, "", "")),
+        ("http://example.org/v2/models/m/versions/2/infer", (V2, "m", "2")),
+        ("HTTPS://u@example.org:8443/v1/models", (OPENAI, "", "")),
+    ],
+)
+def test_what_a_target_names(target: str, expected: tuple[Surface, str, str]) -> None:
+    assert match(target) == expected
+    assert match(target.encode()) == expected
+
+
+def test_bytes_that_are_not_utf8_match_no_model() -> None:
+    assert match(b"/v2/models/\xff\xfe/infer") == (V2, "\ufffd\ufffd", "")
+    assert match("/v2/models/\udcff/infer") == (V2, "\ufffd", "")

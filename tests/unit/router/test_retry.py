@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from router.outcomes import AttemptResult
+from router.policy import RetryPolicy
+from router.retry import RetryBudget, RetryDenied, RetryVerdict, judge_retry, may_repeat
+
+POLICY = RetryPolicy()
+SAFE = {AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT, AttemptResult.STALE}
+IF_IDEMPOTENT = {AttemptResult.RESET, AttemptResult.PROTOCOL}
+
+
+@pytest.mark.parametrize("result", list(AttemptResult))
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_what_may_be_sent_again(result: AttemptResult, idempotent: bool) -> None:
+    why = may_repeat(result, answered=False, idempotent=idempotent, replayable=True)
+    if result in SAFE:
+        assert why is None
+    elif result in IF_IDEMPOTENT:
+        assert why is (None if idempotent else RetryDenied.NOT_IDEMPOTENT)
+    else:
+        assert why is RetryDenied.POINTLESS
+    assert may_repeat(result, answered=True, idempotent=idempotent, replayable=True) is RetryDenied.ANSWERED
+
+
+def test_a_body_that_is_gone_cannot_be_sent_again() -> None:
+    refused = AttemptResult.CONNECT_REFUSED
+    assert may_repeat(refused, answered=False, idempotent=True, replayable=False) is RetryDenied.NOT_REPLAYABLE
+
+
+def judge(
+    budget: RetryBudget, result: AttemptResult = AttemptResult.CONNECT_REFUSED, tries: int = 1, rng: float = 0.5
+) -> RetryVerdict:
+    return judge_retry(
+        POLICY,
+        budget,
+        result,
+        answered=False,
+        idempotent=False,
+        replayable=True,
+        tries=tries,
+        now=1.0,
+        rng=lambda: rng,
+    )
+
+
+@pytest.mark.parametrize(("rng", "delay_s"), [(0.0, 0.025), (0.5, 0.1375), (1.0, 0.25)])
+def test_the_wait_is_jittered_between_the_bounds(rng: float, delay_s: float) -> None:
+    verdict = judge(RetryBudget(POLICY, 0.0), rng=rng)
+    assert verdict.allowed
+    assert verdict.delay_s == pytest.approx(delay_s)
+    assert verdict.denied is None
+
+
+def test_a_stale_connection_is_replaced_at_once() -> None:
+    assert judge(RetryBudget(POLICY, 0.0), AttemptResult.STALE) == RetryVerdict(True, 0.0, None)
+
+
+def test_one_more_try_only() -> None:
+    assert judge(RetryBudget(POLICY, 0.0), tries=2).denied is RetryDenied.ATTEMPTS
+
+
+def test_the_budget_is_a_fifth_of_the_requests_or_three_a_second() -> None:
+    budget = RetryBudget(POLICY, 0.0)
+    assert sum(judge(budget).allowed for _ in range(100)) == 30
+    assert judge(budget).denied is RetryDenied.BUDGET
+    budget.calls.add(1000, 0, 1.0)
+    assert sum(judge(budget).allowed for _ in range(1000)) == 170
+    assert not budget.withdraw(10.0 - 1e-9)
+    assert budget.withdraw(12.0)
+
+
+def test_a_denied_retry_costs_no_budget() -> None:
+    budget = RetryBudget(POLICY, 0.0)
+    judge(budget, tries=2)
+    judge(budget, AttemptResult.RESET)
+    assert budget.calls.totals(1.0) == (0, 0)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import pytest
+
+from router.filters import default_filters
+from router.model import EndpointRecord, Replica, State, StoreMode
+from router.outcomes import Reason
+from router.policy import FreshnessPolicy, Policies, RampPolicy, ScoringPolicy
+from router.routes import freshness_at, ramp_at, weigh
+from router.scorers import FreeMemory, Speed, Warmth, default_scorers
+from tests.support.fleet import GIB, record
+
+POLICIES = Policies()
+FILTERS = default_filters(POLICIES.freshness.ttl_s)
+
+
+class View:
+    """The one double of the Candidate protocol: a record and numbers."""
+
+    def __init__(self, of: EndpointRecord, **fields: object) -> None:
+        self.record = of
+        self.replica = of.replicas[0]
+        self.age_s = 0.0
+        self.warm_for_s = 1e6
+        self.p95_ms: float | None = None
+        self.held = self.quarantined = self.breaker_open = False
+        for name, value in fields.items():
+            setattr(self, name, value)
+
+
+def reason(view: View) -> Reason | None:
+    return next((found for each in FILTERS if (found := each(view, StoreMode.LIVE)) is not None), None)
+
+
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        (View(record("e")), None),
+        (View(record("e", state=State.COLD)), Reason.NOT_WARM),
+        (View(record("e", state=State.LOADING)), Reason.NOT_WARM),
+        (View(record("e", state=State.WARMING)), Reason.NOT_WARM),
+        (View(record("e", state=State.FAILED)), Reason.NOT_WARM),
+        (View(record("e", state=State.DRAINING)), Reason.DRAINING),
+        (View(record("e", draining=True)), Reason.DRAINING),
+        (View(record("e"), held=True), Reason.HELD),
+        (View(record("e"), age_s=4.999), None),
+        (View(record("e"), age_s=5.0), Reason.STALE),
+        (View(record("e"), breaker_open=True), Reason.BREAKER_OPEN),
+        (View(record("e"), quarantined=True), Reason.QUARANTINED),
+        (View(record("e"), quarantined=True, breaker_open=True), Reason.BREAKER_OPEN),
+        (View(record("e", state=State.COLD, draining=True), held=True, age_s=9.0, quarantined=True), Reason.NOT_WARM),
+    ],
+)
+def test_filters(view: View, expected: Reason | None) -> None:
+    assert reason(view) is expected
+
+
+def test_filters_have_names_of_their_own() -> None:
+    assert len({each.name for each in FILTERS}) == len(FILTERS)
+
+
+def test_a_group_is_complete_where_one_endpoint_holds_every_shard() -> None:
+    shards = tuple(Replica("m", "1", shard=k, shard_count=2) for k in range(2))
+    other = Replica("m", "2", shard=1, shard_count=2)
+    assert reason(View(record("e", replicas=shards))) is None
+    assert reason(View(record("e", replicas=(shards[0],)))) is Reason.GROUP_INCOMPLETE
+    assert reason(View(record("e", replicas=(shards[0], other)))) is Reason.GROUP_INCOMPLETE
+
+
+def test_warmth_is_the_mean_over_shape_classes() -> None:
+    replica = Replica("m", "1", warmth=(("1x3", 1.0), ("8x3", 0.5)))
+    views = [View(record("a", replicas=(replica,))), View(record("b", warmth=None))]
+    assert Warmth()(views) == [0.75, None]
+
+
+def test_free_memory_is_a_ratio_and_unknown_without_a_total() -> None:
+    records = [record("a", free=4 * GIB), record("b", free=None), record("c", total=None), record("d", total=0)]
+    views = [View(each) for each in [*records, record("e", free=99 * GIB)]]
+    assert FreeMemory()(views) == [0.25, None, None, None, 1.0]
+    assert [FreeMemory().raw(view) for view in views[:2]] == [4 * GIB, None]
+
+
+@pytest.mark.parametrize(
+    ("p95", "expected"),
+    [
+        ([None, None], [None, None]),
+        ([10.0, 20.0, 40.0], [1.0, 1 / 3, 0.0]),
+        ([10.0, None, 40.0], [1.0, None, 0.0]),
+        ([10.0, 11.9], [0.5, 0.5]),
+        ([10.0, 12.1], [1.0, 0.0]),
+        ([10.0, None], [0.5, None]),
+    ],
+)
+def test_speed(p95: list[float | None], expected: list[float | None]) -> None:
+    scores = Speed(1.2)([View(record("e"), p95_ms=value) for value in p95])
+    assert scores == pytest.approx(expected)
+
+
+def test_speed_without_any_spread_asked_for_stays_finite() -> None:
+    assert Speed(1.0)([View(record("e"), p95_ms=5.0) for _ in range(3)]) == [0.5] * 3
+
+
+@pytest.mark.parametrize(("age_s", "expected"), [(0, 1), (2, 1), (3.5, 0.5), (5, 0), (99, 0)])
+def test_freshness(age_s: float, expected: float) -> None:
+    assert freshness_at(age_s, FreshnessPolicy()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("warm_for_s", "expected"), [(0, 0.1), (5, 0.55), (10, 1), (99, 1)])
+def test_ramp(warm_for_s: float, expected: float) -> None:
+    assert ramp_at(warm_for_s, RampPolicy()) == pytest.approx(expected)
+    assert ramp_at(warm_for_s, RampPolicy(duration_s=0)) == 1
+
+
+def weights(views: list[View], mode: StoreMode = StoreMode.LIVE, policies: Policies = POLICIES) -> list[float]:
+    return weigh(views, default_scorers(policies.scoring), policies, mode).weights
+
+
+def test_the_weight_is_the_law() -> None:
+    views = [
+        View(record("a", warmth=0.8, free=8 * GIB), p95_ms=10.0, age_s=3.5),
+        View(record("b", warmth=0.4, free=4 * GIB), p95_ms=40.0, warm_for_s=5.0),
+    ]
+    expected = [0.5 * (0.4 * 0.8 + 0.35 * 0.5 + 0.25 * 1), 0.55 * (0.4 * 0.4 + 0.35 * 0.25)]
+    assert weights(views) == pytest.approx(expected)
+
+
+def test_what_is_unknown_takes_the_median_of_the_known() -> None:
+    known = [View(record(id_, warmth=warmth)) for id_, warmth in (("a", 0.2), ("b", 0.6), ("c", 1.0))]
+    unknown = View(record("d", warmth=None))
+    out = weights([*known, unknown])
+    assert out[3] == pytest.approx(out[1])
+
+
+def test_what_is_unknown_for_all_is_neutral() -> None:
+    views = [View(record(id_, warmth=None, free=None)) for id_ in "ab"]
+    assert weights(views) == pytest.approx([0.5, 0.5])
+
+
+def test_every_candidate_keeps_the_exploration_floor() -> None:
+    views = [View(record("a")), View(record("b", warmth=0.0, free=0), p95_ms=9.0), View(record("c"), p95_ms=1.0)]
+    weighing = weigh(views, default_scorers(POLICIES.scoring), POLICIES, StoreMode.LIVE)
+    assert weighing.weights[1] == weighing.floor > 0
+    raw = [weighing.weights[0], 0.0, weighing.weights[2]]
+    assert weighing.floor == pytest.approx(0.02 * sum(raw) / 3)
+
+
+def test_nobody_weighs_nothing() -> None:
+    assert weights([]) == []
+
+
+def test_with_the_store_long_gone_only_own_observations_count() -> None:
+    views = [View(record("a", warmth=0.0, free=0), p95_ms=1.0), View(record("b"), p95_ms=2.0)]
+    assert weights(views, StoreMode.LOCAL)[0] == 0.25
+    assert weights(views, StoreMode.UNIFORM) == [1.0, 1.0]
+
+
+def test_coefficients_are_configuration() -> None:
+    policies = Policies(scoring=ScoringPolicy(warmth=0, free_memory=1, speed=0, exploration_floor_ratio=0))
+    assert weights([View(record("a", free=4 * GIB)), View(record("b", free=0))], policies=policies) == [0.25, 0.0]
