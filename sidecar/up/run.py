@@ -26,6 +26,7 @@ import msgspec
 
 from sidecar import boot
 from sidecar.children import Child, RestartPolicy
+from sidecar.config.addresses import is_loopback, split_address
 from sidecar.settings import Admin, Listener, Model, Settings, StateStore, Timeouts
 from sidecar.signals import Signals
 from sidecar.sockets import BindError, check_free
@@ -157,6 +158,8 @@ class Up:
             check_free(options.admin, "--admin HOST:PORT")
         except BindError as error:
             raise UpError(str(error), started=False) from error
+        if not is_loopback(split_address(options.admin)[0]):  # there is no token here, and reads are open
+            raise UpError(f"--admin {options.admin}: must be a loopback address, such as 127.0.0.1:9901", started=False)
 
     def _start(self) -> None:
         self._drain_s = Timeouts().drain_s

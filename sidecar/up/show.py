@@ -29,15 +29,6 @@ class Show:
         self._tasks: dict[str, TaskID] = {}
         self._said: dict[str, str] = {}
         self._progress: Progress | None = None
-        if console.is_terminal:
-            self._progress = Progress(
-                TextColumn("  {task.fields[worker]:<10}"),
-                BarColumn(bar_width=24),
-                DownloadColumn(),
-                TextColumn("{task.description}"),
-                console=console,
-            )
-            self._progress.start()
 
     def line(self, text: str = "", style: str = "") -> None:
         """Add one line, never wrapped, so that it can be copied."""
@@ -49,6 +40,9 @@ class Show:
 
     def workers(self, views: Iterable[WorkerView]) -> None:
         """Show how far each worker has come."""
+        if self._progress is None and self._console.is_terminal:
+            self._progress = _bars(self._console)  # not before: it has a thread, and processes are forked until now
+            self._progress.start()
         for view in views:
             done, total = view.loaded
             summary = view.summary()
@@ -81,3 +75,13 @@ class Show:
         elif level in ("warning", "error") or name in _LOUD:
             fields = " ".join(f"{key}={value}" for key, value in event.items() if key not in _QUIET)
             self.note(f"{source}: {name} {fields}", "red" if level == "error" else "yellow")
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("  {task.fields[worker]:<10}"),
+        BarColumn(bar_width=24),
+        DownloadColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+    )

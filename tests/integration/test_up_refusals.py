@@ -66,6 +66,13 @@ def test_up_checks_its_ports_before_it_starts_anything(flag: str, taken: str, tm
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+def test_up_keeps_its_admin_api_on_loopback(tmp_path: Path) -> None:
+    (tmp_path / "models" / "toy" / "1").mkdir(parents=True)
+    done = warmroute("up", "--listen", "127.0.0.1:0", "--admin", "0.0.0.0:0", scratch=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "warmroute: --admin 0.0.0.0:0: must be a loopback address, such as 127.0.0.1:9901\n"
+
+
 def test_up_without_models_says_where_to_get_one(tmp_path: Path) -> None:
     done = warmroute("up", "--models", "absent", scratch=tmp_path)
     assert done.returncode == 2
