@@ -144,6 +144,10 @@ class Admin:
         return token
 
 
+ADMIN = Admin()
+"""The default of every command's ``admin``: WARMROUTE_ADMIN, else this machine's usual port, and no token."""
+
+
 def segment(text: str) -> str:
     """Return ``text`` as one segment of a path or one value of a query."""
     return quote(text, safe="@")

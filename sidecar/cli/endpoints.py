@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from sidecar.cli.client import Admin, decoded, segment
+from sidecar.cli.client import ADMIN, Admin, decoded, segment
 from sidecar.cli.routes import Json, raw
 from sidecar.cli.shapes import Endpoints
 from sidecar.cli.tables import endpoints_table, show
@@ -17,7 +17,7 @@ Id = Annotated[str, Parameter(help="Endpoint, as `warmroute endpoints list` name
 
 
 @app.command(name="list")
-def list_endpoints(*, admin: Admin = Admin(), as_json: Json = False) -> int:  # noqa: B008 (frozen)
+def list_endpoints(*, admin: Admin = ADMIN, as_json: Json = False) -> int:
     """List every endpoint that the sidecar knows, and what it holds."""
     answer = admin.get("/endpoints")
     if as_json:
@@ -27,7 +27,7 @@ def list_endpoints(*, admin: Admin = Admin(), as_json: Json = False) -> int:  # 
 
 
 @app.command
-def drain(endpoint: Id, /, *, admin: Admin = Admin()) -> int:  # noqa: B008 (frozen)
+def drain(endpoint: Id, /, *, admin: Admin = ADMIN) -> int:
     """Send an endpoint no more requests from this sidecar; those under way finish. Lasts until resumed."""
     admin.change("POST", f"/endpoints/{segment(endpoint)}/drain")
     print(f"{endpoint}: gets no more requests here; warmroute endpoints resume {endpoint} undoes it")
@@ -35,7 +35,7 @@ def drain(endpoint: Id, /, *, admin: Admin = Admin()) -> int:  # noqa: B008 (fro
 
 
 @app.command
-def resume(endpoint: Id, /, *, admin: Admin = Admin()) -> int:  # noqa: B008 (frozen)
+def resume(endpoint: Id, /, *, admin: Admin = ADMIN) -> int:
     """Let an endpoint have requests again."""
     admin.change("POST", f"/endpoints/{segment(endpoint)}/resume")
     print(f"{endpoint}: may get requests again")

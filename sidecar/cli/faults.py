@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from sidecar.cli.client import Admin, decoded, segment
+from sidecar.cli.client import ADMIN, Admin, decoded, segment
 from sidecar.cli.outcome import EXIT_REFUSED, CliError
 from sidecar.cli.routes import Json, raw
 from sidecar.cli.shapes import Fault, Faults
@@ -17,7 +17,7 @@ app = App(name="faults", help="List, add and remove injected faults.", version_f
 
 
 @app.command(name="list")
-def list_faults(*, admin: Admin = Admin(), as_json: Json = False) -> int:  # noqa: B008 (frozen)
+def list_faults(*, admin: Admin = ADMIN, as_json: Json = False) -> int:
     """List the faults in force, and how long each has left."""
     answer = admin.get("/faults")
     if as_json:
@@ -49,7 +49,7 @@ def add(
     delay_ms: Annotated[
         float | None, Parameter(help="Milliseconds that delay waits.", validator=Number(gt=0, lte=300_000))
     ] = None,
-    admin: Admin = Admin(),  # noqa: B008 (frozen)
+    admin: Admin = ADMIN,
 ) -> int:
     """Inject a fault. It ends by itself, and `warmroute faults remove` ends it sooner."""
     fault = admin.change("POST", "/faults", _request(kind, ratio, ttl_s, model, endpoint, status, delay_ms))
@@ -63,7 +63,7 @@ def remove(
     fault: Annotated[str, Parameter(help="Fault, as `warmroute faults list` names it.")],
     /,
     *,
-    admin: Admin = Admin(),  # noqa: B008 (frozen)
+    admin: Admin = ADMIN,
 ) -> int:
     """End a fault now."""
     admin.change("DELETE", f"/faults/{segment(fault)}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sidecar.cli.client import Admin, decoded
+from sidecar.cli.client import ADMIN, Admin, decoded
 from sidecar.cli.outcome import EXIT_FAILED, EXIT_OK
 from sidecar.cli.shapes import Health, Readiness
 from sidecar.cli.tables import seconds
 
 
-def health(*, admin: Admin = Admin()) -> int:  # noqa: B008 (frozen)
+def health(*, admin: Admin = ADMIN) -> int:
     """Say whether a sidecar is alive and ready.
 
     Exit code 0: ready. 1: alive but not ready, with the reasons. 3: no answer.

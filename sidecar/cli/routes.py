@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from sidecar.cli.client import Admin, decoded, segment
+from sidecar.cli.client import ADMIN, Admin, decoded, segment
 from sidecar.cli.shapes import Explanation, Routes
 from sidecar.cli.tables import explanation_parts, routes_table, show
 
@@ -17,7 +17,7 @@ Json = Annotated[bool, Parameter(name="--json", help="Print the admin API's answ
 
 
 @app.default
-def routes(*, admin: Admin = Admin(), as_json: Json = False) -> int:  # noqa: B008 (frozen)
+def routes(*, admin: Admin = ADMIN, as_json: Json = False) -> int:
     """Show every route: model, endpoint, state, weight, share of the requests, P95, in-flight, freshness and why.
 
     A share is the probability of one draw; two are drawn and the one with the lower expected wait is taken.
@@ -39,7 +39,7 @@ def routes(*, admin: Admin = Admin(), as_json: Json = False) -> int:  # noqa: B0
 def explain(
     *,
     model: Annotated[str, Parameter(help="NAME, or NAME@VERSION.")],
-    admin: Admin = Admin(),  # noqa: B008 (frozen)
+    admin: Admin = ADMIN,
     as_json: Json = False,
 ) -> int:
     """Explain one decision: every term with its value, score, part in the weight and age, and the runners-up."""

@@ -14,6 +14,8 @@ _USERINFO = re.compile(r"(?<=://)\S*@")
 _SECRET = re.compile(r"password|secret|token", re.IGNORECASE)
 _LEAST_PREFIX = 3
 _SHOWN_CHARACTERS = 120
+_SHOWN_VALUE = 2 * _SHOWN_CHARACTERS  # leaves room for quotes and escapes
+_SHOWN_PROBLEMS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +40,22 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        text = ": ".join(part for part in (str(self.where), self.path, self.value, self.remedy) if part)
+        parts = (str(self.where), _shortened(self.path), _shortened(self.value, _SHOWN_VALUE), self.remedy)
+        text = ": ".join(part for part in parts if part)
         if text.isprintable():
             return text
         return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 class SettingsError(ValueError):
-    """A configuration that cannot be used; ``problems`` holds everything found, one line each as text."""
+    """A configuration that cannot be used; ``problems`` holds everything found. As text: a line each, of the first."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        lines = [str(problem) for problem in self.problems[:_SHOWN_PROBLEMS]]
+        if len(self.problems) > _SHOWN_PROBLEMS:
+            lines.append(f"and {len(self.problems) - _SHOWN_PROBLEMS} more")
+        super().__init__("\n".join(lines))
 
 
 def dotted(path: Path) -> str:
@@ -97,5 +103,5 @@ def shown(value: object) -> str:
         return "a very large number"
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+def _shortened(text: str, characters: int = _SHOWN_CHARACTERS) -> str:
+    return text if len(text) <= characters else text[:characters] + "…"

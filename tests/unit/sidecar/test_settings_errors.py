@@ -437,6 +437,16 @@ def test_empty_token_file(tmp_path: Path) -> None:
     assert str(caught.value) == f'w.yaml:4:21: admin.token_file: "{token}": {remedy}'
 
 
+def test_errors_are_bounded_in_number_and_length() -> None:
+    keys = [f"k{index}{'x' * 1000}: {'y' * 1000}" for index in range(150)]
+    with pytest.raises(SettingsError) as caught:
+        parse_settings("\n".join([GOOD.rstrip(), *keys]).encode(), "w.yaml")
+    lines = str(caught.value).split("\n")
+    assert len(caught.value.problems) == 150
+    assert (len(lines), lines[-1]) == (101, "and 50 more")
+    assert lines[0].startswith(f'w.yaml:4:1: k0{"x" * 118}…: "{"y" * 120}…": unknown field; known here: version, ')
+
+
 def test_file_that_cannot_be_read(tmp_path: Path) -> None:
     for path, reason in ((tmp_path / "none.yaml", "No such file or directory"), (tmp_path, "Is a directory")):
         with pytest.raises(SettingsError) as caught:
