@@ -12,7 +12,7 @@ MODELS := models
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv dev demo model test check format bench lock proto reference pictures system-packages clean
+.PHONY: help venv dev demo model test check format bench lock proto reference pictures demo-picture system-packages clean
 
 help:
 	@echo "make demo      start workers with a real model and a sidecar, print curl lines that work"
@@ -25,6 +25,7 @@ help:
 	@echo "make proto     generate the protobuf code again"
 	@echo "make reference generate the configuration reference again"
 	@echo "make pictures  draw the pictures of docs/ again"
+	@echo "make demo-picture   run the demo and draw what it shows, for the README"
 	@echo "make lock      resolve the dependencies again (UPGRADE=1 for newer releases)"
 	@echo "make clean     remove what was made here, .venv too"
 
@@ -93,6 +94,9 @@ reference: dev
 
 pictures: dev
 	$(BIN)/python -m tools.pictures
+
+demo-picture: dev model
+	$(BIN)/python -m tools.pictures.demo
 
 bench: dev system-packages
 	$(BIN)/python -m tools.bench $(ARGS)

@@ -6,6 +6,7 @@ ids differ from run to run.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -19,8 +20,9 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "demo.svg"
-COLUMNS = 118
-LINES_OF_AN_ANSWER = 16
+COLUMNS = 126
+EXPLAIN = ".venv/bin/warmroute routes explain --model magika"
+"""Shown instead of /routes, the second line that the demo prints, whose JSON is too long for a picture."""
 READY_S = 60.0
 
 
@@ -34,7 +36,8 @@ def main() -> int:
             try:
                 _await(ready, process)
                 said = _settled(Path(out.name))
-                tried = [(line, _run(line)) for line in said.splitlines() if line.lstrip().startswith("curl ")]
+                lines = [line.strip() for line in said.splitlines() if line.lstrip().startswith("curl ")]
+                tried = [(line, _run(line)) for line in (EXPLAIN if "/routes" in line else line for line in lines)]
             finally:
                 process.send_signal(signal.SIGINT)
                 code = process.wait(60)
@@ -64,9 +67,10 @@ def _settled(out: Path) -> str:
 
 
 def _run(line: str) -> str:
-    done = subprocess.run(["sh", "-c", line.strip()], capture_output=True, text=True, timeout=20, check=True)
-    lines = done.stdout.rstrip("\n").splitlines()
-    return "\n".join(lines[:LINES_OF_AN_ANSWER] + (["    ..."] if len(lines) > LINES_OF_AN_ANSWER else []))
+    environ = os.environ | {"COLUMNS": str(COLUMNS)}
+    command = ["sh", "-c", line]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, cwd=ROOT, env=environ)
+    return done.stdout.rstrip("\n")
 
 
 def _draw(said: str, tried: list[tuple[str, str]]) -> str:
@@ -76,9 +80,10 @@ def _draw(said: str, tried: list[tuple[str, str]]) -> str:
         console.print(Text.from_ansi(said.rstrip("\n")))
         for line, answer in tried:
             console.print()
-            console.print(Text(f"$ {line.strip()}", "bold green"))
+            console.print(Text(f"$ {line}", "bold green"))
             console.print(Text(answer))
         svg = console.export_svg(title="make demo, and the lines it prints", unique_id="demo")
+    svg = svg.replace("<svg ", '<svg xml:space="preserve" ', 1)
     # the fonts that rich would have fetched from elsewhere: any monospaced one will do
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 
