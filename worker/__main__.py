@@ -65,7 +65,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
             reporter.changed()
 
     replicas = [HeldReplica(files, engine, loader, log, time.monotonic, changed) for files in found]
-    executor = Executor(options.concurrency or kind.concurrency(len(os.sched_getaffinity(0))), options.queue)
+    executor = Executor(options.concurrency or kind.concurrency(_cores()), options.queue)
     serving = Serving(
         Identity(options.id, epoch, _version()),
         {replica.name: replica for replica in replicas},
@@ -132,6 +132,11 @@ def _listen(host: str, port: int) -> socket.socket:
 def _url(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _version() -> str:

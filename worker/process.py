@@ -24,7 +24,8 @@ ANNOUNCE_S = 1.0
 """How long a drain waits for the shared state to hear of it, and the leaving for its record to be gone."""
 KEEP_ALIVE_S = 75.0
 """Longer than the sidecar keeps an idle connection (55 s), so that it is never the worker that closes first."""
-MAX_HEAD_LINE_BYTES = 16 << 10
+MAX_HEAD_LINE_BYTES = 64 << 10
+"""As long as the whole head may be at the sidecar, so that what it forwards is not refused here."""
 CUT_S = 0.5
 """How long requests that are cut may take to end with an error of their own."""
 

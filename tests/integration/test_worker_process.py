@@ -19,6 +19,7 @@ import redis
 from router.model import EndpointRecord, State
 from router.wire import Keys, decode_delta, decode_fields
 from tests.support.redis_server import RedisServer
+from tests.support.tls import OPENSSL, make_pair, tls_front
 from tests.support.worker_parts import shipped_model
 from tests.support.worker_process import ROOT, WorkerProcess, echo_body
 
@@ -317,6 +318,50 @@ def test_a_password_from_a_file(tmp_path: Path) -> None:
             assert "wrong" not in lost["error"]
     finally:
         server.stop()
+
+
+def test_an_acl_user_in_the_url(server: RedisServer, client: redis.Redis) -> None:
+    client.execute_command(  # type: ignore[no-untyped-call]
+        *(
+            "ACL",
+            "SETUSER",
+            "w",
+            "on",
+            ">pw",
+            "~wr:{t}:*",
+            "&wr:{t}:delta",
+            "-@all",
+            "+evalsha",
+            "+script|load",
+            "+hget",
+        ),
+        *("+hset", "+incr", "+pexpire", "+time", "+zadd", "+publish", "+del", "+zrem", "+hello", "+client|setinfo"),
+    )
+    url = server.url.replace("unix://", "unix://w:pw@")
+    with WorkerProcess(*ECHO, "--state", url, "--settle-s", "0") as worker:
+        started = worker.event("worker.started")
+        assert started["state"] == server.url.replace("unix://", "unix://***@")
+        soon(lambda: state_of(client) is State.WARM)
+        worker.terminate()
+        assert worker.wait() == 0
+        assert record(client) is None
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="the openssl command makes the certificate")
+def test_tls_with_a_client_certificate(tmp_path: Path, server: RedisServer, client: redis.Redis) -> None:
+    pair = make_pair(tmp_path)
+    with tls_front(server.socket, pair) as port:
+        files = ("--state-ca-file", str(pair.cert_file))
+        own = ("--state-cert-file", str(pair.cert_file), "--state-key-file", str(pair.key_file))
+        with WorkerProcess(*ECHO, "--state", f"rediss://127.0.0.1:{port}", *files, *own) as worker:
+            worker.event("state.registered")
+            soon(lambda: state_of(client) is State.WARM)
+            worker.terminate()
+            assert worker.wait() == 0
+        with WorkerProcess(*ECHO, "--state", f"rediss://127.0.0.1:{port}", *files) as worker:
+            worker.event("state.lost")
+        with WorkerProcess(*ECHO, "--state", f"rediss://127.0.0.1:{port}", *own) as worker:
+            assert "certificate verify failed" in worker.event("state.lost")["error"]
 
 
 def test_it_drains_when_its_parent_is_killed(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ class PageCacheLoader:
                     while True:
                         if cancellation.cancelled:
                             raise GivenUpError("given up while reading")
-                        os.posix_fadvise(file.fileno(), file.tell(), 2 * self._chunk_bytes, os.POSIX_FADV_WILLNEED)
+                        if hasattr(os, "posix_fadvise"):  # not on macOS
+                            ahead_bytes = 2 * self._chunk_bytes
+                            os.posix_fadvise(file.fileno(), file.tell(), ahead_bytes, os.POSIX_FADV_WILLNEED)
                         count = file.readinto(buffer)
                         if not count:
                             break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -21,10 +21,12 @@ MAX_PARAMETERS = 64
 MAX_ID_CHARS = 1024
 NO_BINARY = "the binary tensor extension is not supported; send 'data' as JSON"
 
+Dim = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
 
 class _Input(msgspec.Struct, frozen=True):
     name: str | msgspec.UnsetType = msgspec.UNSET
-    shape: list[int] | msgspec.UnsetType = msgspec.UNSET
+    shape: list[Dim] | msgspec.UnsetType = msgspec.UNSET
     datatype: str | msgspec.UnsetType = msgspec.UNSET
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     parameters: dict[str, Any] | None = None

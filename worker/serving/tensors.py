@@ -31,8 +31,9 @@ def check_fit(spec: TensorSpec, datatype: str, shape: tuple[int, ...]) -> None:
         and all(want in (-1, given) for want, given in zip(spec.shape, shape, strict=True))
     )
     if not fits:
+        given_type = datatype[:32]
         raise RequestError(
-            f"input {spec.name!r}: expected {spec.datatype.value} {list(spec.shape)}, given {datatype} {list(shape)}"
+            f"input {spec.name!r}: expected {spec.datatype.value} {list(spec.shape)}, given {given_type} {list(shape)}"
         )
 
 
@@ -126,7 +127,7 @@ def _find(value: Any, datatype: Datatype, depth: int, path: str) -> str | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         low, high = limits(datatype)
         if not low <= value <= high:
-            return f"{path} is {value}, {datatype.value} takes {low} to {high}"
+            return f"{path} is {_shown(value)}, {datatype.value} takes {low} to {high}"
     return None
 
 
@@ -157,8 +158,14 @@ def _kind(value: Any) -> str:
     if isinstance(value, str):
         return "a string"
     if isinstance(value, int | float):
-        return f"the number {value}"
+        return f"the number {_shown(value)}"
     return "an array" if isinstance(value, list) else "an object"
+
+
+def _shown(value: float) -> str:
+    """Return a number as text, shortened where it is an integer that no datatype could hold."""
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} digits)"
 
 
 _DATATYPE_OF: dict[np.dtype[Any], Datatype] = {dtype: datatype for datatype, dtype in NUMPY.items()}
