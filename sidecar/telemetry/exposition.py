@@ -153,6 +153,7 @@ def _scalars(out: Exposition, seen: Seen, now: float) -> None:
             out.add(f.PROCESS_UPTIME, max(0.0, now - page.words[3] / 1e9), label)
         out.add(f.CHANNEL_BEHIND, port.behind, label)
         out.add(f.CHANNEL_BEHIND_TOTAL, port.behind_total, label)
+        out.add(f.CHANNEL_TOO_LARGE, port.too_large_total, label)
 
 
 def _fleet(out: Exposition, seen: Seen, now: float) -> None:

@@ -89,6 +89,9 @@ CHANNEL_BEHIND_TOTAL = Family(
 CHANNEL_DROPPED = Family(
     "warmroute_channel_dropped_total", _C, "Messages of the data process that the channel did not take.", _PROCESS
 )
+CHANNEL_TOO_LARGE = Family(
+    "warmroute_channel_too_large_total", _C, "Messages to the data process that no datagram can hold.", _PROCESS
+)
 
 FAMILIES: tuple[Family, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Family))
 """All of them, in the order above, which is the order of the exposition."""

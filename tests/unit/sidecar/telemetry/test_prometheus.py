@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import re
+from math import inf, nan
+from pathlib import Path
+
+import pytest
+
+from sidecar.telemetry.families import FAMILIES
+from sidecar.telemetry.prometheus import Exposition, Family, Kind, number
+
+REQUESTS = Family("requests_total", Kind.COUNTER, "How many.\nSecond line.", ("model", "outcome"))
+DURATION = Family("duration_seconds", Kind.HISTOGRAM, "How long.", ("model",))
+UP = Family("up", Kind.GAUGE, "Whether.")
+DOCUMENT = Path(__file__).parents[4] / "docs" / "observability.md"
+
+
+def test_families_come_in_order_with_help_and_type_and_only_where_they_have_samples() -> None:
+    out = Exposition((UP, REQUESTS, DURATION))
+    out.add(REQUESTS, 3, "m", "ok")
+    out.add(REQUESTS, 1, "m", "busy")
+    out.add(UP, True)
+    assert out.render().decode() == (
+        "# HELP up Whether.\n# TYPE up gauge\nup 1\n"
+        "# HELP requests_total How many.\\nSecond line.\n# TYPE requests_total counter\n"
+        'requests_total{model="m",outcome="ok"} 3\nrequests_total{model="m",outcome="busy"} 1\n'
+    )
+
+
+def test_label_values_are_escaped() -> None:
+    out = Exposition((REQUESTS,))
+    out.add(REQUESTS, 1, 'a"b\\c\nd', "ok")
+    assert 'requests_total{model="a\\"b\\\\c\\nd",outcome="ok"} 1' in out.render().decode().splitlines()
+
+
+def test_histogram_buckets_are_cumulative_and_end_in_infinity() -> None:
+    out = Exposition((DURATION,))
+    out.add_histogram(DURATION, (0.1, 1.0), (2, 0, 3), 4.25, "m")
+    assert out.render().decode().splitlines()[2:] == [
+        'duration_seconds_bucket{model="m",le="0.1"} 2',
+        'duration_seconds_bucket{model="m",le="1"} 2',
+        'duration_seconds_bucket{model="m",le="+Inf"} 5',
+        'duration_seconds_sum{model="m"} 4.25',
+        'duration_seconds_count{model="m"} 5',
+    ]
+
+
+def test_the_number_of_labels_must_fit() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        Exposition((REQUESTS,)).add(REQUESTS, 1, "m")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1, "1"), (1.0, "1"), (0.25, "0.25"), (1e-06, "1e-06"), (inf, "+Inf"), (-inf, "-Inf"), (nan, "NaN")],
+)
+def test_numbers_are_spelled_as_the_format_wants(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_names_and_labels_keep_to_the_conventions() -> None:
+    names = [family.name for family in FAMILIES]
+    assert len(names) == len(set(names))
+    for family in FAMILIES:
+        assert re.fullmatch(r"warmroute_[a-z_]+", family.name)
+        assert family.name.endswith("_total") is (family.kind is Kind.COUNTER), family.name
+        assert family.help.endswith(".")
+
+
+def test_the_documentation_lists_exactly_the_metrics_there_are() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(warmroute_[a-z_]+)` \| (\w+) \|([^|]*)\|", text, re.MULTILINE)
+    documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    assert documented == {family.name: (family.kind.value, family.labels) for family in FAMILIES}

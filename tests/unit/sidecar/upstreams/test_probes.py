@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from sidecar.upstreams.adapters import Answer
+from sidecar.upstreams.probes import HttpProber
+
+
+async def _ask(path: str, timeout_s: float = 5.0) -> tuple[Answer, list[web.BaseRequest]]:
+    seen: list[web.BaseRequest] = []
+    forever = asyncio.Event()
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        seen.append(request)
+        if request.path == "/hang":
+            await forever.wait()
+        if request.path == "/away":
+            raise web.HTTPFound("/ready")
+        return web.Response(status=200 if request.path == "/ready" else 503)
+
+    runner = web.ServerRunner(web.Server(handle))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    assert runner.addresses
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with HttpProber() as ask:
+            return await ask(address, path, timeout_s), seen
+    finally:
+        forever.set()
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(("path", "status"), [("/ready", 200), ("/other", 503), ("/away", 302)])
+def test_the_status_comes_back_and_redirects_are_not_followed(path: str, status: int) -> None:
+    answer, seen = asyncio.run(_ask(path))
+    assert answer == Answer(status)
+    assert [(request.method, request.path) for request in seen] == [("GET", path)]
+    assert seen[0].headers["user-agent"] == "warmroute-probe"
+
+
+def test_silence_ends_at_the_time_out() -> None:
+    answer, _ = asyncio.run(_ask("/hang", timeout_s=0.05))
+    assert answer == Answer(None, "nothing within 0.05 s")
+
+
+def test_a_refused_connection_is_an_answer_too() -> None:
+    async def main() -> Answer:
+        async with HttpProber() as ask:
+            return await ask("http://127.0.0.1:1", "/", 1.0)
+
+    answer = asyncio.run(main())
+    assert answer.status is None
+    assert "127.0.0.1:1" in answer.error
+
+
+def test_it_is_used_inside_its_block_only() -> None:
+    with pytest.raises(RuntimeError, match="async with"):
+        asyncio.run(HttpProber()("http://127.0.0.1:1", "/", 1.0))
