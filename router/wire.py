@@ -29,6 +29,10 @@ MAX_REPLICAS = 4096
 MAX_FIELD_CHARS = 1 << 20
 
 
+_UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading foreign JSON may raise: missing, of another kind, infinite, nested without end."""
+
+
 class WireError(ValueError):
     """A record or message in the shared state that this version cannot read; the text names key, field and value."""
 
@@ -163,7 +167,7 @@ def decode_fields(id: str, fields: Mapping[str, str]) -> EndpointRecord:  # noqa
         )
     except WireError:
         raise
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise WireError(f"endpoint {id!r}: {type(error).__name__}: {error}") from error
 
 
@@ -200,7 +204,7 @@ def decode_delta(payload: bytes | str) -> Delta:
         )
     except WireError:
         raise
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise WireError(f"delta: {type(error).__name__}: {error}") from error
 
 

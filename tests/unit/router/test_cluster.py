@@ -466,6 +466,27 @@ def test_half_open_lets_ten_through() -> None:
     assert driven.ids() == {"b": 300}
 
 
+def test_a_breaker_that_a_sibling_closed_is_closed_here() -> None:
+    driven = pair()
+    driven.apply(EndpointEjected("a", EjectCause.BREAKER, driven.now + 60, 1, driven.now))
+    driven.wait(1, heard=("a", "b"))
+    assert driven.ids(50) == {"b": 50}
+    driven.apply(EndpointReturned("a", EjectCause.BREAKER, driven.now))
+    driven.wait(0.2, heard=("a", "b"))
+    assert set(driven.ids(50)) == {"a", "b"}
+
+
+def test_a_breaker_goes_half_open_on_time_though_the_table_is_new() -> None:
+    driven = pair()
+    driven.apply(EndpointEjected("a", EjectCause.BREAKER, driven.now + 0.35, 1, driven.now))
+    driven.now += 0.3
+    driven.ids(5)
+    driven.now += 0.06
+    driven.ids(5)
+    driven.now += 0.1
+    assert driven.to("a").probe
+
+
 def test_client_errors_and_back_pressure_never_open_it() -> None:
     driven = Driven()
     driven.seen(record("a"))

@@ -339,3 +339,21 @@ def test_reports_of_different_age_in_one_snapshot_are_no_silence() -> None:
     driven.apply(EndpointSeen(record("a"), late), EndpointSeen(record("b"), now))
     driven.wait(0.6, heard=("b",))
     assert driven.ids(20) == {"b": 20}
+
+
+def test_a_full_report_ends_a_silence_too() -> None:
+    driven = pair()
+    driven.wait(60)
+    driven.seen(record("a"))
+    driven.wait(2, heard=("a",))
+    assert set(driven.ids(50)) == {"a", "b"}
+
+
+def test_who_leaves_in_quarantine_is_not_probed_any_more() -> None:
+    driven = pair()
+    driven.done(driven.to("a"), AttemptResult.CONNECT_REFUSED)
+    driven.ids(5)
+    driven.wait(0.2, heard=("a", "b"))
+    driven.gone("a")
+    driven.wait(2, heard=("b",), tick=False)
+    assert driven.ids(50) == {"b": 50}

@@ -110,3 +110,12 @@ def test_sliding_counts_survive_a_long_gap_and_clearing() -> None:
 )
 def test_median_is_of_the_known(values: list[float | None], expected: float | None) -> None:
     assert median(values) == expected
+
+
+def test_a_bucket_that_loses_some_of_its_counts_keeps_the_rest() -> None:
+    sketch = window()
+    sketch.add([(5, 2)], 1.0)
+    sketch.add([(5, 3)], 11.0)
+    sketch.advance(60.0)
+    assert sketch.total == 3
+    assert sketch.quantiles((0.5,)) == [BUCKETS.value(5)]

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.model import EndpointRecord, Replica, State
+from router.wire import (
+    MAX_FIELD_CHARS,
+    MAX_REPLICAS,
+    Keys,
+    WireError,
+    changed_fields,
+    decode_delta,
+    decode_fields,
+    encode_fields,
+)
+
+TEXT = st.text(max_size=12)
+REPLICAS = st.builds(
+    Replica,
+    model=TEXT,
+    version=TEXT,
+    shard=st.integers(0, 3),
+    shard_count=st.integers(4, 5),
+    state=st.sampled_from(State),
+    warmth=st.dictionaries(TEXT, st.floats(0, 1), max_size=3).map(lambda pairs: tuple(sorted(pairs.items()))),
+    content_hash=TEXT,
+    generation=st.integers(0, 9),
+    warm_for_s=st.floats(0, 1e6).map(lambda value: round(value, 3)),
+    reason=TEXT,
+)
+COUNT = st.none() | st.integers(0, 1 << 50)
+RECORDS = st.builds(
+    EndpointRecord,
+    id=TEXT,
+    address=TEXT,
+    epoch=TEXT,
+    revision=st.integers(1, 1 << 40),
+    protocol=st.sampled_from(["http", "grpc"]),
+    replicas=st.lists(REPLICAS, max_size=3).map(tuple),
+    free_memory_bytes=COUNT,
+    total_memory_bytes=COUNT,
+    queue_depth=COUNT,
+    idle_for_s=st.none() | st.floats(0, 1e9),
+    draining=st.booleans(),
+)
+
+
+def stored(record: EndpointRecord) -> dict[str, str]:
+    """Return the hash as the script leaves it in the store."""
+    return {"v": "1", "epoch": record.epoch, "rev": str(record.revision), **encode_fields(record)}
+
+
+def sample() -> dict[str, str]:
+    return stored(EndpointRecord("e", "http://e:1", epoch="x", revision=3, replicas=(Replica("m", "1"),)))
+
+
+@given(RECORDS)
+def test_what_is_written_is_read(record: EndpointRecord) -> None:
+    assert decode_fields(record.id, stored(record)) == record
+
+
+@given(RECORDS, RECORDS)
+def test_changes_applied_to_the_old_give_the_new(before: EndpointRecord, after: EndpointRecord) -> None:
+    old, new = encode_fields(before), encode_fields(after)
+    assert old | changed_fields(old, new) == new
+    assert changed_fields(new, new) == {}
+
+
+def test_keys_share_one_hash_slot() -> None:
+    keys = Keys("prod")
+    names = [keys.endpoint("e:1"), keys.index, keys.revision, keys.channel]
+    assert names == ["wr:{prod}:ep:e:1", "wr:{prod}:eps", "wr:{prod}:rev", "wr:{prod}:delta"]
+
+
+def replica(**fields: object) -> str:
+    return json.dumps([{"m": "m", "v": "1", "s": "warm"} | fields])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("v", "2", "schema version 2, this is 1"),
+        ("v", "", "ValueError"),
+        ("rev", "x", "ValueError"),
+        ("addr", None, "KeyError"),
+        ("addr", "x" * (MAX_FIELD_CHARS + 1), "characters, at most"),
+        ("free", "-1", "negative"),
+        ("free", "1.5", "ValueError"),
+        ("idle", "nan", "is not a duration"),
+        ("idle", "-1", "is not a duration"),
+        ("replicas", "x" * (MAX_FIELD_CHARS + 1), "characters, at most"),
+        ("replicas", "{}", "not a list"),
+        ("replicas", json.dumps([0] * (MAX_REPLICAS + 1)), "not a list of at most"),
+        ("replicas", "[7]", "AttributeError"),
+        ("replicas", "[", "JSONDecodeError"),
+        ("replicas", "[" * 100_000, "RecursionError"),
+        ("replicas", replica(s="lukewarm"), "'lukewarm' is not a valid State"),
+        ("replicas", replica(k=2, n=2), "shard 2 of 2"),
+        ("replicas", replica(k=float("inf"), n=2), "OverflowError"),
+        ("replicas", replica(w={"a": 1.5}), "is not a ratio"),
+        ("replicas", replica(w={"a": True}), "is not a duration"),
+        ("replicas", replica(w={"a": float("nan")}), "is not a duration"),
+        ("replicas", replica(w=[]), "AttributeError"),
+        ("replicas", replica(m=5), "is not text"),
+        ("replicas", replica(t="long"), "is not a duration"),
+    ],
+)
+def test_what_cannot_be_read_says_which_endpoint_and_why(field: str, value: str | None, says: str) -> None:
+    fields = sample()
+    if value is None:
+        del fields[field]
+    else:
+        fields[field] = value
+    with pytest.raises(WireError) as caught:
+        decode_fields("e", fields)
+    assert says in str(caught.value)
+
+
+def test_unknown_fields_of_a_later_minor_writer_are_passed_over() -> None:
+    assert decode_fields("e", sample() | {"later": "x"}) == decode_fields("e", sample())
+
+
+def delta(**fields: object) -> dict[str, object]:
+    return {"v": 1, "id": "e", "epoch": "x", "rev": 4, "kind": "set", "f": {"free": "9"}} | fields
+
+
+def test_deltas_are_read() -> None:
+    read = decode_delta(json.dumps(delta()))
+    assert (read.id, read.epoch, read.revision, read.kind, read.fields) == ("e", "x", 4, "set", {"free": "9"})
+    assert decode_delta(json.dumps(delta(kind="beat", f=None)).encode()).fields == {}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "",
+        "[]",
+        "7",
+        "{}",
+        "[" * 100_000,
+        b"\xff\xfe\xfd",
+        json.dumps(delta(v=2)),
+        json.dumps(delta(kind="other")),
+        json.dumps(delta(f=[1])),
+        json.dumps(delta(f={"free": 9})),
+        json.dumps(delta(rev=None)),
+        json.dumps(delta(rev=float("inf"))),
+        json.dumps(delta(id=1)),
+    ],
+)
+def test_other_payloads_raise_only_the_documented_error(payload: str | bytes) -> None:
+    with pytest.raises(WireError):
+        decode_delta(payload)
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60))
+def test_no_payload_raises_anything_else(payload: bytes | str) -> None:
+    with pytest.raises(WireError):
+        decode_delta(payload)
+
+
+def test_a_static_record_is_not_made_by_the_store() -> None:
+    assert (
+        decode_fields("e", stored(replace(EndpointRecord("e", "a", epoch="x", revision=1), static=True))).static
+        is False
+    )
