@@ -303,6 +303,27 @@ def test_a_record_that_expired_is_written_whole_again(server: RedisServer, clien
         worker.event("state.record_lost")
 
 
+def test_started_again_under_its_id_it_is_cold_at_once(server: RedisServer, client: redis.Redis) -> None:
+    flags = (*ECHO, "--state", server.url)
+    with WorkerProcess(*flags) as first:
+        first.listening()
+        soon(lambda: state_of(client) is State.WARM)
+        before = record(client)
+        first.process.kill()
+        first.wait()
+    assert before is not None
+    assert state_of(client) is State.WARM, "nobody has told the store yet"
+    with WorkerProcess(*flags, "--load-s", "60") as second:
+        second.listening()
+        soon(lambda: (found := record(client)) is not None and found.epoch != before.epoch)
+        found = record(client)
+        assert found is not None
+        assert found.replicas[0].state in (State.COLD, State.LOADING)
+        assert found.replicas[0].warmth == (("batch-1", 0.0),)
+        assert second.ask("/v2/models/m/infer", echo_body())[0] == 503
+        assert second.ask("/stats")[1]["models"]["m"]["executed"] == 0
+
+
 def test_a_password_from_a_file(tmp_path: Path) -> None:
     server = RedisServer(tmp_path, "--requirepass", "s3cret")
     server.start()
