@@ -19,10 +19,10 @@ def feed(scanner: ChunkScanner, data: bytes, cuts: list[int]) -> tuple[bytes, by
     start = 0
     for end in [*sorted(cuts), len(data)]:
         piece, start = data[start:end], end
-        if piece and not scanner.done:
+        if piece:
             out += scanner.feed(piece)
-            if scanner.done:
-                return out, scanner.rest + data[end:]
+        if scanner.done:
+            return out, scanner.rest + data[end:]
     return out, b""
 
 
