@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from router.model import EndpointRecord, Replica
-from router.wire import READ_LUA, Keys, decode_delta, encode_fields
+from router.wire import READ_LUA, Delta, Keys, decode_delta, encode_fields
 from tests.support.redis_server import redis_server
 from worker.redis_writer import RedisWriter, StateAddress
 from worker.report import StoreUnavailableError
@@ -84,7 +84,7 @@ def test_every_write_is_one_message_with_the_next_revision(tmp_path: Path) -> No
         await first.write({})
         await second.write({"queue": "1"})
         await first.remove()
-        deltas = []
+        deltas: list[Delta] = []
         while len(deltas) < 4:
             message = subscription.get_message(timeout=5)
             assert message is not None
