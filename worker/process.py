@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from aiohttp import web
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from worker.execution import Executor
     from worker.log import EventLog
@@ -67,13 +66,17 @@ class WorkerProcess:
         self._clock = clock
         self._stop = asyncio.Event()
         self._cut = asyncio.Event()
+        self._exit_code = 0
 
     def stop(self) -> None:
         """Begin to drain; a second call cuts the drain short."""
         (self._cut if self._stop.is_set() else self._stop).set()
 
     async def run(self, signals: Sequence[signal.Signals] = ()) -> int:
-        """Serve until told to stop, by :meth:`stop` or one of ``signals``; returns the exit code."""
+        """Serve until told to stop, by :meth:`stop` or one of ``signals``; returns the exit code.
+
+        The code is 0 after a drain that somebody asked for, 1 after one that a defect of the worker made necessary.
+        """
         loop = asyncio.get_running_loop()
         for number in signals:
             loop.add_signal_handler(number, self.stop)
@@ -91,13 +94,27 @@ class WorkerProcess:
         site = web.SockSite(runner, self._sock)
         await site.start()
         self._log.info("worker.listening", address=self._address)
-        reporting = asyncio.create_task(self._reporter.run(), name="report") if self._reporter is not None else None
-        bringing_up = asyncio.create_task(self._bring_up(), name="bring-up")
+        reporting = self._task(self._reporter.run(), "report") if self._reporter is not None else None
+        bringing_up = self._task(self._bring_up(), "bring-up")
         await self._stop.wait()
         await self._drain(site, runner, bringing_up)
         await self._leave(reporting)
         self._log.info("worker.stopped")
-        return 0
+        return self._exit_code
+
+    def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Start ``work``, without which the worker is of no use: where it fails, the worker drains and exits with 1."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                self._log.error("worker.failed", task=name, error=f"{type(error).__name__}: {error}")
+                self._exit_code = 1
+                self._stop.set()
+
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(ended)
+        return task
 
     async def _bring_up(self) -> None:
         """One model after the other: two at once would take each other's disk and cores, and none would be early."""
@@ -140,7 +157,6 @@ class WorkerProcess:
         if reporting is None or self._reporter is None:
             return
         reporting.cancel()
-        with suppress(asyncio.CancelledError):
-            await reporting
+        await asyncio.wait({reporting})
         if not await self._reporter.leave(ANNOUNCE_S):
             self._log.warning("state.record_left", remedy="it expires by itself")
