@@ -45,6 +45,7 @@ class ControlPlan(msgspec.Struct, frozen=True, tag="control"):
     channel_fds: tuple[int, ...]
     metrics_fds: tuple[int, ...]
     listen_addresses: tuple[str, ...]  # as bound, for people
+    memory_fd: int | None = None  # a memory file for what must outlive the control process (sidecar/state/memory.py)
 
 
 class SupervisorPlan(msgspec.Struct, frozen=True, tag="supervise"):

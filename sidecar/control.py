@@ -21,6 +21,7 @@ from sidecar.channel import Channel
 from sidecar.discovery.static import StaticSource, static_endpoints
 from sidecar.settings import model_policies, router_policies
 from sidecar.state.keeper import Keeper
+from sidecar.state.memory import Memory
 from sidecar.state.store import RedisSource
 from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Page
@@ -56,6 +57,7 @@ class Control:
             Cluster(policies, model_policies(settings), clock()),
             [Channel.from_fd(fd) for fd in plan.channel_fds],
             self._sources,
+            Memory(plan.memory_fd),
             clock=clock,
         )
         self.context = Context(

@@ -108,6 +108,7 @@ class _Inherited:
 
     channels: tuple[tuple[socket.socket, socket.socket], ...]  # control end, data end; by data process index
     metrics_fds: tuple[int, ...]
+    memory_fd: int  # the control process's, empty at first
     plan_fds: list[int]
 
 
@@ -141,6 +142,7 @@ class Supervisor:
         self._inherited = _Inherited(
             channels=tuple(channel.pair() for _ in range(self._processes)),
             metrics_fds=tuple(page.create(f"warmroute-metrics-{index}") for index in range(self._processes)),
+            memory_fd=os.memfd_create("warmroute-memory", 0),
             plan_fds=[],
         )
         self.control = self._make_control()
@@ -181,8 +183,10 @@ class Supervisor:
             channel_fds=channel_fds,
             metrics_fds=self._inherited.metrics_fds,
             listen_addresses=tuple(listener.address for listener in self._listeners),
+            memory_fd=self._inherited.memory_fd,
         )
-        return self._child("control", "control", plan, admin_fds + channel_fds + plan.metrics_fds, CONTROL_POLICY)
+        fds = (*admin_fds, *channel_fds, *plan.metrics_fds, self._inherited.memory_fd)
+        return self._child("control", "control", plan, fds, CONTROL_POLICY)
 
     def _make_data(self, index: int) -> Child:
         listeners = tuple(
@@ -239,7 +243,7 @@ class Supervisor:
         for ends in self._inherited.channels:
             for end in ends:
                 end.close()
-        for fd in (*self._inherited.metrics_fds, *self._inherited.plan_fds):
+        for fd in (*self._inherited.metrics_fds, self._inherited.memory_fd, *self._inherited.plan_fds):
             os.close(fd)
 
     # --- lives --------------------------------------------------------------------------------------------------

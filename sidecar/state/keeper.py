@@ -21,6 +21,7 @@ from router.model import (
 )
 from sidecar.channel import FaultRule, Hello, Listening, Ping
 from sidecar.state.feed import Feed
+from sidecar.state.memory import Remembered
 from sidecar.state.roster import Roster, heard_messages
 from sidecar.telemetry.logs import Throttle, get_log
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from router.model import Event
     from sidecar.channel import Channel
     from sidecar.discovery.source import DiscoverySource, Found
+    from sidecar.state.memory import Memory
 
 PING_S = 0.5
 SPEAKS_S = 3.0
@@ -66,6 +68,7 @@ class Keeper:
         cluster: Cluster,
         channels: Sequence[Channel],
         sources: Sequence[DiscoverySource],
+        memory: Memory,
         *,
         clock: Callable[[], float],
     ) -> None:
@@ -84,6 +87,10 @@ class Keeper:
         self._expecting: set[int] = set()
         self._measured: set[str] = set()
         self._contested = Throttle(10.0)
+        self._memory = memory
+        remembered = memory.load()
+        self.roster.held.update(remembered.held)
+        self.roster.faults.update((rule.id, rule) for rule in remembered.faults)
 
     @property
     def observed(self) -> bool:
@@ -188,6 +195,7 @@ class Keeper:
             RosterError: too many are held.
         """
         self.roster.hold(id, held=held)
+        self._remember()
         self._hold(id, held=held)
 
     def _hold(self, id: str, *, held: bool) -> None:  # noqa: A002
@@ -198,14 +206,19 @@ class Keeper:
     def add_fault(self, rule: FaultRule) -> None:
         """Put a fault in force, in place of one with the same id."""
         self.roster.faults[rule.id] = rule
+        self._remember()
         self.feed.send(self.roster.faults_message())
 
     def remove_fault(self, id: str) -> bool:  # noqa: A002
         """End a fault; return whether there was one."""
         if self.roster.faults.pop(id, None) is None:
             return False
+        self._remember()
         self.feed.send(self.roster.faults_message())
         return True
+
+    def _remember(self) -> None:
+        self._memory.save(Remembered(tuple(self.roster.held), tuple(self.roster.faults.values())))
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -227,6 +240,7 @@ class Keeper:
             heard, self._heard = list(self._heard), {}
             self.feed.send(*heard_messages(heard, self._heard_at))
         if self.roster.expire(now):
+            self._remember()
             self.feed.send(self.roster.faults_message())
             _log.info("fault.expired", left=len(self.roster.faults))
         if now >= self._ping_due:

@@ -276,3 +276,18 @@ def test_drain_and_resume_reach_the_data_processes(tmp_path: Path) -> None:
         control.hello(0, "epoch-2")
         assert any(isinstance(m, EndpointHeld) for m in control.receive(0, has(EndpointHeld), "the hold again"))
         assert control.ask("/endpoints/127.0.0.1:9001/resume", method="POST", unix=True).json["held"] is False
+
+
+def test_holds_and_faults_outlive_the_control_process(tmp_path: Path) -> None:
+    with ControlProcess(tmp_path, **STATIC) as control:
+        control.ask("/endpoints/127.0.0.1:9001/drain", method="POST", unix=True)
+        control.ask("/faults", method="POST", body=b'{"kind":"abort","id":"f"}', unix=True)
+        control.receive(0, lambda got: any(isinstance(m, FaultsChanged) and m.rules for m in got), "both")
+        control.kill()
+        control.start()
+        assert [fault["id"] for fault in control.ask("/faults").json["faults"]] == ["f"]
+        assert control.ask("/endpoints").json["endpoints"][0]["held"]
+        control.hello()
+        got = control.receive(0, whole, "a snapshot")
+        assert all(m.rules for m in got if isinstance(m, FaultsChanged)), "the fault never seems to have ended"
+        assert any(isinstance(m, EndpointHeld) and m.held for m in got)

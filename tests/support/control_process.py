@@ -62,6 +62,7 @@ class ControlProcess:
         pairs = [channel.pair() for _ in range(processes)]
         self._control_ends = [control for control, _ in pairs]
         self.data = [channel.Channel(data) for _, data in pairs]
+        self._memory_fd = os.memfd_create("test-memory", 0)
         self._page_fds = [page.create(f"test-{index}") for index in range(processes)]
         self.pages = [page.Page(fd) for fd in self._page_fds]
         self._log = directory / "control.log"
@@ -83,7 +84,7 @@ class ControlProcess:
             one.close()
         for mapped in self.pages:
             mapped.close()
-        for fd in self._page_fds:
+        for fd in (*self._page_fds, self._memory_fd):
             os.close(fd)
         if error is not None:
             error.add_note(f"log of the control process:\n{self._log.read_text()}")
@@ -98,9 +99,10 @@ class ControlProcess:
             channel_fds=tuple(end.fileno() for end in self._control_ends),
             metrics_fds=tuple(self._page_fds),
             listen_addresses=("127.0.0.1:8080",),
+            memory_fd=self._memory_fd,
         )
         plan_fd = boot.write_plan(plan)
-        fds = (*plan.admin_fds, *plan.channel_fds, *plan.metrics_fds, plan_fd)
+        fds = (*plan.admin_fds, *plan.channel_fds, *plan.metrics_fds, self._memory_fd, plan_fd)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "sidecar", "control", "--plan-fd", str(plan_fd)],
