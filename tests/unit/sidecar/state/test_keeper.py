@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from router.cluster import Cluster
+from router.model import (
+    EndpointGone,
+    EndpointHeld,
+    EndpointRecord,
+    EndpointSeen,
+    EndpointsHeard,
+    GoneReason,
+    Observation,
+    PeerObserved,
+    Replica,
+    SnapshotEnded,
+    StoreChanged,
+    StoreMode,
+)
+from router.policy import ModelPolicy, Policies
+from sidecar import channel
+from sidecar.channel import Channel, FaultRule, FaultsChanged, Hello, Ping
+from sidecar.discovery.source import Emit
+from sidecar.state.keeper import SPEAKS_S, Keeper
+from sidecar.state.memory import Memory
+
+
+class Source:
+    """A source whose state the test sets."""
+
+    name = "redis"
+
+    def __init__(self) -> None:
+        self.tried = False
+        self.complete = False
+
+    async def run(self, emit: Emit) -> None:
+        raise AssertionError("the tests emit themselves")
+
+
+class Bench:
+    """A keeper with two data processes' ends, at time ``now``."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        pairs = [channel.pair() for _ in range(2)]
+        self.data = [Channel(data) for _, data in pairs]
+        self.control = [Channel(control) for control, _ in pairs]
+        self.source = Source()
+        cluster = Cluster(Policies(), [ModelPolicy("m")], self.now)
+        self.keeper = Keeper(cluster, self.control, [self.source], Memory(None), clock=lambda: self.now)
+
+    def seen(self, name: str, epoch: str = "e1") -> EndpointSeen:
+        event = EndpointSeen(EndpointRecord(name, "http://127.0.0.1:1", epoch, replicas=(Replica("m"),)), self.now)
+        self.keeper.found("redis", event)
+        return event
+
+    def sent(self, index: int = 0) -> list[object]:
+        return [message for message in self.data[index].receive(10_000) if not isinstance(message, Ping)]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    for end in (*made.data, *made.control):
+        end.close()
+
+
+def test_what_a_source_says_goes_to_every_data_process_and_into_the_own_cluster(bench: Bench) -> None:
+    event = bench.seen("a")
+    assert (bench.sent(0), bench.sent(1)) == ([event], [event])
+    assert "a" in bench.keeper.cluster.endpoints
+    gone = EndpointGone("a", GoneReason.DEREGISTERED, bench.now)
+    bench.keeper.found("redis", gone)
+    assert bench.sent(0) == [gone]
+    assert "a" not in bench.keeper.cluster.endpoints
+    assert bench.keeper.cluster.departed == []
+    changed = StoreChanged(StoreMode.FROZEN, bench.now)
+    bench.keeper.found("redis", changed)
+    assert bench.sent(0) == [changed]
+
+
+def test_heartbeats_wait_for_the_tick_and_go_together(bench: Bench) -> None:
+    bench.seen("a")
+    bench.seen("b")
+    bench.sent()
+    bench.keeper.found("redis", EndpointsHeard(("a",), 100.1))
+    bench.keeper.found("redis", EndpointsHeard(("b",), 100.2))
+    bench.keeper.found("redis", EndpointsHeard(("a",), 100.3))
+    assert bench.sent() == []
+    bench.now = 100.4
+    bench.keeper.tick()
+    assert bench.sent() == [EndpointsHeard(("a", "b"), 100.1)]
+    bench.keeper.tick()
+    assert bench.sent() == []
+
+
+def test_a_hello_is_answered_once_the_first_attempt_to_learn_everything_is_over(bench: Bench) -> None:
+    bench.keeper.from_data(0, Hello(0, 1, "e"))
+    bench.keeper.tick()
+    assert bench.sent() == []
+    bench.source.tried = True
+    bench.keeper.tick()
+    assert any(isinstance(message, SnapshotEnded) for message in bench.sent(0))
+    assert bench.sent(1) == []
+
+
+def test_processes_that_did_not_ask_get_a_snapshot_once_and_only_when_all_is_known(bench: Bench) -> None:
+    bench.source.tried = True
+    bench.seen("a")
+    bench.keeper.tick()
+    assert not any(isinstance(message, SnapshotEnded) for message in bench.sent(1))
+    bench.source.complete = True
+    bench.keeper.tick()
+    assert sum(isinstance(message, SnapshotEnded) for message in bench.sent(1)) == 1
+    bench.keeper.tick()
+    assert bench.sent(1) == []
+
+
+def test_a_held_endpoint_that_comes_back_is_held_again(bench: Bench) -> None:
+    bench.seen("a")
+    bench.keeper.hold("a", held=True)
+    bench.keeper.found("redis", EndpointGone("a", GoneReason.EXPIRED, bench.now))
+    bench.sent()
+    event = bench.seen("a", "e2")
+    assert bench.sent() == [event, EndpointHeld("a", held=True, at=bench.now)]
+    assert bench.keeper.cluster.endpoints["a"].held
+
+
+def test_observed_means_a_latency_of_an_endpoint_that_is_there(bench: Bench) -> None:
+    bench.seen("a")
+    for name, ewma_ms in (("x", 3.0), ("a", None)):
+        bench.keeper.from_data(0, PeerObserved(0, (Observation(name, 1, ewma_ms, (), 0, 0),), bench.now))
+        assert not bench.keeper.observed
+    bench.keeper.from_data(0, PeerObserved(0, (Observation("a", 1, 3.0, (), 1, 0),), bench.now))
+    assert bench.keeper.observed
+    bench.keeper.found("redis", EndpointGone("a", GoneReason.EXPIRED, bench.now))
+    assert not bench.keeper.observed
+
+
+def test_a_process_speaks_while_it_was_heard_just_now(bench: Bench) -> None:
+    process = bench.keeper.processes[1]
+    assert not process.speaks(bench.now)
+    bench.keeper.from_data(1, PeerObserved(1, (), bench.now))
+    assert process.speaks(bench.now + SPEAKS_S)
+    assert not process.speaks(bench.now + SPEAKS_S + 0.1)
+
+
+def test_faults_are_told_as_a_whole_and_end_by_themselves(bench: Bench) -> None:
+    first, second = FaultRule("f", "abort", 1.0, 105.0), FaultRule("g", "abort", 1.0, 200.0)
+    bench.keeper.add_fault(first)
+    bench.keeper.add_fault(second)
+    assert bench.sent() == [FaultsChanged((first,)), FaultsChanged((first, second))]
+    bench.now = 106.0
+    bench.keeper.tick()
+    assert bench.sent() == [FaultsChanged((second,))]
+    assert bench.keeper.remove_fault("g")
+    assert not bench.keeper.remove_fault("g")
+    assert bench.sent() == [FaultsChanged(())]
