@@ -170,6 +170,7 @@ class RedisSource:
         self._whole_at = min(self._whole_at, self._clock() + self._grace_s - uptime_s)
         heard = await self._read(client)
         self.counts.connects += 1
+        self._down_said = Throttle(LOG_EVERY_S)  # the next loss is news
         emptied, self.view.emptied = self.view.emptied, False
         self.modes.connected(self._clock(), self.view.ids, emptied=emptied)
         self.modes.heard(heard, self._clock())
@@ -206,9 +207,12 @@ class RedisSource:
     async def _ping(self, client: aioredis.Redis, pubsub: PubSub) -> None:
         while True:
             await asyncio.sleep(PING_S)
-            async with asyncio.timeout(PING_TIMEOUT_S):
-                await client.ping()
-                await pubsub.ping()  # answered by a message, which _listen waits for
+            try:
+                async with asyncio.timeout(PING_TIMEOUT_S):
+                    await client.ping()
+                    await pubsub.ping()  # answered by a message, which _listen waits for
+            except TimeoutError as error:
+                raise TimeoutError(f"no answer to PING within {PING_TIMEOUT_S:g} s") from error
 
     async def _reads(self, client: aioredis.Redis) -> None:
         while True:

@@ -151,7 +151,7 @@ def test_a_server_killed_and_started_empty_loses_nobody_who_registers_again(serv
         async with writer.beating(A, B, every_s=0.2):
             await watched.until_knows("a", "b")
             server.kill()
-            await watched.until_mode(StoreMode.FROZEN, within_s=1.0)
+            await watched.until_mode(StoreMode.FROZEN, within_s=3.0)
             server.start()
             assert await watched.until_mode(StoreMode.LIVE) < 3.0
         assert watched.gone == []
