@@ -17,6 +17,7 @@ from router.model import (
 from router.outcomes import AttemptResult, Reason
 from router.policy import ModelPolicy, Policies, QuarantinePolicy, RampPolicy
 from router.retry import RetryDenied
+from router.routes import Attempt
 from tests.support.fleet import Driven, record
 
 OK = AttemptResult.SUCCESS
@@ -72,6 +73,15 @@ def test_the_lower_expected_wait_wins_of_the_two_drawn() -> None:
     assert driven.ids(1000)["a"] / 1000 == pytest.approx(0.5, abs=0.05)  # equal: the first drawn
     b.in_flight = 10
     assert driven.ids(1000)["a"] / 1000 == pytest.approx(0.75, abs=0.05)
+
+
+@pytest.mark.parametrize(("numbers", "winner"), [((0.1, 0.9), "a"), ((0.9, 0.1), "b")])
+def test_of_equal_waits_the_first_drawn_wins(numbers: tuple[float, ...], winner: str) -> None:
+    driven = pair()
+    driven.ids(1)
+    attempt = driven.cluster.choose(driven.route(), driven.now, iter(numbers).__next__)
+    assert isinstance(attempt, Attempt)
+    assert attempt.endpoint.id == winner
 
 
 def test_attempts_of_siblings_count_in_the_wait() -> None:
@@ -183,6 +193,8 @@ def test_slow_endpoints_lose_weight() -> None:
 @pytest.mark.parametrize("how", ["draining", "cold", "held", "gone", "epoch", "sibling", "breaker", "version"])
 def test_who_is_taken_out_is_not_chosen_again_even_without_a_tick(how: str) -> None:
     driven = pair()
+    for id_, ewma_ms in (("a", 1.0), ("b", 100.0)):  # whenever it is drawn at all, it would win
+        driven.cluster.endpoints[id_].latency.ewma_ms = ewma_ms
     driven.ids(10)
     if how == "draining":
         driven.seen(record("a", draining=True))
@@ -358,6 +370,26 @@ def test_a_retry_probes_where_nobody_else_is_left() -> None:
     probe = driven.attempt(b)
     assert probe.endpoint.id == "a"
     assert probe.probe
+
+
+def test_a_retry_never_probes_the_endpoint_that_it_comes_from() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    driven.done(driven.attempt(), REFUSED)
+    driven.wait(1.0, heard=("a",))
+    assert driven.nobody(driven.cluster.endpoints["a"]).reason is Reason.QUARANTINED
+    assert driven.attempt().probe
+
+
+def test_a_quarantined_endpoint_that_went_stale_is_not_probed() -> None:
+    driven = pair()
+    driven.wait(4.5, heard=("b",))
+    driven.done(driven.to("a"), REFUSED)
+    driven.now += 0.15
+    driven.ids(5)  # the table is new now, and a is still fresh
+    driven.now += 0.9
+    driven.heard("b")
+    assert driven.ids(50) == {"b": 50}
 
 
 def test_a_sole_endpoint_is_tried_again_after_one_base_step_however_often_it_failed() -> None:

@@ -249,6 +249,16 @@ def test_a_silence_does_not_count_in_the_age_of_those_heard_after_it(tick: bool)
     assert driven.ids(50) == {"a": 50}
 
 
+def test_who_ended_a_silence_ages_from_then() -> None:
+    driven = pair()
+    driven.wait(60)
+    driven.heard("a")
+    driven.wait(4.9, heard=("b",))
+    assert set(driven.ids(50)) == {"a", "b"}
+    driven.wait(0.2, heard=("b",))
+    assert driven.ids(50) == {"b": 50}
+
+
 def test_a_choice_in_the_silence_finds_all_without_a_tick() -> None:
     driven = pair()
     driven.ids(5)
@@ -297,6 +307,16 @@ def test_live_again_leaves_one_ttl_to_speak() -> None:
     driven.wait(4.9, heard=("b",))
     assert set(driven.ids(50)) == {"a", "b"}
     driven.wait(0.2, heard=("b",))
+    assert driven.ids(50) == {"b": 50}
+
+
+def test_live_again_counts_silence_anew() -> None:
+    driven = pair()
+    driven.apply(StoreChanged(StoreMode.FROZEN, driven.now))
+    driven.wait(100)
+    driven.apply(StoreChanged(StoreMode.LIVE, driven.now))
+    driven.wait(0.9)
+    driven.wait(4.2, heard=("b",))
     assert driven.ids(50) == {"b": 50}
 
 
