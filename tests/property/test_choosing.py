@@ -61,6 +61,7 @@ def odds(cluster: Cluster) -> dict[str, float]:
     return out
 
 
+@settings(deadline=None)
 @given(MEMBERS, st.data())
 def test_more_free_memory_never_lowers_the_odds(members: list[Member], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(members) - 1))
@@ -72,6 +73,7 @@ def test_more_free_memory_never_lowers_the_odds(members: list[Member], data: st.
     assert odds(cluster_of(after, members))[id_] >= odds(cluster_of(before, members))[id_] - 1e-9
 
 
+@settings(deadline=None)
 @given(MEMBERS, st.randoms(use_true_random=False))
 def test_the_order_of_arrival_never_changes_a_decision(members: list[Member], order: random.Random) -> None:
     records = reports(members)
@@ -89,6 +91,7 @@ def test_the_order_of_arrival_never_changes_a_decision(members: list[Member], or
     assert len(picks[0]) == 30
 
 
+@settings(deadline=None)
 @given(MEMBERS)
 def test_every_candidate_has_a_share(members: list[Member]) -> None:
     found = shares(cluster_of(reports(members), members))
@@ -96,6 +99,7 @@ def test_every_candidate_has_a_share(members: list[Member]) -> None:
     assert abs(sum(found.values()) - 1) < 1e-9
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.integers(1, 1 << 30))
 def test_an_alias_table_holds_exactly_the_weights(weights: list[float], seed: int) -> None:
     picker = AliasPicker(weights)
@@ -109,7 +113,7 @@ def test_an_alias_table_holds_exactly_the_weights(weights: list[float], seed: in
     assert 0 <= picker.draw(random.Random(seed).random) < size
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(0.01, 1e6), min_size=1, max_size=300), st.floats(0.01, 1))
 def test_quantiles_are_off_by_at_most_the_relative_error(values: list[float], ratio: float) -> None:
     buckets = LogBuckets(0.05)
@@ -122,7 +126,7 @@ def test_quantiles_are_off_by_at_most_the_relative_error(values: list[float], ra
     assert abs(estimate[0] - exact) <= exact * 0.05 * (1 + 1e-9)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1 << 30))
 def test_the_same_seed_and_events_give_the_same_decisions(seed: int) -> None:
     def drive() -> list[str]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from router.cluster import Cluster, no_jitter
 from router.model import (
     EjectCause,
     EndpointEjected,
     EndpointHeld,
     EndpointReturned,
+    EndpointSeen,
     Observation,
     PeerObserved,
     State,
+    StoreMode,
     Tick,
 )
 from router.outcomes import AttemptResult, Reason
 from router.policy import ModelPolicy, Policies, QuarantinePolicy, RampPolicy
+from router.protocols import Candidate, Rng
 from router.retry import RetryDenied
 from router.routes import Attempt
 from tests.support.fleet import Driven, record
@@ -664,3 +670,48 @@ def test_a_cluster_without_rng_jitters_in_the_middle() -> None:
     from router.cluster import no_jitter
 
     assert no_jitter() == 0.5
+
+
+class Vetoed:
+    name = "vetoed"
+
+    def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
+        return Reason.HELD if candidate.record.id == "a" else None
+
+
+class ByName:
+    name = "by_name"
+    unit = "letter"
+    observed = True
+
+    def raw(self, candidate: Candidate) -> float | None:
+        return float(ord(candidate.record.id))
+
+    def __call__(self, candidates: Sequence[Candidate]) -> list[float | None]:
+        return [1.0 if candidate.record.id == "c" else 0.5 for candidate in candidates]
+
+
+class Last:
+    def __init__(self, weights: Sequence[float]) -> None:
+        self._last = len(weights) - 1
+
+    def draw(self, rng: Rng) -> int:
+        return self._last
+
+
+def test_filters_scorers_and_pickers_are_plug_ins() -> None:
+    now = 1.0
+    cluster = Cluster(Policies(), [ModelPolicy("m")], now, filters=[Vetoed()], scorers=[(ByName(), 2.0)], picker=Last)
+    for id_ in "abc":
+        cluster.apply(EndpointSeen(record(id_, state=State.COLD), now), now)
+    route = cluster.route("m")
+    assert route is not None
+    rows = cluster.explain(route, now, no_jitter).rows
+    assert [(row.endpoint, row.weight, row.reason) for row in rows] == [
+        ("c", 2.0 * 0.1, None),
+        ("b", 1.0 * 0.1, None),
+        ("a", 0.0, Reason.HELD),
+    ]
+    attempt = cluster.choose(route, now, no_jitter)
+    assert isinstance(attempt, Attempt)
+    assert attempt.endpoint.id == "c"
