@@ -150,3 +150,4 @@ TestBreaker = BreakerMachine.TestCase
 TestQuarantine = QuarantineMachine.TestCase
 for case in (TestBreaker, TestQuarantine):
     case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+del case  # a test runner would collect it once more
