@@ -10,6 +10,7 @@ went downstream, nothing but the rest of that answer or the end of the connectio
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 from typing import TYPE_CHECKING, Final, cast
@@ -155,30 +156,34 @@ class DownstreamConnection(asyncio.Protocol):
         """Read on, according to the phase."""
         self._plane.received_bytes += len(data)
         phase = self._phase
-        if phase <= _READING:
-            if self._buffer:
-                data = self._buffer + data
-            self._read_head(data)
-        elif phase == _BODY:
-            self.active = True
-            self._read_body(data)
-        elif phase < _LINGERING:
-            if not self.request_done:  # the answer came before the request's end
+        try:
+            if phase <= _READING:
+                if self._buffer:
+                    data = self._buffer + data
+                self._read_head(data)
+            elif phase == _BODY:
                 self.active = True
                 self._read_body(data)
-                return
-            self._buffer += data
-            if len(self._buffer) > self._plane.limits.pipelined:
-                self._pause_reading()
-        elif phase == _LINGERING:
-            self._discarded += len(data)
-            if self._discarded > LINGER_BYTES:
-                self.transport.abort()
+            elif phase < _LINGERING:
+                if not self.request_done:  # the answer came before the request's end
+                    self.active = True
+                    self._read_body(data)
+                    return
+                self._buffer += data
+                if len(self._buffer) > self._plane.limits.pipelined:
+                    self._pause_reading()
+            elif phase == _LINGERING:
+                self._discarded += len(data)
+                if self._discarded > LINGER_BYTES:
+                    self.transport.abort()
+        except Exception as error:  # noqa: BLE001  one connection's end, not the process's
+            self.crashed(error)
 
     def eof_received(self) -> bool:
         """A caller that shuts its side while it waits has gone: the work for it is cancelled."""
         if _BODY <= self._phase < _LINGERING:
             self._abandon()
+            self._hang_up()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -197,22 +202,30 @@ class DownstreamConnection(asyncio.Protocol):
         self._write_paused = True
         if self._upstream is not None:
             self._upstream.pause_reading()
+        elif self._phase <= _READING:
+            self._pause_reading()
 
     def resume_writing(self) -> None:
         """The caller reads again."""
         self._write_paused = False
         if self._upstream is not None:
             self._upstream.resume_reading()
+        elif self._phase <= _READING:
+            self._read_on()
+            if self._phase == _IDLE and self._buffer:
+                self._plane.loop.call_soon(self._resume)
 
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _read_head(self, data: bytes) -> None:
         end = data.find(b"\r\n\r\n") + 4
         if end < 5:  # not whole, or an empty line before the request, which is ignored (RFC 9112 2.2)
-            if data.startswith(b"\r\n") and len(data) > 2:
-                self._read_head(data[2:])
-            else:
-                self._read_part_of_head(data.removeprefix(b"\r\n"))
+            if data.startswith(b"\r\n"):
+                data = _without_empty_lines(data)
+                if len(data) > 1:
+                    self._read_head(data)
+                    return
+            self._read_part_of_head(data)
             return
         plane = self._plane
         limits = plane.limits
@@ -226,7 +239,7 @@ class DownstreamConnection(asyncio.Protocol):
                 head = parse_request(raw, limits.target_bytes, limits.fields)
             except HeadError as error:
                 if raw.startswith(b"\r\n"):
-                    self._read_head(data[2:])
+                    self._read_head(_without_empty_lines(data))
                 else:
                     self._refuse(error, data)
                 return
@@ -248,6 +261,8 @@ class DownstreamConnection(asyncio.Protocol):
             self._refuse(HeadError(Outcome.HEAD_TOO_LARGE, f"over {limits.head_bytes} bytes"), data)
         else:
             self._buffer = data
+            if self._read_paused and not self._write_paused:
+                self._resume_reading()
 
     def _begin(self, head: RequestHead, data: bytes, end: int) -> None:
         """A head is whole: find out what it asks for, take what there is of its body, and hand it on."""
@@ -394,7 +409,7 @@ class DownstreamConnection(asyncio.Protocol):
         if self._write_paused:
             connection.pause_reading()
         if self._read_paused and not self._peer_full:
-            self._resume_reading()
+            self._read_on()
 
     # --- Exchange: what the upstream connection reports -----------------------------------------------------------
 
@@ -412,8 +427,8 @@ class DownstreamConnection(asyncio.Protocol):
             self._close_after = True
         out = head.forward
         length = head.length
-        if self._request_id and not head.has_request_id:
-            out += b"x-request-id: " + self._request_id + b"\r\n"
+        if not head.has_request_id:
+            out += b"x-request-id: " + (self._request_id or request.request_id()) + b"\r\n"
         if length == UNTIL_CLOSE:
             if request.minor == 1:
                 out += b"Transfer-Encoding: chunked\r\n"
@@ -462,6 +477,7 @@ class DownstreamConnection(asyncio.Protocol):
         plane = self._plane
         now = plane.clock()
         self._upstream = None
+        self._peer_full = False  # that was the connection which is gone
         self._ticket += 1
         attempt = self._attempt
         answered = self._phase == _ANSWERING
@@ -496,7 +512,27 @@ class DownstreamConnection(asyncio.Protocol):
         if full:
             self._pause_reading()
         else:
-            self._resume_reading()
+            self._read_on()
+
+    def crashed(self, error: Exception) -> None:
+        """End this connection because of an error of warmroute's own. It is reported once; nothing else is touched."""
+        plane = self._plane
+        now = plane.clock()
+        plane.loop.call_exception_handler({"message": "a connection crashed", "exception": error, "protocol": self})
+        phase = self._phase
+        try:
+            self._settle(AttemptResult.CANCELLED, now)
+            self._drop_upstream()
+            if phase >= _LINGERING:
+                self.transport.abort()
+            elif phase == _ANSWERING:
+                self._cut(Outcome.INTERNAL)
+            elif phase >= _BODY:
+                self._end_with(Outcome.INTERNAL, "")
+            else:
+                self._refuse(HeadError(Outcome.INTERNAL, ""), b"")
+        except Exception:  # noqa: BLE001  whatever is broken, the connection ends
+            self.transport.abort()
 
     def _retry(self, tried: Endpoint) -> None:
         self._timer = None
@@ -505,7 +541,10 @@ class DownstreamConnection(asyncio.Protocol):
             self.deadline = now + self._plane.response_head_s
         route = self._target.route
         if route is not None:
-            self._dispatch(route, tried, now)
+            try:
+                self._dispatch(route, tried, now)
+            except Exception as error:  # noqa: BLE001
+                self.crashed(error)
 
     # --- endings ------------------------------------------------------------------------------------------------
 
@@ -533,6 +572,8 @@ class DownstreamConnection(asyncio.Protocol):
         self._settle(AttemptResult.CANCELLED, now)
         plane.request_ended(self._target.row, Outcome.CLIENT_ABORT, now - self._started)
         self._phase = _CLOSED
+        self.deadline = now + LINGER_S
+        self._unflushed = 0
         self._scanner = None
         self._seen = b""
 
@@ -543,8 +584,13 @@ class DownstreamConnection(asyncio.Protocol):
         plane.count(Scalar.REJECTED_MESSAGES_TOTAL)
         target = plane.resolve(_guess_target(data), self._default_model)
         plane.request_ended(target.row, error.outcome, 0.0)
-        self.transport.write(error_answer(target.surface, error.outcome, error.detail, close=True))
+        self._say(error_answer(target.surface, error.outcome, error.detail, close=True))
         self._linger()
+
+    def _say(self, data: bytes) -> None:
+        """Send an answer of warmroute's own."""
+        self._plane.count(Scalar.SENT_BYTES, len(data))
+        self.transport.write(data)
 
     def _fail_request(self, outcome: Outcome, detail: str) -> None:
         """The request's body turned out bad: stop the worker, then answer or cut."""
@@ -565,7 +611,7 @@ class DownstreamConnection(asyncio.Protocol):
             OUTCOMES[outcome].close or not self.request_done or not head.keep_alive or plane.draining or head.minor == 0
         )
         self._close_after = close
-        self.transport.write(
+        self._say(
             error_answer(
                 target.surface,
                 outcome,
@@ -596,17 +642,23 @@ class DownstreamConnection(asyncio.Protocol):
             return
         self._phase = _IDLE
         self.deadline = now + self._plane.keep_alive_s
+        if self._write_paused:  # answers pile up: no further request is taken before the caller reads
+            self._pause_reading()
+            return
         if self._read_paused:
             self._peer_full = False
-            self._resume_reading()
+            self._read_on()
         if self._buffer:
             self._plane.loop.call_soon(self._resume)
 
     def _resume(self) -> None:
         """Read what was pipelined behind the last request."""
-        if self._phase == _IDLE and self._buffer:
+        if self._phase == _IDLE and self._buffer and not self._write_paused:
             data, self._buffer = self._buffer, b""
-            self._read_head(data)
+            try:
+                self._read_head(data)
+            except Exception as error:  # noqa: BLE001
+                self.crashed(error)
 
     def _linger(self) -> None:
         """Close so that what was written arrives: shut our side, throw away input for a moment, then close."""
@@ -634,8 +686,11 @@ class DownstreamConnection(asyncio.Protocol):
         self._unflushed = 0
         self.active = False
         self.deadline = plane.clock() + LINGER_S
-        head = self._head
-        if head.minor == 0 and not self.transport.is_closing():
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close so that nobody takes an answer that had begun for a whole one."""
+        if self._head.minor == 0 and not self.transport.is_closing():
             # An HTTP/1.0 answer may end with its connection: only a reset tells it from a whole one.
             sock = cast("socket.socket", self.transport.get_extra_info("socket"))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -735,8 +790,22 @@ class DownstreamConnection(asyncio.Protocol):
             if not self.transport.is_closing():
                 self.transport.resume_reading()
 
+    def _read_on(self) -> None:
+        """Resume reading, unless too much is pipelined already: then requests are taken from that first."""
+        if len(self._buffer) <= self._plane.limits.pipelined:
+            self._resume_reading()
+
 
 _CUTS = frozenset({AttemptResult.CUT, AttemptResult.STREAM_IDLE})
+
+
+_EMPTY_LINES = re.compile(rb"(?:\r\n)+")
+
+
+def _without_empty_lines(data: bytes) -> bytes:
+    """Return what follows the empty lines at the start of ``data`` (RFC 9112 2.2 ignores them before a request)."""
+    lines = _EMPTY_LINES.match(data)
+    return data if lines is None else data[lines.end() :]
 
 
 def _guess_target(data: bytes) -> bytes:

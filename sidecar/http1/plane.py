@@ -14,6 +14,7 @@ from sidecar.telemetry.page import (
     ENDPOINT_HISTOGRAM,
     ENDPOINT_IN_FLIGHT,
     MODEL_OUTCOMES,
+    OVERFLOW_KEY,
     Page,
     Scalar,
     bucket,
@@ -36,6 +37,7 @@ NO_MODEL = "_none"
 """Metrics row of requests that matched no model."""
 
 _MEMO_TARGETS = 4096
+_MEMO_PATH_BYTES = 256
 _RESULT_INDEX = {result: index for index, result in enumerate(AttemptResult)}
 _SUM = len(BUCKETS_S) + 1
 _HALF = (1 << 64) - 1
@@ -115,7 +117,9 @@ class Plane:
             self._generation = cluster.generation
         key = (default_model, path)
         found = self._targets.get(key)
-        if found is None:
+        if found is None and len(path) > _MEMO_PATH_BYTES:
+            found = self._resolve(path, default_model)
+        elif found is None:
             if len(self._targets) >= _MEMO_TARGETS:
                 self._targets.clear()
             found = self._targets[key] = self._resolve(path, default_model)
@@ -222,8 +226,11 @@ class Plane:
                 connection.close_if_idle()
             if connection.active:
                 connection.refresh(now)
-            elif now >= connection.deadline:
-                connection.expired(now)
+            if now >= connection.deadline:  # whether or not something moved: a total time runs on
+                try:
+                    connection.expired(now)
+                except Exception as error:  # noqa: BLE001  one connection's end, not the sweep's
+                    connection.crashed(error)
         if self.draining and not self.connections:
             self.drained()
 
@@ -260,6 +267,8 @@ class Plane:
                 pool.close()
                 if endpoint.id not in self.cluster.endpoints:
                     self.page.drop_endpoint(endpoint.id)
+                    if endpoint.in_flight:  # its row may soon be another's
+                        pool.row = self.page.endpoint_row(OVERFLOW_KEY)
             ids.append(endpoint.id)
         return ids
 

@@ -63,20 +63,21 @@ class Exchange(Protocol):
     def upstream_full(self, *, full: bool) -> None:
         """The worker does not read (or reads again)."""
 
+    def crashed(self, error: Exception) -> None:
+        """Handling what the worker sent raised an error of warmroute's own. The connection is gone already."""
+
 
 class Upstream:
     """One endpoint's pool. Lives in the endpoint's ``shell`` slot."""
 
     __slots__ = (
+        "_address",
         "_connect_s",
-        "_host",
         "_idle",
         "_idle_s",
         "_loop",
         "_max_idle",
         "_page",
-        "_path",
-        "_port",
         "_tasks",
         "clock",
         "closed",
@@ -101,7 +102,7 @@ class Upstream:
         max_head_bytes: int,
     ) -> None:
         self.id = id
-        self._host, self._port, self._path = split_address(address)
+        self._address = address
         self._loop = loop
         self.clock = clock
         self._page = page
@@ -142,35 +143,44 @@ class Upstream:
 
     async def _open(self, exchange: Exchange, wanted: Callable[[], bool]) -> None:
         try:
+            await self._try_to_open(exchange, wanted)
+        except Exception as error:  # noqa: BLE001  one request's end; a task would keep it to itself
+            exchange.crashed(error)
+
+    async def _try_to_open(self, exchange: Exchange, wanted: Callable[[], bool]) -> None:
+        try:
+            host, port, path = split_address(self._address)
             async with asyncio.timeout(self._connect_s):
-                if self._path is not None:
-                    _, protocol = await self._loop.create_unix_connection(self._new_connection, self._path)
+                if path is not None:
+                    _, protocol = await self._loop.create_unix_connection(self._new_connection, path)
                 else:
-                    _, protocol = await self._loop.create_connection(self._new_connection, self._host, self._port)
+                    _, protocol = await self._loop.create_connection(self._new_connection, host, port)
         except TimeoutError:
             if wanted():
                 exchange.attempt_failed(
                     AttemptResult.CONNECT_TIMEOUT, f"{self.id}: no connection in {self._connect_s} s"
                 )
             return
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: what a store told us is no address, or no name
             if wanted():
-                ours = error.errno in _OUR_FAULT
+                ours = isinstance(error, OSError) and error.errno in _OUR_FAULT
                 result = AttemptResult.CANCELLED if ours else AttemptResult.CONNECT_REFUSED
-                exchange.attempt_failed(result, f"{self.id}: {error.strerror or error}")
+                exchange.attempt_failed(result, f"{self.id}: {getattr(error, 'strerror', None) or error}")
             return
         self._count(Scalar.UPSTREAM_CONNECTIONS_TOTAL)
-        if wanted():
-            exchange.attached(protocol)
-        else:
+        if not wanted():
             self.release(protocol, self.clock())
+        elif protocol.transport.is_closing():
+            exchange.attempt_failed(AttemptResult.CONNECT_REFUSED, f"{self.id}: closed as soon as it was made")
+        else:
+            exchange.attached(protocol)
 
     def _new_connection(self) -> UpstreamConnection:
         return UpstreamConnection(self)
 
     def release(self, connection: UpstreamConnection, now: float) -> None:
         """Take a connection back whose last answer ended cleanly."""
-        if self.closed or len(self._idle) >= self._max_idle:
+        if self.closed or len(self._idle) >= self._max_idle or connection.transport.is_closing():
             connection.drop()
             return
         connection.resume_reading()
@@ -219,6 +229,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_scanner",
         "_upstream",
         "exchange",
+        "full",
         "idle_since",
         "paused",
         "transport",
@@ -233,6 +244,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._left = 0
         self._interims = 0
         self.paused = False
+        self.full = False  # the worker does not read what is sent to it
         self._last_raw = b""  # the last head and its reading: workers answer many requests with the same head
         self._last_method = b""
         self._last: ResponseHead
@@ -309,20 +321,24 @@ class UpstreamConnection(asyncio.Protocol):
         exchange.active = True
         self._upstream.sent_bytes += len(data)
         mode = self._mode
-        if mode == _HEAD:
-            self._read_head(exchange, data)
-        elif mode == _LENGTH:
-            left = self._left - len(data)
-            if left > 0:
-                self._left = left
-                exchange.transport.write(data)
+        try:
+            if mode == _HEAD:
+                self._read_head(exchange, data)
+            elif mode == _LENGTH:
+                left = self._left - len(data)
+                if left > 0:
+                    self._left = left
+                    exchange.transport.write(data)
+                else:
+                    exchange.transport.write(data if left == 0 else data[: self._left])
+                    self._end(exchange, clean=left == 0)
+            elif mode == _CHUNKS:
+                self._read_chunks(exchange, b"", data)
             else:
-                exchange.transport.write(data if left == 0 else data[: self._left])
-                self._end(exchange, clean=left == 0)
-        elif mode == _CHUNKS:
-            self._read_chunks(exchange, b"", data)
-        else:
-            self._pass_until_close(exchange, b"", data)
+                self._pass_until_close(exchange, b"", data)
+        except Exception as error:  # noqa: BLE001  one request's end, not the process's
+            self.drop()
+            exchange.crashed(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Settle with whoever waited for an answer."""
@@ -330,6 +346,13 @@ class UpstreamConnection(asyncio.Protocol):
         exchange = self.exchange
         if exchange is None:
             return
+        try:
+            self._ended_by_worker(exchange, exc)
+        except Exception as error:  # noqa: BLE001
+            self.exchange = None
+            exchange.crashed(error)
+
+    def _ended_by_worker(self, exchange: Exchange, exc: Exception | None) -> None:
         if self._mode == _TO_CLOSE and exc is None:
             if not exchange.old_client:
                 exchange.transport.write(b"0\r\n\r\n")
@@ -349,11 +372,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The worker does not read the request as fast as it comes."""
+        self.full = True
         if self.exchange is not None:
             self.exchange.upstream_full(full=True)
 
     def resume_writing(self) -> None:
         """The worker reads again."""
+        self.full = False
         if self.exchange is not None:
             self.exchange.upstream_full(full=False)
 
@@ -442,7 +467,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.exchange = None
         self._mode = _IDLE
         now = upstream.clock()
-        if clean and head.keep_alive and exchange.request_done and not self.transport.is_closing():
+        if clean and head.keep_alive and exchange.request_done and not self.full and not self.transport.is_closing():
             upstream.release(self, now)
         else:
             upstream.open_connections.discard(self)
@@ -469,6 +494,6 @@ def split_address(address: str) -> tuple[str, int, str | None]:
         raise ValueError(f"endpoint address {address!r}: must be http://HOST:PORT or unix:/PATH")
     if not colon or (host.startswith("[") and not host.endswith("]")):
         host, port = rest.rstrip("/"), "80"
-    if not port.isdigit() or not host:
+    if not port.isascii() or not port.isdigit() or int(port) > 65535 or not host:
         raise ValueError(f"endpoint address {address!r}: must be http://HOST:PORT or unix:/PATH")
     return host.strip("[]"), int(port), None

@@ -1,0 +1,513 @@
+"""The data path on real sockets in one loop: scripted origins, a plane with its cluster, raw clients, a metrics page.
+
+``@on_data_path(origin, ...)`` turns ``async def test(path)`` into a test: it runs on uvloop, bounded in time, and when
+the scenario is over everything must have come to rest (see :meth:`DataPath.rest`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import random
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec
+
+import uvloop
+
+from router.cluster import Cluster
+from router.model import EndpointRecord, EndpointSeen, Event, Replica, Tick
+from router.outcomes import AttemptResult, Outcome
+from router.policy import ModelPolicy, Policies, QuarantinePolicy, RetryPolicy
+from sidecar.http1.downstream import DownstreamConnection
+from sidecar.http1.plane import Plane
+from sidecar.settings import Limits, Timeouts
+from sidecar.telemetry.page import BUCKETS_S, MODEL_OUTCOMES, Page, Scalar, create
+
+P = ParamSpec("P")
+SCENARIO_S = 15.0
+STEP_S = 5.0
+"""Longest that a client or an origin waits for anything."""
+SWEEP_S = 0.01
+POLICIES = Policies(
+    retry=RetryPolicy(backoff_min_ms=1.0, backoff_max_ms=2.0),
+    quarantine=QuarantinePolicy(base_s=0.05, max_s=0.05, jitter_ratio=0.0),
+)
+HOST = b"Host: a.test\r\n"
+
+
+def request(line: bytes = b"GET / HTTP/1.1", *fields: bytes, body: bytes = b"") -> bytes:
+    """Return a request as bytes, with a Host, and a Content-Length where it has a body."""
+    lines = [line, b"Host: a.test", *fields]
+    if body:
+        lines.append(b"Content-Length: %d" % len(body))
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def post(body: bytes, *fields: bytes, target: bytes = b"/") -> bytes:
+    return request(b"POST %s HTTP/1.1" % target, *fields, body=body)
+
+
+def answer(body: bytes = b"", *fields: bytes, status: bytes = b"200 OK") -> bytes:
+    """Return a response as bytes, with a Content-Length."""
+    lines = [b"HTTP/1.1 " + status, *fields, b"Content-Length: %d" % len(body)]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def chunked(*chunks: bytes) -> bytes:
+    return b"".join(map(chunk, chunks)) + b"0\r\n\r\n"
+
+
+CHUNKED = b"Transfer-Encoding: chunked"
+
+
+class First(random.Random):
+    """Always 0: the first of two endpoints by id is drawn, and the shortest back-off."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+@dataclass
+class Message:
+    """A request or a response as it arrived. ``whole``: its framing was kept; ``raw`` is all of it."""
+
+    start: bytes
+    fields: list[tuple[bytes, bytes]]
+    body: bytes = b""
+    raw: bytes = b""
+
+    @property
+    def status(self) -> int:
+        return int(self.start.split(b" ")[1])
+
+    def values(self, name: bytes) -> list[bytes]:
+        return [value for key, value in self.fields if key.lower() == name.lower()]
+
+    def value(self, name: bytes) -> bytes:
+        (only,) = self.values(name)
+        return only
+
+
+class Wire:
+    """One side of a connection, spoken to in bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        async with asyncio.timeout(STEP_S):
+            await self.writer.drain()
+
+    async def head(self) -> Message:
+        """Read a head.
+
+        Raises:
+            IncompleteReadError: the connection ended.
+            ConnectionResetError: it was reset.
+        """
+        async with asyncio.timeout(STEP_S):
+            raw = await self.reader.readuntil(b"\r\n\r\n")
+        start, *lines = raw[:-4].split(b"\r\n")
+        return Message(start, [(n, v.strip(b" \t")) for n, _, v in (line.partition(b":") for line in lines)], b"", raw)
+
+    async def body(self, message: Message, *, to_end: bool = False, none: bool = False) -> Message:
+        """Read the body that ``message`` announces; ``to_end``: one without framing ends with the connection."""
+        async with asyncio.timeout(STEP_S):
+            if none:
+                return message
+            if message.values(b"Transfer-Encoding"):
+                while True:
+                    line = await self.reader.readuntil(b"\r\n")
+                    data = await self.reader.readexactly(int(line.split(b";")[0], 16) + 2)
+                    message.raw += line + data
+                    message.body += data[:-2]
+                    if len(data) == 2:
+                        return message
+            if lengths := message.values(b"Content-Length"):
+                message.body = await self.reader.readexactly(int(lengths[0]))
+            elif to_end:
+                message.body = await self.reader.read()
+            message.raw += message.body
+            return message
+
+    async def rest(self) -> bytes:
+        """Read to the end of the connection."""
+        async with asyncio.timeout(STEP_S):
+            return await self.reader.read()
+
+    async def ended(self) -> bool:
+        """Wait for the other side's end; True where it was a reset."""
+        async with asyncio.timeout(STEP_S):
+            try:
+                while await self.reader.read(65536):
+                    pass
+            except OSError:
+                return True
+            return False
+
+    def reset(self) -> None:
+        """End with a reset."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Client(Wire):
+    """A caller."""
+
+    async def answer(self, method: bytes = b"GET") -> Message:
+        """Read one response (a 1xx counts as one)."""
+        message = await self.head()
+        bodyless = message.status < 200 or message.status in (204, 304) or method == b"HEAD"
+        return await self.body(message, to_end=True, none=bodyless)
+
+    async def ask(self, data: bytes, method: bytes = b"GET") -> Message:
+        await self.send(data)
+        return await self.answer(method)
+
+
+class OriginConnection(Wire):
+    """The worker's end of one upstream connection. ``requests`` are those that came whole."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(reader, writer)
+        self.requests: list[Message] = []
+
+    async def request(self) -> Message:
+        message = await self.body(await self.head())
+        self.requests.append(message)
+        return message
+
+
+Script = Callable[[OriginConnection], Awaitable[None]]
+
+
+async def echo(origin: OriginConnection) -> None:
+    """Answer every request with its body."""
+    while True:
+        await origin.send(answer((await origin.request()).body))
+
+
+def says(*answers: bytes, close: bool = False) -> Script:
+    """Answer request after request with ``answers``, the last one again and again; or close after one."""
+
+    async def script(origin: OriginConnection) -> None:
+        turn = 0
+        while True:
+            await origin.request()
+            await origin.send(answers[min(turn, len(answers) - 1)])
+            turn += 1
+            if close:
+                return
+
+    return script
+
+
+async def resets(origin: OriginConnection) -> None:
+    """Read a request, then reset."""
+    await origin.request()
+    origin.reset()
+
+
+async def silent(origin: OriginConnection) -> None:
+    """Take everything, answer nothing."""
+    await origin.reader.read()
+
+
+async def deaf(origin: OriginConnection) -> None:
+    """Read nothing."""
+    await asyncio.sleep(SCENARIO_S)
+
+
+class Origin:
+    """A worker played by a script per connection; it closes when its script returns."""
+
+    def __init__(self, script: Script, path: str = "") -> None:
+        self.script = script
+        self.path = path
+        self.connections: list[OriginConnection] = []
+        self.ended: list[float] = []  # when connections ended, loop time
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server
+        self.address = ""
+
+    async def start(self) -> None:
+        if self.path:
+            self._server = await asyncio.start_unix_server(self._serve, self.path)
+            self.address = f"unix:{self.path}"
+        else:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=32768)
+            self.address = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    @property
+    def requests(self) -> list[Message]:
+        return [message for connection in self.connections for message in connection.requests]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        connection = OriginConnection(reader, writer)
+        self.connections.append(connection)
+        try:
+            await self.script(connection)
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self.ended.append(asyncio.get_running_loop().time())
+            writer.close()
+            self._tasks.discard(task)
+
+    async def stop(self) -> None:
+        self._server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        async with asyncio.timeout(STEP_S):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Refusing(Origin):
+    """A port that refuses."""
+
+    def __init__(self) -> None:
+        super().__init__(silent)
+        self._socket = socket.socket()
+
+    async def start(self) -> None:
+        self._socket.bind(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    async def stop(self) -> None:
+        self._socket.close()
+
+
+class Full(Refusing):
+    """A port whose accept queue is full: connecting neither succeeds nor fails."""
+
+    async def start(self) -> None:
+        await super().start()
+        self._socket.listen(0)
+        self._fillers = [socket.socket() for _ in range(4)]
+        for filler in self._fillers:
+            filler.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                filler.connect(self._socket.getsockname())
+
+    async def stop(self) -> None:
+        for filler in self._fillers:
+            filler.close()
+        await super().stop()
+
+
+@dataclass
+class DataPath:
+    """What a scenario works with. Endpoints are ``o0``, ``o1``, … in the order of the origins; all hold model ``m``."""
+
+    plane: Plane
+    origins: list[Origin]
+    port: int
+    errors: list[dict[str, Any]]
+    shared: list[Event]
+    clients: list[Client] = field(default_factory=list)
+
+    @property
+    def origin(self) -> Origin:
+        return self.origins[0]
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.plane.cluster
+
+    async def connect(self, *, receive_buffer: int = 0) -> Client:
+        """Open a caller's connection; ``receive_buffer`` bounds what its kernel takes unread."""
+        sock = socket.socket()
+        if receive_buffer:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
+        client = Client(*await asyncio.open_connection(sock=sock, limit=4 << 20 if not receive_buffer else 4096))
+        self.clients.append(client)
+        return client
+
+    async def until(self, condition: Callable[[], Any], what: str, within_s: float = 2.0) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {within_s} s: {what}; {self.outcomes} {self.results}"
+            await asyncio.sleep(0.002)
+
+    # --- what was counted ---------------------------------------------------------------------------------------
+
+    def scalar(self, member: Scalar) -> int:
+        return int(self.plane.words[Page.scalar(member)])
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How requests ended, over all models, without zeros."""
+        counted: Counter[str] = Counter()
+        for _, row in self.plane.page.models():
+            for index, outcome in enumerate(Outcome):
+                counted[outcome.value] += int(self.plane.words[row + index])
+        return dict(+counted)
+
+    @property
+    def results(self) -> dict[str, int]:
+        """How attempts ended, over all endpoints, without zeros."""
+        counted: Counter[str] = Counter()
+        for _, row in self.plane.page.endpoints():
+            for index, result in enumerate(AttemptResult):
+                counted[result.value] += int(self.plane.words[row + index])
+        return dict(+counted)
+
+    def timed_requests(self) -> int:
+        """Return how many requests the duration histograms hold."""
+        first, last = MODEL_OUTCOMES, MODEL_OUTCOMES + len(BUCKETS_S) + 1
+        return sum(sum(self.plane.words[row + first : row + last]) for _, row in self.plane.page.models())
+
+    @property
+    def in_flight(self) -> int:
+        return sum(endpoint.in_flight for endpoint in self.cluster.endpoints.values())
+
+    def pool(self, index: int = 0) -> Any:
+        """Return the pool of endpoint ``index``."""
+        return self.cluster.endpoints[f"o{index}"].shell
+
+    async def rest(self) -> None:
+        """Everything came to rest: nobody is connected, nothing is in flight, all that was counted once adds up."""
+        for client in self.clients:
+            client.close()
+        await self.until(lambda: not self.plane.connections, "callers' connections gone")
+        await self.until(lambda: not self.in_flight, "attempts in flight")
+        assert not any(endpoint.in_flight for endpoint in self.cluster.departed)
+        pools = [e.shell for e in self.cluster.endpoints.values() if e.shell is not None]
+        await self.until(lambda: not any(pool._tasks for pool in pools), "connects under way")
+        assert self.timed_requests() == sum(self.outcomes.values())
+        for pool in pools:
+            assert all(connection.exchange is None for connection in pool.open_connections)
+            assert len(pool._idle) == len(pool.open_connections)
+            pool.close()
+        await self.until(lambda: not any(pool.open_connections for pool in pools), "pools closed")
+        assert self.errors == []
+
+
+@contextlib.asynccontextmanager
+async def data_path(
+    origins: list[Origin],
+    *,
+    limits: Limits,
+    timeouts: Timeouts,
+    policies: Policies,
+    models: tuple[ModelPolicy, ...],
+    replicas: tuple[Replica, ...],
+    default_model: str | None,
+    sweep: bool,
+) -> AsyncIterator[DataPath]:
+    """Run a plane behind a listener in front of ``origins``."""
+    loop = asyncio.get_running_loop()
+    errors: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    fd = create("test")
+    page = Page(fd)
+    page.begin(os.getpid(), time.monotonic())
+    cluster = Cluster(policies, models, time.monotonic())
+    shared: list[Event] = []
+    plane = Plane(
+        cluster=cluster,
+        page=page,
+        loop=loop,
+        clock=time.monotonic,
+        rng=First(1),
+        limits=limits,
+        timeouts=timeouts,
+        share=shared.extend,
+    )
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            cluster.apply(Tick(), time.monotonic())
+            plane.sweep(time.monotonic())
+
+    ticker = loop.create_task(tick(), name="tick") if sweep else None
+    server = await loop.create_server(lambda: DownstreamConnection(plane, default_model), "127.0.0.1", 0)
+    for index, origin in enumerate(origins):
+        await origin.start()
+        record = EndpointRecord(f"o{index}", origin.address, replicas=replicas, static=True)
+        cluster.apply(EndpointSeen(record, time.monotonic()), time.monotonic())
+    path = DataPath(plane, origins, server.sockets[0].getsockname()[1], errors, shared)
+    try:
+        yield path
+        await path.rest()
+    finally:
+        server.close()
+        if ticker is not None:
+            ticker.cancel()
+        for client in path.clients:
+            client.writer.transport.abort()
+        for origin in origins:
+            await origin.stop()
+        await asyncio.sleep(0)
+        page.close()
+        os.close(fd)
+
+
+def on_data_path(
+    *scripts: Script | Origin | Callable[[], Origin],
+    limits: Limits | None = None,
+    timeouts: Timeouts | None = None,
+    policies: Policies = POLICIES,
+    idempotent: bool = False,
+    default: bool = True,
+    models: tuple[ModelPolicy, ...] | None = None,
+    replicas: tuple[Replica, ...] = (Replica("m"),),
+    default_model: str | None = None,
+    sweep: bool = True,
+) -> Callable[[Callable[Concatenate[DataPath, P], Awaitable[None]]], Callable[P, None]]:
+    """Make a test of a scenario. ``scripts``: an origin each, by its script or by its class."""
+
+    def decorate(scenario: Callable[Concatenate[DataPath, P], Awaitable[None]]) -> Callable[P, None]:
+        async def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            origins = [script() if isinstance(script, type) else Origin(script) for script in scripts]  # type: ignore[arg-type]
+            async with (
+                asyncio.timeout(SCENARIO_S),
+                data_path(
+                    origins,
+                    limits=limits or Limits(),
+                    timeouts=timeouts or Timeouts(),
+                    policies=policies,
+                    models=models or (ModelPolicy("m", idempotent=idempotent, default=default),),
+                    replicas=replicas,
+                    default_model=default_model,
+                    sweep=sweep,
+                ) as path,
+            ):
+                await scenario(path, *args, **kwargs)
+
+        def test(*args: P.args, **kwargs: P.kwargs) -> None:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(run(*args, **kwargs))
+
+        signature = inspect.signature(scenario)
+        test.__name__, test.__doc__, test.__module__ = scenario.__name__, scenario.__doc__, scenario.__module__
+        test.__qualname__ = scenario.__qualname__
+        parameters = [value for name, value in signature.parameters.items() if name != "path"]
+        test.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return test
+
+    return decorate
