@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from router.outcomes import ATTEMPT_BLAME, QUARANTINES, AttemptResult, Blame
+from router.outcomes import ATTEMPT_BLAME, BROKEN_OFF, QUARANTINES, AttemptResult, Blame
 from router.stats import SlidingCounts
 
 if TYPE_CHECKING:
@@ -216,13 +216,16 @@ class Quarantine(Guard):
             self._wait_over(now)
         self.trials = 1
 
-    def record(self, result: AttemptResult, now: float, rng: Rng, *, started: float, probe: bool) -> bool:
+    def record(
+        self, result: AttemptResult, now: float, rng: Rng, *, started: float, probe: bool, alone: bool = False
+    ) -> bool:
         """Judge how an attempt ended. ``probe``: it was begun by :meth:`take`. True where it opened or closed.
 
+        ``alone``: nobody else could take its place, so an endpoint that accepts connections is kept (BROKEN_OFF).
         Attempts that began before the last ejection say nothing new: one crash resets many connections.
         """
         if self.state is GuardState.CLOSED:
-            if result in QUARANTINES and started > self.since:
+            if result in QUARANTINES and started > self.since and not (alone and result in BROKEN_OFF):
                 self._open(now, rng)
                 return True
             return False

@@ -17,7 +17,7 @@ from router import model
 from router.filters import default_filters
 from router.fleet import Fleet
 from router.model import EjectCause, EndpointEjected, EndpointReturned, Event, Observation
-from router.outcomes import ATTEMPT_BLAME, AttemptResult, Blame, Reason
+from router.outcomes import ATTEMPT_BLAME, BROKEN_OFF, AttemptResult, Blame, Reason
 from router.pickers import AliasPicker
 from router.retry import RetryBudget, RetryVerdict, judge_retry
 from router.routes import PROBE, TRIAL, Attempt, NoCandidate, Route
@@ -280,7 +280,12 @@ class Cluster:
             return ()
         events: list[Event] = []
         started, permits = attempt.started, attempt.permits
-        if endpoint.quarantine.record(result, now, self._rng, started=started, probe=bool(permits & PROBE)):
+        alone = result in BROKEN_OFF and not any(
+            now < other.open_until and other.endpoint is not endpoint for other in attempt.route.candidates
+        )
+        if endpoint.quarantine.record(
+            result, now, self._rng, started=started, probe=bool(permits & PROBE), alone=alone
+        ):
             events.append(_moved(endpoint, EjectCause.QUARANTINE, now))
         if endpoint.breaker.record(blame, now, started=started, trial=bool(permits & TRIAL)):
             events.append(_moved(endpoint, EjectCause.BREAKER, now))

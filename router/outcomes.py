@@ -100,6 +100,9 @@ QUARANTINES: frozenset[AttemptResult] = frozenset(
 )
 """Results that put the endpoint in quarantine at once."""
 
+BROKEN_OFF: frozenset[AttemptResult] = frozenset({AttemptResult.RESET, AttemptResult.CUT})
+"""Those of them after which it may well accept the next connection: no reason to turn away the last that is left."""
+
 
 class Reason(StrEnum):
     """Why a replica may not be picked, and why a request found no candidate."""

@@ -85,7 +85,7 @@ class DataProcess:
         rng = random.Random(secrets.randbits(64))  # noqa: S311  routing, not secrets
         now = self._clock()
         self._page.begin(os.getpid(), now)
-        self._cluster = Cluster(router_policies(settings), model_policies(settings), now)
+        self._cluster = Cluster(router_policies(settings), model_policies(settings), now, rng=rng.random)
         self._plane = Plane(
             cluster=self._cluster,
             page=self._page,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from router.breaker import PROBE_PASSES, TRANSITIONS, Breaker, GuardEvent, GuardState, Quarantine
-from router.outcomes import QUARANTINES, AttemptResult, Blame
+from router.outcomes import BROKEN_OFF, QUARANTINES, AttemptResult, Blame
 from router.policy import BreakerPolicy, QuarantinePolicy
 
 NO_JITTER = lambda: 0.0  # noqa: E731
@@ -175,6 +175,12 @@ def test_what_quarantines_at_once(result: AttemptResult) -> None:
     guard = Quarantine(QuarantinePolicy())
     assert guard.record(result, 5.0, NO_JITTER, started=4.0, probe=False) is (result in QUARANTINES)
     assert guard.active is (result in QUARANTINES)
+
+
+@pytest.mark.parametrize("result", sorted(QUARANTINES))
+def test_the_last_one_is_kept_while_it_accepts_connections(result: AttemptResult) -> None:
+    guard = Quarantine(QuarantinePolicy())
+    assert guard.record(result, 5.0, NO_JITTER, started=4.0, probe=False, alone=True) is (result not in BROKEN_OFF)
 
 
 def test_it_doubles_from_one_second_to_thirty() -> None:

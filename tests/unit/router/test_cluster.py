@@ -23,7 +23,7 @@ from router.outcomes import AttemptResult, Reason
 from router.policy import ModelPolicy, Policies, QuarantinePolicy, RampPolicy
 from router.protocols import Candidate, Rng
 from router.retry import RetryDenied
-from router.routes import Attempt
+from router.routes import Attempt, NoCandidate
 from tests.support.fleet import Driven, record
 
 OK = AttemptResult.SUCCESS
@@ -328,6 +328,16 @@ def test_a_refused_connection_quarantines_at_once_and_siblings_hear_of_it() -> N
     assert isinstance(event, EndpointEjected)
     assert (event.id, event.cause, event.level, event.at) == ("a", EjectCause.QUARANTINE, 1, driven.now)
     assert 0.8 <= event.until - driven.now <= 1.0
+
+
+def test_a_broken_connection_quarantines_unless_nobody_else_is_left() -> None:
+    driven = pair()
+    driven.done(driven.to("a"), AttemptResult.RESET)
+    assert driven.ids() == {"b": 300}
+    driven.done(driven.to("b"), AttemptResult.CUT)
+    assert driven.ids() == {"b": 300}
+    driven.done(driven.to("b"), REFUSED)
+    assert isinstance(driven.choose(), NoCandidate)
 
 
 def test_after_quarantine_exactly_one_probe_goes_first_and_its_success_returns_it() -> None:
