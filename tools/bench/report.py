@@ -108,7 +108,7 @@ def print_report(report: Report) -> None:
     """Print the run as one table on standard output."""
     table = Table(title="CPU per proxied request: one worker, 32 connections, POST 1 KB, every head different")
     table.add_column("proxy", no_wrap=True)
-    for title in ("CPU µs/request", "warmroute is", "bound", "requests/s", "core busy", "p99 ms", "memory MB (PSS)"):
+    for title in ("CPU µs/request", "warmroute is", "bound", "requests/s", "core busy", "p99 ms", "PSS MB"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in report.rows:
         ratio = report.ratios.get(row.name)
@@ -129,10 +129,9 @@ def print_report(report: Report) -> None:
         table.add_row(
             f"one choice of {choice.endpoints:,} endpoints",
             f"{choice.choose_us:.2f}",
-            "",
+            f"with its end {choice.both_us:.2f}",
             f"<= {CHOICE_BOUND_US} µs",
-            f"with its end: {choice.both_us:.2f} µs",
         )
     console = Console()
-    console.width = max(console.width, 170)  # the table is narrower: this only keeps it from being squeezed
+    console.width = max(console.width, 150)  # the table is narrower: this only keeps it from being squeezed
     console.print(table)
