@@ -32,6 +32,7 @@ from sidecar.http1.head import (
     parse_request,
     without_fields,
 )
+from sidecar.http1.plane import NO_MODEL
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
@@ -456,7 +457,6 @@ class DownstreamConnection(asyncio.Protocol):
         if attempt is None:
             return
         self._upstream = None
-        self._attempt = None
         if status < 400 and not self._tries:
             plane.answered(attempt, row, now)
         else:
@@ -470,6 +470,7 @@ class DownstreamConnection(asyncio.Protocol):
                 result, outcome = AttemptResult.SERVER_ERROR, Outcome.UPSTREAM_5XX
             plane.attempt_ended(attempt, result, now)
             plane.request_ended(row, outcome, now - self._started)
+        self._attempt = None
         self._next(now)
 
     def attempt_failed(self, result: AttemptResult, detail: str) -> None:
@@ -521,7 +522,11 @@ class DownstreamConnection(asyncio.Protocol):
         plane.loop.call_exception_handler({"message": "a connection crashed", "exception": error, "protocol": self})
         phase = self._phase
         try:
-            self._settle(AttemptResult.CANCELLED, now)
+            attempt, self._attempt = self._attempt, None
+            if attempt is not None and attempt.endpoint.shell is not None:
+                plane.attempt_ended(attempt, AttemptResult.CANCELLED, now)
+            elif attempt is not None:  # it is the making of the pool that crashed
+                plane.cluster.done(attempt, AttemptResult.CANCELLED, now)
             self._drop_upstream()
             if phase >= _LINGERING:
                 self.transport.abort()
@@ -529,8 +534,10 @@ class DownstreamConnection(asyncio.Protocol):
                 self._cut(Outcome.INTERNAL)
             elif phase >= _BODY:
                 self._end_with(Outcome.INTERNAL, "")
-            else:
-                self._refuse(HeadError(Outcome.INTERNAL, ""), b"")
+            else:  # before anything is known of the request
+                plane.request_ended(plane.page.model_row(NO_MODEL), Outcome.INTERNAL, 0.0)
+                self._say(error_answer(Surface.PLAIN, Outcome.INTERNAL, close=True))
+                self._linger()
         except Exception:  # noqa: BLE001  whatever is broken, the connection ends
             self.transport.abort()
 

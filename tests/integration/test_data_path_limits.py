@@ -10,6 +10,7 @@ from router.matching import Surface
 from router.outcomes import Outcome
 from router.policy import ModelPolicy, Policies, RetryPolicy
 from sidecar.http1.answers import error_answer
+from sidecar.http1.downstream import DownstreamConnection
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
@@ -124,7 +125,7 @@ async def test_a_caller_that_reads_no_answers_is_read_no_further(path: DataPath)
     (connection,) = await arrived(path)
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     burst = request(b"GET /nothing HTTP/1.1") * 2000
-    for _ in range(60):
+    for _ in range(20):
         client.writer.write(burst)
     await path.until(lambda: connection._read_paused, "the caller is read no further", 5.0)
     before = path.outcomes["no_route"]
@@ -132,12 +133,12 @@ async def test_a_caller_that_reads_no_answers_is_read_no_further(path: DataPath)
     assert path.outcomes["no_route"] == before
     assert connection.transport.get_write_buffer_size() < 1 << 20
     client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-    for _ in range(before + 1000):  # and it goes on from there
-        assert (await client.answer()).status == 404
+    while path.outcomes["no_route"] < before + 1000:  # and it goes on from there
+        assert await client.reader.read(1 << 16)
     client.reset()
 
 
-async def arrived(path: DataPath) -> tuple[object, ...]:
+async def arrived(path: DataPath) -> tuple[DownstreamConnection, ...]:
     await path.until(lambda: path.plane.connections, "a connection")
     return tuple(path.plane.connections)
 

@@ -178,7 +178,6 @@ def test_an_answer_that_ends_too_early_is_cut(start: bytes) -> None:
         with pytest.raises(asyncio.IncompleteReadError):
             await client.body(head)
         assert path.outcomes == {"upstream_cut": 1}
-        assert not client.reader.at_eof() or not await client.rest()
 
     scenario()
 
