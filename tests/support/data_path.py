@@ -468,7 +468,7 @@ async def data_path(
 
 
 def on_data_path(
-    *scripts: Script | Origin | Callable[[], Origin],
+    *scripts: Script | Origin | type[Refusing],
     limits: Limits | None = None,
     timeouts: Timeouts | None = None,
     policies: Policies = POLICIES,
@@ -479,11 +479,11 @@ def on_data_path(
     default_model: str | None = None,
     sweep: bool = True,
 ) -> Callable[[Callable[Concatenate[DataPath, P], Awaitable[None]]], Callable[P, None]]:
-    """Make a test of a scenario. ``scripts``: an origin each, by its script or by its class."""
+    """Make a test of a scenario. ``scripts``: an origin each, by its script, its class or itself."""
 
     def decorate(scenario: Callable[Concatenate[DataPath, P], Awaitable[None]]) -> Callable[P, None]:
         async def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            origins = [script() if isinstance(script, type) else Origin(script) for script in scripts]  # type: ignore[arg-type]
+            origins = [_origin(script) for script in scripts]
             async with (
                 asyncio.timeout(SCENARIO_S),
                 data_path(
@@ -511,3 +511,9 @@ def on_data_path(
         return test
 
     return decorate
+
+
+def _origin(given: Script | Origin | type[Refusing]) -> Origin:
+    if isinstance(given, Origin):
+        return given
+    return given() if isinstance(given, type) else Origin(given)

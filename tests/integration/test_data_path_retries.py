@@ -1,0 +1,264 @@
+"""What is tried again, where, and what never is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from router.model import EjectCause, EndpointEjected
+from router.policy import ModelPolicy, Policies, QuarantinePolicy, RetryPolicy
+from sidecar.channel import FaultRule
+from sidecar.settings import Limits
+from sidecar.telemetry.page import Scalar
+from tests.support.data_path import (
+    CHUNKED,
+    DataPath,
+    OriginConnection,
+    Refusing,
+    answer,
+    chunk,
+    echo,
+    on_data_path,
+    post,
+    request,
+    resets,
+    says,
+)
+
+
+@pytest.mark.parametrize("body", [b"", b"x" * 100_000])
+def test_a_request_that_was_refused_goes_to_another_worker(body: bytes) -> None:
+    """Surely not started, so it is safe whether or not the model is idempotent."""
+
+    @on_data_path(Refusing, echo, idempotent=False)
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        assert (await client.ask(post(body) if body else request())).body == body
+        assert path.outcomes == {"ok": 1}
+        assert path.results == {"connect_refused": 1, "success": 1}
+        assert path.scalar(Scalar.RETRIES_TOTAL) == 1
+        (event,) = path.shared
+        assert isinstance(event, EndpointEjected)
+        assert (event.id, event.cause) == ("o0", EjectCause.QUARANTINE)
+
+    scenario()
+
+
+@on_data_path(resets, echo, idempotent=True)
+async def test_a_request_that_may_have_started_is_repeated_where_that_is_harmless(path: DataPath) -> None:
+    client = await path.connect()
+    assert (await client.ask(post(b"hello"))).body == b"hello"
+    assert path.results == {"reset": 1, "success": 1}
+    first, second = (origin.requests[0] for origin in path.origins)
+    assert first.raw == second.raw  # the same request, its identifiers too
+    assert path.outcomes == {"ok": 1}
+
+
+@on_data_path(resets, echo, idempotent=False)
+async def test_a_request_that_may_have_started_is_not_repeated_elsewhere(path: DataPath) -> None:
+    client = await path.connect()
+    got = await client.ask(post(b"hello"))
+    assert (got.status, got.value(b"warmroute-outcome")) == (502, b"upstream_reset")
+    assert b"o0: the connection failed (ConnectionResetError) before the response head" in got.body
+    assert path.origins[1].requests == []
+    assert path.scalar(Scalar.RETRIES_TOTAL) == 0
+
+
+@on_data_path(resets, echo, idempotent=True, limits=Limits(replay_bytes=1000))
+async def test_a_body_that_was_not_kept_is_not_repeated(path: DataPath) -> None:
+    client = await path.connect()
+    assert (await client.ask(post(b"x" * 1001))).status == 502
+    assert path.origins[1].requests == []
+    await asyncio.sleep(0.06)  # out of quarantine
+    assert (await client.ask(post(b"x" * 1000))).body == b"x" * 1000
+    assert path.outcomes == {"upstream_reset": 1, "ok": 1}
+
+
+async def begins_then_resets(origin: OriginConnection) -> None:
+    await origin.request()
+    await origin.send(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello")
+    await asyncio.sleep(0.01)
+    origin.reset()
+
+
+@on_data_path(begins_then_resets, echo, idempotent=True)
+async def test_nothing_is_repeated_once_a_byte_has_gone_downstream(path: DataPath) -> None:
+    client = await path.connect()
+    await client.send(request())
+    await client.head()
+    assert await client.rest() == b"hello"
+    assert path.origins[1].connections == []
+    assert path.outcomes == {"upstream_cut": 1}
+
+
+async def interim_then_resets(origin: OriginConnection) -> None:
+    await origin.request()
+    await origin.send(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")
+    await asyncio.sleep(0.01)
+    origin.reset()
+
+
+@on_data_path(interim_then_resets, echo, idempotent=True)
+async def test_an_interim_answer_is_no_byte_of_the_answer(path: DataPath) -> None:
+    client = await path.connect()
+    assert (await client.ask(post(b"x"))).status == 103
+    assert (await client.answer()).body == b"x"
+    assert path.outcomes == {"ok": 1}
+
+
+async def reads_a_little_then_resets(origin: OriginConnection) -> None:
+    await origin.reader.read(1024)
+    await asyncio.sleep(0.05)
+    origin.reset()
+
+
+@pytest.mark.parametrize("size", [2000, 700_000])
+def test_a_request_is_repeated_while_its_body_still_comes(size: int) -> None:
+    """What had been sent is sent again, and the rest follows; a caller that was held back is read again."""
+
+    @on_data_path(reads_a_little_then_resets, echo, idempotent=True)
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        parts = [bytes([65 + number]) * (size // 10) for number in range(10)]
+        await client.send(request(b"POST / HTTP/1.1", CHUNKED))
+        for part in parts[:9]:
+            client.writer.write(chunk(part))
+        await path.until(lambda: path.origins[1].connections, "at the second worker")
+        await client.send(chunk(parts[9]) + b"0\r\n\r\n")
+        assert (await client.answer()).body == b"".join(parts)
+        assert path.outcomes == {"ok": 1}
+        assert path.results == {"reset": 1, "success": 1}
+
+    scenario()
+
+
+@on_data_path(Refusing, Refusing, policies=Policies(retry=RetryPolicy(attempts=1, backoff_min_ms=1, backoff_max_ms=1)))
+async def test_as_many_tries_as_the_policy_says(path: DataPath) -> None:
+    client = await path.connect()
+    got = await client.ask(request())
+    assert (got.status, got.value(b"warmroute-outcome")) == (502, b"connect_failed")
+    assert path.results == {"connect_refused": 2}
+    assert path.scalar(Scalar.RETRIES_TOTAL) == 1
+
+
+BROKE = Policies(
+    retry=RetryPolicy(budget_ratio=0.0, budget_min_per_s=0.1, backoff_min_ms=1, backoff_max_ms=1),
+    quarantine=QuarantinePolicy(base_s=0.001, max_s=0.001, jitter_ratio=0.0),
+)
+
+
+@on_data_path(resets, resets, idempotent=True, policies=BROKE)
+async def test_retries_stay_within_their_budget(path: DataPath) -> None:
+    client = await path.connect()
+    for tries in (2, 3):  # 0.1 a second over 10 s is one
+        assert (await client.ask(request())).status == 502
+        assert path.results == {"reset": tries}
+        await asyncio.sleep(0.01)
+    assert path.scalar(Scalar.RETRIES_TOTAL) == 1
+    assert path.scalar(Scalar.RETRIES_DENIED_TOTAL) == 1
+    assert path.outcomes == {"upstream_reset": 2}
+
+
+@on_data_path(Refusing, policies=Policies(retry=RetryPolicy(backoff_min_ms=300, backoff_max_ms=300)))
+async def test_a_caller_that_leaves_during_the_back_off_is_let_go(path: DataPath) -> None:
+    client = await path.connect()
+    await client.send(request())
+    await path.until(lambda: path.scalar(Scalar.RETRIES_TOTAL), "the back-off began")
+    client.reset()
+    await path.until(lambda: path.outcomes, "the end", 0.1)
+    assert path.outcomes == {"client_abort": 1}
+    await asyncio.sleep(0.35)
+    assert path.results == {"connect_refused": 1}
+
+
+@on_data_path(says(answer(b"no", b"Retry-After: 1", status=b"503 Busy"), answer(b"bad", status=b"500 Broken")), echo)
+async def test_a_worker_s_own_errors_pass_and_are_told_apart(path: DataPath) -> None:
+    client = await path.connect()
+    assert (await client.ask(request())).start == b"HTTP/1.1 503 Busy"
+    assert (await client.ask(request())).start == b"HTTP/1.1 500 Broken"
+    assert path.outcomes == {"upstream_busy": 1, "upstream_5xx": 1}
+    assert path.results == {"busy": 1, "server_error": 1}
+
+
+@on_data_path(policies=Policies(), models=(ModelPolicy("m", default=True),))
+async def test_no_candidate_is_said_on_each_surface_with_a_time_to_come_back(path: DataPath) -> None:
+    client = await path.connect()
+    bodies = {}
+    for target in (b"/v2/models/m/infer", b"/v1/chat/completions", b"/other"):
+        got = await client.ask(post(b"x", target=target))
+        assert got.status == 503
+        assert int(got.value(b"Retry-After")) >= 1
+        assert got.values(b"Connection") == []
+        bodies[target] = got.body
+    head = await client.ask(request(b"HEAD /other HTTP/1.1"), b"HEAD")
+    assert int(head.value(b"Content-Length")) == len(bodies[b"/other"])
+    assert path.outcomes == {"no_candidate": 4}
+    reason = b"no warm replica can take this: "
+    v2, openai, plain = bodies.values()
+    assert v2.startswith(b'{"error":"' + reason)
+    assert openai.startswith(b'{"error":{"message":"' + reason)
+    assert openai.endswith(b'"type":"server_error","param":null,"code":"no_candidate"}}')
+    assert plain.startswith(b"503 Service Unavailable: " + reason)
+    assert plain.endswith(b"\n")
+
+
+# --- faults ---------------------------------------------------------------------------------------------------------
+
+
+def rule(kind: str, path: DataPath, *, for_s: float = 60.0, **fields: object) -> FaultRule:
+    values = {"id": "f", "kind": kind, "ratio": 1.0, "until": path.plane.clock() + for_s} | fields
+    return FaultRule(**values)  # type: ignore[arg-type]
+
+
+@on_data_path(echo)
+async def test_an_abort_answers_instead_of_the_worker(path: DataPath) -> None:
+    client = await path.connect()
+    path.plane.faults = (rule("abort", path, status=418),)
+    got = await client.ask(post(b"x"))
+    assert got.start == b"HTTP/1.1 418 I'm a Teapot"
+    assert got.value(b"warmroute-outcome") == b"fault"
+    assert path.origin.connections == []
+    assert path.scalar(Scalar.FAULTS_INJECTED_TOTAL) == 1
+    path.plane.faults = ()
+    assert (await client.ask(post(b"x"))).body == b"x"  # nothing was held against the worker
+    assert path.outcomes == {"fault": 1, "ok": 1}
+    assert path.results == {"cancelled": 1, "success": 1}
+
+
+@on_data_path(echo)
+async def test_a_delay_holds_a_request_back_and_lets_it_go_on(path: DataPath) -> None:
+    client = await path.connect()
+    path.plane.faults = (rule("delay", path, delay_ms=60.0),)
+    began = path.plane.clock()
+    assert (await client.ask(post(b"x"))).body == b"x"
+    assert path.plane.clock() - began >= 0.06
+    await client.send(post(b"y"))
+    await path.until(lambda: path.scalar(Scalar.FAULTS_INJECTED_TOTAL) == 2, "held back")
+    client.reset()  # and a caller that leaves meanwhile is let go
+    await path.until(lambda: path.outcomes == {"ok": 1, "client_abort": 1}, "let go", 0.05)
+    await asyncio.sleep(0.08)
+    assert len(path.origin.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "strikes"),
+    [
+        ({}, True),
+        ({"model": "m"}, True),
+        ({"model": "other"}, False),
+        ({"endpoint": "o0"}, True),
+        ({"endpoint": "o1"}, False),
+        ({"ratio": 0.0}, False),
+        ({"for_s": -1.0}, False),
+        ({"kind": "unknown"}, False),
+    ],
+)
+def test_a_fault_strikes_within_its_scope_ratio_and_time(fields: dict[str, object], strikes: bool) -> None:
+    @on_data_path(echo)
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        path.plane.faults = (rule(**{"kind": "abort", "path": path} | fields),)  # type: ignore[arg-type]
+        assert (await client.ask(request())).status == (503 if strikes else 200)
+
+    scenario()
