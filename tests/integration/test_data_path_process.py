@@ -1,0 +1,267 @@
+"""A real data process: what it says and takes on its channel, how it goes on without control, how it ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from router.model import (
+    EjectCause,
+    EndpointEjected,
+    EndpointGone,
+    EndpointReturned,
+    GoneReason,
+    PeerObserved,
+    StoreChanged,
+    StoreMode,
+)
+from router.outcomes import Outcome
+from sidecar.channel import FaultRule, FaultsChanged, Hello, Listening, Ping
+from sidecar.telemetry.page import Scalar
+from tests.support.data_process import DataProcess, read_answer
+
+MODELS = [{"name": "m", "default": True}]
+QUICK = {"models": MODELS, "timeouts": {"drain_s": 5.0}}
+
+
+class Worker:
+    """A worker on threads: answers each request, or holds a stream open until it is told to go on."""
+
+    def __init__(self) -> None:
+        self._server = socket.socket()
+        self._server.bind(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        self.go_on = threading.Event()
+        self.streaming = threading.Event()
+        self.served = 0
+        self._sockets: list[socket.socket] = []
+
+    def begin(self) -> None:
+        """Accept; until then connecting is refused."""
+        self._server.listen(64)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._server.accept()
+            except OSError:
+                return
+            self._sockets.append(sock)
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            while data := read_answer(sock):
+                self.served += 1
+                if b"/stream" in data.split(b"\r\n")[0]:
+                    sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nfirst")
+                    self.streaming.set()
+                    self.go_on.wait(10)
+                    sock.sendall(b"later")
+                else:
+                    sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self.go_on.set()
+        if self.served:  # it listens: wake who waits in accept
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        for sock in self._sockets:
+            sock.close()
+
+
+@contextmanager
+def worker(*, listens: bool = True) -> Iterator[Worker]:
+    made = Worker()
+    if listens:
+        made.begin()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_it_says_hello_and_accepts_once_it_has_a_snapshot(tmp_path: Path) -> None:
+    with worker() as one, DataProcess(tmp_path, **QUICK) as data:
+        hello = data.receive(Hello)
+        assert (hello.index, hello.pid) == (0, data.process.pid)
+        again = data.receive(Hello)  # said again until a snapshot comes
+        assert again.epoch == hello.epoch
+        with data.connect() as early:  # the kernel accepts; nobody answers yet
+            early.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            early.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                early.recv(1)
+            data.snapshot(one.address)
+            early.settimeout(10)
+            assert read_answer(early).endswith(b"\r\n\r\nok")
+        listening = data.receive(Listening)
+        assert (listening.index, listening.address) == (0, f"127.0.0.1:{data.port}")
+        assert listening.backlog >= 64
+        observed = data.receive(PeerObserved)
+        while not observed.observations:
+            observed = data.receive(PeerObserved)
+        (seen,) = observed.observations
+        assert (observed.source, seen.id, seen.successes, seen.failures) == (0, "o0", 1, 0)
+        data.until(lambda: data.scalar(Scalar.UPSTREAM_CONNECTIONS_TOTAL) == 1, "counted")
+        assert data.outcome(Outcome.OK) == 1
+        assert data.stop() == 0
+
+
+def test_without_a_snapshot_it_accepts_after_a_while(tmp_path: Path) -> None:
+    with DataProcess(tmp_path, **QUICK) as data:
+        assert data.once() == 503
+        assert data.process.events("snapshot.missing")[0]["level"] == "warning"
+        assert data.stop() == 0
+
+
+def test_it_goes_on_without_its_control_process_and_says_so(tmp_path: Path) -> None:
+    """Degraded mode: the last snapshot is frozen; a warning, a gauge, and all of it undone once control is back."""
+    with worker() as one, DataProcess(tmp_path, **QUICK) as data:
+        data.snapshot(one.address)
+        assert data.once() == 200
+        lost = data.process.await_event("control.lost")
+        assert lost["level"] == "warning"
+        assert lost["silent_s"] >= 2.0
+        assert data.scalar(Scalar.CONTROL_LOST_NOW) == 1
+        assert data.scalar(Scalar.STORE_MODE_NOW) == list(StoreMode).index(StoreMode.FROZEN)
+        assert data.once() == 200
+        data.send(Ping(time.monotonic()))
+        data.process.await_event("control.returned")
+        assert data.scalar(Scalar.CONTROL_LOST_NOW) == 0
+        assert data.scalar(Scalar.STORE_MODE_NOW) == list(StoreMode).index(StoreMode.LIVE)
+        assert data.once() == 200
+        assert data.stop() == 0
+
+
+def test_it_takes_the_store_s_mode_faults_and_departures(tmp_path: Path) -> None:
+    with worker() as one, DataProcess(tmp_path, **QUICK) as data:
+        data.snapshot(one.address)
+        assert data.once() == 200
+        now = time.monotonic()
+        data.send(StoreChanged(StoreMode.LOCAL, now))
+        data.until(lambda: data.scalar(Scalar.STORE_MODE_NOW) == list(StoreMode).index(StoreMode.LOCAL), "the mode")
+        data.send(FaultsChanged((FaultRule("f", "abort", 1.0, now + 60, status=429),)))
+        data.until(lambda: data.once() == 429, "the fault")
+        data.until(lambda: data.scalar(Scalar.FAULTS_INJECTED_TOTAL) == 1, "counted")
+        data.send(FaultsChanged((FaultRule("f", "abort", 1.0, time.monotonic() + 0.3),)))
+        data.until(lambda: data.once() == 200, "the fault is over by itself")
+        data.send(EndpointGone("o0", GoneReason.REMOVED, time.monotonic()))
+        data.process.await_event("endpoint.gone", endpoint="o0")
+        assert data.once() == 503
+        assert dict(data.page.endpoints()) == {}
+        assert data.stop() == 0
+
+
+def test_what_it_cannot_read_is_logged_and_skipped(tmp_path: Path) -> None:
+    with worker() as one, DataProcess(tmp_path, **QUICK) as data:
+        data.channel._sock.send(b"\xff not a message of this version")
+        data.process.await_event("channel.unreadable", level="error")
+        data.snapshot(one.address)
+        assert data.once() == 200
+        assert data.stop() == 0
+
+
+def test_it_shares_what_it_ejects_and_lets_back(tmp_path: Path) -> None:
+    settings = QUICK | {"policies": {"quarantine": {"base_s": 0.2, "max_s": 0.2}, "retry": {"attempts": 0}}}
+    with worker(listens=False) as one, DataProcess(tmp_path, **settings) as data:
+        data.snapshot(one.address)
+        assert data.once() == 502
+        ejected = data.receive(EndpointEjected)
+        assert (ejected.id, ejected.cause, ejected.level) == ("o0", EjectCause.QUARANTINE, 1)
+        assert data.process.await_event("endpoint.ejected")["cause"] == "quarantine"
+        one.begin()
+        data.until(lambda: data.once() == 200, "back")
+        returned = data.receive(EndpointReturned)
+        assert (returned.id, returned.cause) == ("o0", EjectCause.QUARANTINE)
+        assert returned.at > ejected.at
+        assert data.process.await_event("endpoint.returned")["endpoint"] == "o0"
+        assert data.stop() == 0
+
+
+def test_it_heeds_what_a_sibling_ejected_and_let_back(tmp_path: Path) -> None:
+    with worker() as one, DataProcess(tmp_path, **QUICK) as data:
+        data.snapshot(one.address)
+        assert data.once() == 200
+        now = time.monotonic()
+        data.send(EndpointEjected("o0", EjectCause.BREAKER, now + 60, 1, now))
+        data.until(lambda: data.once() == 503, "ejected here too")
+        data.send(EndpointReturned("o0", EjectCause.BREAKER, time.monotonic()))
+        data.until(lambda: data.once() == 200, "back here too")
+        assert data.stop() == 0
+
+
+def test_sigterm_lets_streams_end_and_takes_who_waits_in_the_queue(tmp_path: Path) -> None:
+    with worker() as one, DataProcess(tmp_path, **QUICK) as data:
+        data.snapshot(one.address)
+        with data.connect() as stream, data.connect() as idle:
+            assert data.ask(idle).endswith(b"ok")
+            stream.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert one.streaming.wait(5)
+            data.process.send(signal.SIGSTOP)  # so that a connection surely waits in the queue
+            with data.connect() as queued:
+                queued.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+                data.process.send(signal.SIGTERM)
+                data.process.send(signal.SIGCONT)
+                answered = read_answer(queued)
+                assert answered.endswith(b"ok")
+                assert b"\r\nConnection: close\r\n" in answered
+                assert queued.recv(1) == b""
+            data.process.await_event("process.closed")
+            assert data.scalar(Scalar.DRAINING_NOW) == 1
+            late = data.ask(idle)  # an idle connection is answered once more, and told to go
+            assert b"\r\nConnection: close\r\n" in late
+            assert data.process.popen.poll() is None
+            one.go_on.set()
+            assert read_answer(stream).endswith(b"firstlater")
+            assert data.process.wait() == 0
+        assert data.outcome(Outcome.OK) == 4
+        assert data.process.events("drain.cut") == []
+
+
+def test_what_outlasts_the_grace_period_is_cut(tmp_path: Path) -> None:
+    settings = {"models": MODELS, "timeouts": {"drain_s": 0.3}}
+    with worker() as one, DataProcess(tmp_path, **settings) as data:
+        data.snapshot(one.address)
+        with data.connect() as stream:
+            stream.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert one.streaming.wait(5)
+            began = time.monotonic()
+            assert data.stop() == 0
+            assert 0.3 <= time.monotonic() - began < 3
+            got = read_answer(stream)
+            assert got.endswith(b"first")
+            assert b"Content-Length: 10" in got
+        assert data.outcome(Outcome.DRAIN_CUT) == 1
+        assert data.process.await_event("drain.cut")["requests"] == 1
+
+
+def test_its_successor_serves_from_the_same_socket_and_counts_on(tmp_path: Path) -> None:
+    with worker() as one, DataProcess(tmp_path, **QUICK) as data:
+        data.snapshot(one.address)
+        assert data.once() == 200
+        data.until(lambda: data.outcome(Outcome.OK) == 1, "counted")
+        first = data.receive(Hello)
+        data.process.popen.kill()
+        data.process.wait()
+        with data.connect() as queued:
+            queued.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            data.start()
+            hello = data.receive(Hello)
+            while hello.epoch == first.epoch:
+                hello = data.receive(Hello)
+            data.snapshot(one.address)
+            assert read_answer(queued).endswith(b"ok")
+        data.until(lambda: data.outcome(Outcome.OK) == 2, "counted on")
+        assert data.scalar(Scalar.RESTARTS_TOTAL) == 1
+        assert data.stop() == 0
