@@ -1,0 +1,259 @@
+"""Whatever bytes come, in whatever pieces: a connection never raises, never writes too late, and settles all it began."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from router.cluster import Cluster
+from router.model import EndpointRecord, EndpointSeen, Event, Replica
+from router.outcomes import AttemptResult, Outcome
+from router.policy import ModelPolicy, Policies
+from router.routes import Attempt, NoCandidate
+from sidecar.http1.downstream import DownstreamConnection
+from sidecar.http1.plane import Plane
+from sidecar.settings import Limits, Timeouts
+from sidecar.telemetry.page import Page, create
+from sidecar.upstreams.pool import Exchange, Upstream, UpstreamConnection
+from tests.support.fake_transport import FakeTransport
+
+REQUESTS = (
+    b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET /v2/models/none/infer HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"POST /v1/x HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello",
+    b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\nhello",
+    b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5;x\r\nhello\r\n0\r\nT: v\r\n\r\n",
+    b"HEAD http://a.test:1/x?y HTTP/1.1\r\nHost: a\r\nConnection: close, x\r\nx: 1\r\n\r\n",
+    b"\r\n\r\n",
+)
+RESPONSES = (
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;x\r\nhello\r\n0\r\nT: v\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n\r\nhello",
+    b"HTTP/1.0 503 Busy\r\nRetry-After: 1\r\nConnection: keep-alive\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n",
+    b"HTTP/1.1 204 No Content\r\n\r\n",
+    b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno",
+)
+ODD = st.sampled_from(
+    [b"\r", b"\n", b"\r\n", b":", b" ", b"\0", b"\xff", b"0", b"-1", b"chunked", b"Content-Length: 5\r\n"]
+)
+
+
+@st.composite
+def streams(draw: st.DrawFn, messages: tuple[bytes, ...]) -> list[bytes]:
+    """Messages, some damaged, cut into pieces anywhere."""
+    data = b"".join(draw(st.lists(st.sampled_from(messages), max_size=4)))
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(data)))
+        data = data[:at] + draw(st.one_of(ODD, st.binary(max_size=6))) + data[at + draw(st.integers(0, 4)) :]
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=6)))
+    pieces = [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    return [piece for piece in pieces if piece]
+
+
+class HandLoop:
+    """The few things that the data path asks of a loop, done when the test says so."""
+
+    def __init__(self) -> None:
+        self.soon: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self.errors: list[dict[str, Any]] = []
+
+    def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
+        self.soon.append((callback, arguments))
+
+    def call_later(self, delay_s: float, callback: Callable[..., object], *arguments: Any) -> HandTimer:
+        timer = HandTimer(callback, arguments)
+        self.soon.append((timer.fire, ()))
+        return timer
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.errors.append(context)
+
+    def run(self) -> None:
+        while self.soon:
+            callback, arguments = self.soon.pop(0)
+            callback(*arguments)
+
+
+class HandTimer:
+    def __init__(self, callback: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        self._callback: Callable[..., object] | None = callback
+        self._arguments = arguments
+
+    def cancel(self) -> None:
+        self._callback = None
+
+    def fire(self) -> None:
+        if self._callback is not None:
+            self._callback(*self._arguments)
+
+
+class HandUpstream(Upstream):
+    """A pool whose connections stand at once, on fake transports."""
+
+    def connect(self, exchange: Exchange, wanted: Callable[[], bool]) -> None:
+        connection = UpstreamConnection(self)
+        connection.connection_made(FakeTransport())
+        exchange.attached(connection)
+
+
+class Bench:
+    """One caller's connection in front of one worker, all by hand."""
+
+    def __init__(self, page: Page) -> None:
+        self.loop = HandLoop()
+        self.now = 0.0
+        self.cluster = Cluster(Policies(), (ModelPolicy("m", idempotent=True, default=True),), 0.0)
+        shared: list[Event] = []
+        self.plane = Plane(
+            cluster=self.cluster,
+            page=page,
+            loop=self.loop,  # type: ignore[arg-type]
+            clock=lambda: self.now,
+            rng=random.Random(1),
+            limits=Limits(head_bytes=1024, target_bytes=64, fields=8, body_bytes=64, replay_bytes=16, pipelined=4096),
+            timeouts=Timeouts(),
+            share=shared.extend,
+        )
+        for name in ("o0", "o1"):
+            record = EndpointRecord(name, "http://a.test:1", replicas=(Replica("m"),), static=True)
+            self.cluster.apply(EndpointSeen(record, 0.0), 0.0)
+            endpoint = self.cluster.endpoints[name]
+            endpoint.shell = HandUpstream(
+                name,
+                endpoint.address,
+                loop=self.loop,  # type: ignore[arg-type]
+                clock=lambda: self.now,
+                page=page,
+                connect_s=1.0,
+                idle_s=60.0,
+                max_idle=4,
+                max_head_bytes=1024,
+            )
+        self.attempts = 0
+        choose = self.cluster.choose
+
+        def counted(*arguments: Any) -> Attempt | NoCandidate:
+            chosen = choose(*arguments)
+            self.attempts += isinstance(chosen, Attempt)
+            return chosen
+
+        self.cluster.choose = counted  # type: ignore[assignment,method-assign]
+        self.transport = FakeTransport()
+        self.connection = DownstreamConnection(self.plane)
+        self.connection.connection_made(self.transport)
+
+    @property
+    def busy(self) -> list[UpstreamConnection]:
+        """Upstream connections that a request waits on."""
+        pools = [endpoint.shell for endpoint in self.cluster.endpoints.values()]
+        return [one for pool in pools for one in pool.open_connections if one.exchange is not None]
+
+    def outcomes(self) -> int:
+        return sum(int(self.plane.words[row + i]) for _, row in self.plane.page.models() for i in range(len(Outcome)))
+
+    def results(self) -> int:
+        rows = self.plane.page.endpoints()
+        return sum(int(self.plane.words[row + i]) for _, row in rows for i in range(len(AttemptResult)))
+
+    def check_rest(self) -> None:
+        """Nobody is in flight, all transports were left alone once closed, and nothing crashed."""
+        self.loop.run()
+        assert self.loop.errors == []
+        assert self.transport.late == b""
+        assert self.busy == []
+        assert sum(endpoint.in_flight for endpoint in self.cluster.endpoints.values()) == 0
+        assert not self.plane.connections
+
+
+@contextmanager
+def bench() -> Iterator[Bench]:
+    fd = create("fuzz")
+    page = Page(fd)
+    page.begin(os.getpid(), 0.0)
+    try:
+        yield Bench(page)
+    finally:
+        page.close()
+        os.close(fd)
+
+
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@FUZZ
+@given(streams(REQUESTS), streams(RESPONSES), st.lists(st.sampled_from("caowtfr"), max_size=24), st.booleans())
+def test_any_bytes_both_ways_end_in_one_outcome_each(
+    asked: list[bytes], answered: list[bytes], steps: list[str], reset: bool
+) -> None:
+    with bench() as by_hand:
+        down, transport = by_hand.connection, by_hand.transport
+        for step in [*steps, *"ca" * 12]:
+            by_hand.now += 0.01
+            if step == "c" and asked and transport.reading and not transport.closing:
+                down.data_received(asked.pop(0))
+            elif step == "a" and answered and by_hand.busy:
+                worker = by_hand.busy[0]
+                if not worker.transport.is_closing():
+                    worker.data_received(answered.pop(0))
+            elif step == "o" and by_hand.busy:  # the worker's end
+                worker = by_hand.busy[0]
+                worker.connection_lost(ConnectionResetError() if reset else None)
+            elif step == "w":
+                by_hand.loop.run()
+            elif step == "t":
+                by_hand.now += 40.0
+                by_hand.plane.sweep(by_hand.now)
+            elif step == "f":
+                down.pause_writing()
+            elif step == "r":
+                down.resume_writing()
+        settled = by_hand.outcomes()
+        was_busy = down.busy
+        down.connection_lost(None)
+        by_hand.check_rest()
+        assert by_hand.outcomes() == settled + was_busy  # what was in hand ends in exactly one, what was settled stays
+        assert by_hand.results() == by_hand.attempts
+
+
+@FUZZ
+@given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=5))
+def test_any_bytes_at_all_from_a_caller_are_answered_or_waited_on(data: bytes, cuts: list[int]) -> None:
+    with bench() as by_hand:
+        start = 0
+        for end in [*sorted(cuts), len(data)]:
+            if data[start:end] and not by_hand.transport.closing:
+                by_hand.connection.data_received(data[start:end])
+            start = max(start, end)
+        by_hand.connection.eof_received()
+        by_hand.connection.connection_lost(None)
+        by_hand.check_rest()
+
+
+@FUZZ
+@given(st.binary(max_size=400), st.booleans())
+def test_any_bytes_at_all_from_a_worker_end_in_one_outcome(data: bytes, old: bool) -> None:
+    with bench() as by_hand:
+        version = b"1.0" if old else b"1.1"
+        by_hand.connection.data_received(b"GET / HTTP/%s\r\nHost: a\r\n\r\n" % version)
+        (worker,) = by_hand.busy
+        if data:
+            worker.data_received(data)
+        if worker.exchange is not None:
+            worker.connection_lost(None)
+        by_hand.loop.run()
+        for _ in range(3):  # the retry, and what waits for it
+            for other in by_hand.busy:
+                other.connection_lost(None)
+            by_hand.loop.run()
+        by_hand.connection.connection_lost(None)
+        by_hand.check_rest()
+        assert by_hand.outcomes() == 1
+        assert by_hand.results() == by_hand.attempts >= 1
