@@ -1,4 +1,4 @@
-"""Whatever bytes come, in whatever pieces: a connection never raises, never writes too late, and settles all it began."""
+"""Whatever bytes come, in whatever pieces: no connection raises, writes too late, or leaves anything unsettled."""
 
 from __future__ import annotations
 
