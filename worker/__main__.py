@@ -29,7 +29,6 @@ from worker.report import TTL_S, RecordBuilder, Reporter
 from worker.serving.v2 import Identity, Serving
 from worker.store import StoreError, scan
 
-_BACKLOG = 1024
 _USAGE = 2
 _PR_SET_PDEATHSIG = 1
 
@@ -41,7 +40,7 @@ def main(argv: list[str]) -> int:
         return 0
     log = EventLog(sys.stderr, json=options.json_log)
     try:
-        sock = _listen(options.host, options.port)
+        sock = _bind(options.host, options.port)
     except OSError as error:
         log.error("worker.failed", error=f"--listen {options.host}:{options.port}: {error.strerror or error}")
         return _USAGE
@@ -114,7 +113,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     return await process.run(signals)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
         0
     ]
@@ -122,7 +121,6 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(place)
-        sock.listen(_BACKLOG)
     except OSError:
         sock.close()
         raise

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from worker.serving.v2 import Serving
 
 ANNOUNCE_S = 1.0
-"""How long a drain waits for the shared state to hear of it, and the leaving for its record to be gone."""
+"""How long the start and a drain wait for the shared state to hear of it, and the leaving for its record to be gone."""
+BACKLOG = 1024
 KEEP_ALIVE_S = 75.0
 """Longer than the sidecar keeps an idle connection (55 s), so that it is never the worker that closes first."""
 MAX_HEAD_LINE_BYTES = 64 << 10
@@ -53,7 +54,7 @@ class WorkerProcess:
         log: EventLog,
         clock: Callable[[], float],
     ) -> None:
-        """``sock`` is bound and listens already; ``address`` is what to tell of it."""
+        """``sock`` is bound and does not listen yet; ``address`` is what to tell of it."""
         self._sock = sock
         self._address = address
         self._serving = serving
@@ -91,10 +92,9 @@ class WorkerProcess:
             max_field_size=MAX_HEAD_LINE_BYTES,
         )
         await runner.setup()
-        site = web.SockSite(runner, self._sock)
-        await site.start()
-        self._log.info("worker.listening", address=self._address)
+        site = web.SockSite(runner, self._sock, backlog=BACKLOG)
         reporting = self._task(self._reporter.run(), "report") if self._reporter is not None else None
+        await self._listen(site)
         bringing_up = self._task(self._bring_up(), "bring-up")
         await self._stop.wait()
         await self._drain(site, runner, bringing_up)
@@ -108,13 +108,30 @@ class WorkerProcess:
         def ended(task: asyncio.Task[None]) -> None:
             error = None if task.cancelled() else task.exception()
             if error is not None:
-                self._log.error("worker.failed", task=name, error=f"{type(error).__name__}: {error}")
-                self._exit_code = 1
-                self._stop.set()
+                self._fail(name, error)
 
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(ended)
         return task
+
+    def _fail(self, task: str, error: BaseException) -> None:
+        self._log.error("worker.failed", task=task, error=f"{type(error).__name__}: {error}")
+        self._exit_code = 1
+        self._stop.set()
+
+    async def _listen(self, site: web.SockSite) -> None:
+        """Accept connections, but not before the shared state knows that a new process is here (if it can be told).
+
+        Until then sidecars may take it for the one that had this id and address before it, and for warm as that was.
+        """
+        if self._reporter is not None:
+            await self._reporter.flush(ANNOUNCE_S)
+        try:
+            await site.start()
+        except OSError as error:  # another process began to listen there after this one had bound
+            self._fail("listen", error)
+        else:
+            self._log.info("worker.listening", address=self._address)
 
     async def _bring_up(self) -> None:
         """One model after the other: two at once would take each other's disk and cores, and none would be early."""

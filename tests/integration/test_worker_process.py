@@ -324,6 +324,38 @@ def test_started_again_under_its_id_it_is_cold_at_once(server: RedisServer, clie
         assert second.ask("/stats")[1]["models"]["m"]["executed"] == 0
 
 
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def test_it_accepts_nothing_before_the_store_knows_it(server: RedisServer, client: redis.Redis) -> None:
+    port = free_port()
+    client.hset(KEYS.endpoint("w1"), "epoch", "of-a-process-that-died")
+
+    def accepts() -> bool:
+        with socket.socket() as sock:
+            return sock.connect_ex(("127.0.0.1", port)) == 0
+
+    with WorkerProcess(*ECHO, "--state", server.url, "--listen", f"127.0.0.1:{port}", "--load-s", "60"):
+        while not accepts():  # without a pause: what is looked for is a moment
+            assert client.ping()
+        assert client.hget(KEYS.endpoint("w1"), "epoch") != "of-a-process-that-died"
+
+
+def test_it_accepts_in_time_where_the_store_cannot_be_told(server: RedisServer) -> None:
+    server.pause()
+    with WorkerProcess(*ECHO, "--state", server.url) as worker:
+        worker.event("worker.started")
+        began = time.monotonic()
+        worker.listening()
+        assert 0.5 < time.monotonic() - began < 3
+        assert worker.ask("/v2/health/live")[0] == 200
+        server.resume()
+
+
 def test_a_password_from_a_file(tmp_path: Path) -> None:
     server = RedisServer(tmp_path, "--requirepass", "s3cret")
     server.start()
