@@ -297,12 +297,11 @@ class DownstreamConnection(asyncio.Protocol):
             self._buffer = b""
             self.request_done = False
             self._scanner = ChunkScanner()
-        if head.has_request_id:
-            self._request_id = b""
-            out = head.forward
-        else:
+        out = head.forward
+        self._request_id = head.request_id
+        if not self._request_id:
             self._request_id = plane.new_request_id()
-            out = head.forward + b"x-request-id: " + self._request_id + b"\r\n"
+            out += b"x-request-id: " + self._request_id + b"\r\n"
         self._sent_head = out + (_VIA_END if head.has_traceparent else plane.new_traceparent() + _VIA_END)
         if self.request_done:
             self._phase = _WAITING
@@ -378,8 +377,12 @@ class DownstreamConnection(asyncio.Protocol):
         connection = upstream.checkout(now)
         if connection is None:
             self._connect(upstream)
-        else:
-            self._attach(connection)
+            return
+        seen = self._seen
+        self._upstream = connection
+        connection.begin(self, self._sent_head + seen)
+        if len(seen) > plane.replay_bytes or self._write_paused or self._read_paused:
+            self._settle_in(connection)
 
     def _struck(self, upstream: Upstream, route: Route, now: float) -> bool:
         """Let an injected fault have its way with the attempt; True where it took it over."""
@@ -400,11 +403,9 @@ class DownstreamConnection(asyncio.Protocol):
         self._ticket = ticket = self._ticket + 1
         upstream.connect(self, lambda: self._ticket == ticket)
 
-    def _attach(self, connection: UpstreamConnection) -> None:
-        self._upstream = connection
-        seen = self._seen
-        connection.begin(self, self._sent_head + seen)
-        if len(seen) > self._plane.replay_bytes:
+    def _settle_in(self, connection: UpstreamConnection) -> None:
+        """The request is under way on ``connection``: keep what can be sent again, and let what was paused go on."""
+        if len(self._seen) > self._plane.replay_bytes:
             self._whole = False
             self._seen = b""
         if self._write_paused:
@@ -417,7 +418,9 @@ class DownstreamConnection(asyncio.Protocol):
     def attached(self, connection: UpstreamConnection) -> None:
         """A connection was made for this request."""
         self._ticket += 1
-        self._attach(connection)
+        self._upstream = connection
+        connection.begin(self, self._sent_head + self._seen)
+        self._settle_in(connection)
 
     def begin_answer(self, head: ResponseHead) -> bytes:
         """Return the head that goes downstream."""
@@ -429,7 +432,7 @@ class DownstreamConnection(asyncio.Protocol):
         out = head.forward
         length = head.length
         if not head.has_request_id:
-            out += b"x-request-id: " + (self._request_id or request.request_id()) + b"\r\n"
+            out += b"x-request-id: " + self._request_id + b"\r\n"
         if length == UNTIL_CLOSE:
             if request.minor == 1:
                 out += b"Transfer-Encoding: chunked\r\n"
@@ -449,20 +452,46 @@ class DownstreamConnection(asyncio.Protocol):
         if not self.old_client:
             self.transport.write(head.forward + b"\r\n")
 
-    def answer_ended(self, now: float, status: int, *, busy: bool) -> None:
+    def whole_answer(self, now: float, head: ResponseHead, body: bytes) -> None:
+        """Head and body came in one piece, as most do: send and settle them in one step where nothing is special."""
+        plane = self._plane
+        attempt = self._attempt
+        if (
+            attempt is None
+            or self._close_after
+            or self._tries
+            or self.old_client
+            or head.status >= 400
+            or plane.draining
+            or not self.request_done
+        ):
+            self.transport.write(self.begin_answer(head) + body)
+            self.answer_ended(now, head)
+            return
+        out = head.forward
+        if not head.has_request_id:
+            out += b"x-request-id: " + self._request_id + b"\r\n"
+        self._upstream = None
+        self.transport.write(out + _VIA_END + body)
+        plane.answered(attempt, self._target.row, now)
+        self._attempt = None
+        self._next(now)
+
+    def answer_ended(self, now: float, head: ResponseHead) -> None:
         """The whole answer went downstream: count it, and go on to what is pipelined behind it."""
         plane = self._plane
         attempt = self._attempt
         row = self._target.row
         if attempt is None:
             return
+        status = head.status
         self._upstream = None
         if status < 400 and not self._tries:
             plane.answered(attempt, row, now)
         else:
             if status < 400:
                 result, outcome = AttemptResult.SUCCESS, Outcome.OK
-            elif busy:
+            elif head.busy:
                 result, outcome = AttemptResult.BUSY, Outcome.UPSTREAM_BUSY
             elif status < 500:
                 result, outcome = AttemptResult.CLIENT_ERROR, Outcome.UPSTREAM_4XX
@@ -623,7 +652,7 @@ class DownstreamConnection(asyncio.Protocol):
                 target.surface,
                 outcome,
                 detail,
-                request_id=self._request_id or head.request_id(),
+                request_id=self._request_id,
                 retry_after_s=retry_after_s,
                 close=close,
                 head_only=head.method == b"HEAD",

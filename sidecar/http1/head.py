@@ -73,18 +73,18 @@ class RequestHead:
     """What a proxy needs of a request head.
 
     ``forward`` is what goes upstream, without the final empty line, so that lines can be added. ``length`` is the
-    body's length in bytes, 0 for none, or CHUNKED.
+    body's length in bytes, 0 for none, or CHUNKED. ``request_id`` is the caller's own, or nothing.
     """
 
     __slots__ = (
         "forward",
-        "has_request_id",
         "has_traceparent",
         "keep_alive",
         "length",
         "method",
         "minor",
         "raw",
+        "request_id",
         "target",
     )
 
@@ -94,16 +94,9 @@ class RequestHead:
     minor: int
     length: int
     keep_alive: bool
-    has_request_id: bool
+    request_id: bytes
     has_traceparent: bool
     forward: bytes
-
-    def request_id(self) -> bytes:
-        """Return the caller's x-request-id, or nothing."""
-        if not self.has_request_id:
-            return b""
-        start = self.raw.lower().find(b"\r\nx-request-id:") + 15
-        return self.raw[start : self.raw.find(b"\r\n", start)].strip(b" \t")
 
 
 class ResponseHead:
@@ -117,6 +110,11 @@ class ResponseHead:
     has_request_id: bool
     has_retry_after: bool
     forward: bytes
+
+    @property
+    def busy(self) -> bool:
+        """True for back-pressure: 429, or 503 with Retry-After."""
+        return self.status == 429 or (self.status == 503 and self.has_retry_after)
 
 
 class _Ignore:
@@ -157,7 +155,8 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
     head.target = target
     head.minor = minor
     head.keep_alive = minor == 1
-    head.has_request_id = head.has_traceparent = False
+    head.request_id = b""
+    head.has_traceparent = False
     if method == b"CONNECT":
         raise HeadError(Outcome.NOT_IMPLEMENTED, "CONNECT is not served here")
 
@@ -176,7 +175,8 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
             if not _is_host(value.rstrip(b" \t")):
                 raise HeadError(Outcome.BAD_REQUEST, "Host is not a host")
         elif name == b"x-request-id":
-            head.has_request_id = True
+            start = lowered.find(b"\r\nx-request-id:") + 15
+            head.request_id = raw[start : raw.find(b"\r\n", start)].strip(b" \t")
         elif name == b"traceparent":
             head.has_traceparent = True
         elif name == b"transfer-encoding":

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 MAX_INTERIM = 64
 """1xx answers to one request; more is a worker gone wrong."""
 
-LOOK_AFTER_S = 0.002
-"""A connection idle for longer is peeked at before it is used (a system call that a busy pool need not pay)."""
+LOOK_AFTER_S = 0.05
+"""A connection idle for longer is peeked at before it is used. One that was used just now has nothing waiting unread
+but what came since the loop last polled, and a busy pool need not pay a system call for that."""
 
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _OUR_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -51,7 +52,10 @@ class Exchange(Protocol):
     def interim(self, head: ResponseHead) -> None:
         """A 1xx head came."""
 
-    def answer_ended(self, now: float, status: int, *, busy: bool) -> None:
+    def whole_answer(self, now: float, head: ResponseHead, body: bytes) -> None:
+        """The final head came, and all of its body with it: the two calls above and below in one."""
+
+    def answer_ended(self, now: float, head: ResponseHead) -> None:
         """The whole answer went downstream."""
 
     def attempt_failed(self, result: AttemptResult, detail: str) -> None:
@@ -424,14 +428,13 @@ class UpstreamConnection(asyncio.Protocol):
         length = head.length
         if length >= 0:
             extra = len(rest) - length
-            out = exchange.begin_answer(head)
             if extra >= 0:
-                exchange.transport.write(out + rest if extra == 0 else out + rest[:length])
-                self._end(exchange, clean=extra == 0)
+                now = self._let_go(exchange, head, clean=extra == 0)
+                exchange.whole_answer(now, head, rest if extra == 0 else rest[:length])
             else:
                 self._mode = _LENGTH
                 self._left = -extra
-                exchange.transport.write(out + rest)
+                exchange.transport.write(exchange.begin_answer(head) + rest)
         elif length == CHUNKED:
             self._scanner = ChunkScanner(decode=exchange.old_client)
             self._read_chunks(exchange, head, rest)
@@ -463,6 +466,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _end(self, exchange: Exchange, *, clean: bool) -> None:
         head = self._head
+        exchange.answer_ended(self._let_go(exchange, head, clean=clean), head)
+
+    def _let_go(self, exchange: Exchange, head: ResponseHead, *, clean: bool) -> float:
+        """The answer is here: back into the pool, or away. Returns the time."""
         upstream = self._upstream
         self.exchange = None
         self._mode = _IDLE
@@ -472,8 +479,7 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             upstream.open_connections.discard(self)
             self.transport.abort()
-        status = head.status
-        exchange.answer_ended(now, status, busy=status == 429 or (status == 503 and head.has_retry_after))
+        return now
 
     def _fail(self, exchange: Exchange, detail: str) -> None:
         self.drop()
