@@ -456,6 +456,7 @@ class DownstreamConnection(asyncio.Protocol):
         """Head and body came in one piece, as most do: send and settle them in one step where nothing is special."""
         plane = self._plane
         attempt = self._attempt
+        self._upstream = None
         if (
             attempt is None
             or self._close_after
@@ -471,7 +472,7 @@ class DownstreamConnection(asyncio.Protocol):
         out = head.forward
         if not head.has_request_id:
             out += b"x-request-id: " + self._request_id + b"\r\n"
-        self._upstream = None
+        self._phase = _ANSWERING
         self.transport.write(out + _VIA_END + body)
         plane.answered(attempt, self._target.row, now)
         self._attempt = None

@@ -240,7 +240,7 @@ class BrokenError(Exception):
 
 @pytest.mark.parametrize(
     ("owner", "where"),
-    [(Plane, "resolve"), (Plane, "upstream"), (Plane, "answered"), (DownstreamConnection, "begin_answer")],
+    [(Plane, "resolve"), (Plane, "upstream"), (Plane, "answered"), (DownstreamConnection, "whole_answer")],
 )
 def test_an_error_of_our_own_ends_one_request_and_is_told_once(
     owner: type, where: str, monkeypatch: pytest.MonkeyPatch
