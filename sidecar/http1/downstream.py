@@ -707,10 +707,10 @@ class DownstreamConnection(asyncio.Protocol):
         self.deadline = self._plane.clock() + LINGER_S
         if self._read_paused:
             self._resume_reading()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        else:
+        if not self.transport.can_write_eof():
             self.transport.close()
+        elif not self.transport.is_closing():
+            self.transport.write_eof()
 
     def _cut(self, outcome: Outcome) -> None:
         """End an answer that had begun, so that nobody can take it for a whole one."""
@@ -817,7 +817,7 @@ class DownstreamConnection(asyncio.Protocol):
     # --- flow control -------------------------------------------------------------------------------------------
 
     def _pause_reading(self) -> None:
-        if not self._read_paused:
+        if not self._read_paused and not self.transport.is_closing():
             self._read_paused = True
             self.transport.pause_reading()
 

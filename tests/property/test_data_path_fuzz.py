@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.cluster import Cluster
-from router.model import EndpointRecord, EndpointSeen, Event, Replica
-from router.outcomes import AttemptResult, Outcome
-from router.policy import ModelPolicy, Policies
-from router.routes import Attempt, NoCandidate
-from sidecar.http1.downstream import DownstreamConnection
-from sidecar.http1.plane import Plane
-from sidecar.settings import Limits, Timeouts
-from sidecar.telemetry.page import Page, create
-from sidecar.upstreams.pool import Exchange, Upstream, UpstreamConnection
-from tests.support.fake_transport import FakeTransport
+from tests.support.by_hand import bench
 
 REQUESTS = (
     b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -56,133 +40,6 @@ def streams(draw: st.DrawFn, messages: tuple[bytes, ...]) -> list[bytes]:
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=6)))
     pieces = [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
     return [piece for piece in pieces if piece]
-
-
-class HandLoop:
-    """The few things that the data path asks of a loop, done when the test says so."""
-
-    def __init__(self) -> None:
-        self.soon: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        self.errors: list[dict[str, Any]] = []
-
-    def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
-        self.soon.append((callback, arguments))
-
-    def call_later(self, delay_s: float, callback: Callable[..., object], *arguments: Any) -> HandTimer:
-        timer = HandTimer(callback, arguments)
-        self.soon.append((timer.fire, ()))
-        return timer
-
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        self.errors.append(context)
-
-    def run(self) -> None:
-        while self.soon:
-            callback, arguments = self.soon.pop(0)
-            callback(*arguments)
-
-
-class HandTimer:
-    def __init__(self, callback: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-        self._callback: Callable[..., object] | None = callback
-        self._arguments = arguments
-
-    def cancel(self) -> None:
-        self._callback = None
-
-    def fire(self) -> None:
-        if self._callback is not None:
-            self._callback(*self._arguments)
-
-
-class HandUpstream(Upstream):
-    """A pool whose connections stand at once, on fake transports."""
-
-    def connect(self, exchange: Exchange, wanted: Callable[[], bool]) -> None:
-        connection = UpstreamConnection(self)
-        connection.connection_made(FakeTransport())
-        exchange.attached(connection)
-
-
-class Bench:
-    """One caller's connection in front of one worker, all by hand."""
-
-    def __init__(self, page: Page) -> None:
-        self.loop = HandLoop()
-        self.now = 0.0
-        self.cluster = Cluster(Policies(), (ModelPolicy("m", idempotent=True, default=True),), 0.0)
-        shared: list[Event] = []
-        self.plane = Plane(
-            cluster=self.cluster,
-            page=page,
-            loop=self.loop,  # type: ignore[arg-type]
-            clock=lambda: self.now,
-            rng=random.Random(1),
-            limits=Limits(head_bytes=1024, target_bytes=64, fields=8, body_bytes=64, replay_bytes=16, pipelined=4096),
-            timeouts=Timeouts(),
-            share=shared.extend,
-        )
-        for name in ("o0", "o1"):
-            record = EndpointRecord(name, "http://a.test:1", replicas=(Replica("m"),), static=True)
-            self.cluster.apply(EndpointSeen(record, 0.0), 0.0)
-            endpoint = self.cluster.endpoints[name]
-            endpoint.shell = HandUpstream(
-                name,
-                endpoint.address,
-                loop=self.loop,  # type: ignore[arg-type]
-                clock=lambda: self.now,
-                page=page,
-                connect_s=1.0,
-                idle_s=60.0,
-                max_idle=4,
-                max_head_bytes=1024,
-            )
-        self.attempts = 0
-        choose = self.cluster.choose
-
-        def counted(*arguments: Any) -> Attempt | NoCandidate:
-            chosen = choose(*arguments)
-            self.attempts += isinstance(chosen, Attempt)
-            return chosen
-
-        self.cluster.choose = counted  # type: ignore[assignment,method-assign]
-        self.transport = FakeTransport()
-        self.connection = DownstreamConnection(self.plane)
-        self.connection.connection_made(self.transport)
-
-    @property
-    def busy(self) -> list[UpstreamConnection]:
-        """Upstream connections that a request waits on."""
-        pools = [endpoint.shell for endpoint in self.cluster.endpoints.values()]
-        return [one for pool in pools for one in pool.open_connections if one.exchange is not None]
-
-    def outcomes(self) -> int:
-        return sum(int(self.plane.words[row + i]) for _, row in self.plane.page.models() for i in range(len(Outcome)))
-
-    def results(self) -> int:
-        rows = self.plane.page.endpoints()
-        return sum(int(self.plane.words[row + i]) for _, row in rows for i in range(len(AttemptResult)))
-
-    def check_rest(self) -> None:
-        """Nobody is in flight, all transports were left alone once closed, and nothing crashed."""
-        self.loop.run()
-        assert self.loop.errors == []
-        assert self.transport.late == b""
-        assert self.busy == []
-        assert sum(endpoint.in_flight for endpoint in self.cluster.endpoints.values()) == 0
-        assert not self.plane.connections
-
-
-@contextmanager
-def bench() -> Iterator[Bench]:
-    fd = create("fuzz")
-    page = Page(fd)
-    page.begin(os.getpid(), 0.0)
-    try:
-        yield Bench(page)
-    finally:
-        page.close()
-        os.close(fd)
 
 
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -17,6 +17,7 @@ class FakeTransport(asyncio.Transport):
         self.aborted = False
         self.half_closed = False
         self.reading = True
+        self.unsent_bytes = 0
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         if self.closing or self.half_closed:
@@ -28,6 +29,7 @@ class FakeTransport(asyncio.Transport):
         return True
 
     def write_eof(self) -> None:
+        assert not self.closing
         self.half_closed = True
 
     def close(self) -> None:
@@ -40,13 +42,15 @@ class FakeTransport(asyncio.Transport):
         return self.closing
 
     def pause_reading(self) -> None:
+        assert not self.closing
         self.reading = False
 
     def resume_reading(self) -> None:
+        assert not self.closing
         self.reading = True
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.unsent_bytes
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return _FakeSocket() if name == "socket" else default

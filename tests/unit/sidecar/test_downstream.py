@@ -1,0 +1,193 @@
+"""A caller's connection by hand: how it ends, what it holds back, and what it does when others are closing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sidecar.http1.downstream import CLOSE_STALL_S, LINGER_BYTES, LINGER_S
+from sidecar.telemetry.page import Scalar
+from sidecar.upstreams.pool import UpstreamConnection
+from tests.support.by_hand import Bench, bench
+from tests.support.data_path import answer, post, request
+from tests.support.fake_transport import FakeTransport
+
+BAD = b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"
+
+
+@pytest.fixture
+def by_hand() -> Iterator[Bench]:
+    with bench() as made:
+        yield made
+
+
+def sweep_at(by_hand: Bench, now: float) -> None:
+    by_hand.now = now
+    by_hand.plane.sweep(now)
+
+
+def reads(side: Bench | UpstreamConnection) -> bool:
+    transport = side.transport
+    assert isinstance(transport, FakeTransport)
+    return transport.reading
+
+
+def test_after_a_refusal_input_is_thrown_away_for_a_moment(by_hand: Bench) -> None:
+    down, transport = by_hand.connection, by_hand.transport
+    down.data_received(BAD + b"whatever follows")
+    assert transport.written.startswith(b"HTTP/1.1 400 ")
+    assert transport.half_closed
+    answered = transport.written
+    down.data_received(request())  # no request any more
+    sweep_at(by_hand, LINGER_S - 0.1)
+    assert not transport.closing
+    sweep_at(by_hand, LINGER_S)
+    assert transport.aborted
+    assert transport.written == answered
+    down.connection_lost(None)
+    by_hand.check_rest()
+    assert by_hand.outcomes() == 1
+
+
+def test_nobody_can_feed_a_lingering_connection_for_ever(by_hand: Bench) -> None:
+    by_hand.connection.data_received(BAD)
+    by_hand.connection.data_received(b"x" * LINGER_BYTES)
+    assert not by_hand.transport.aborted
+    by_hand.connection.data_received(b"x")
+    assert by_hand.transport.aborted
+
+
+def test_a_closing_connection_waits_for_a_reader_that_moves_and_for_no_other(by_hand: Bench) -> None:
+    transport = by_hand.transport
+    by_hand.connection.data_received(request(b"GET / HTTP/1.1", b"Connection: close"))
+    (worker,) = by_hand.busy
+    worker.data_received(answer(b"x"))
+    assert transport.closing
+    transport.unsent_bytes = 1000
+    sweep_at(by_hand, LINGER_S)
+    assert not transport.aborted
+    transport.unsent_bytes = 900  # it moved
+    sweep_at(by_hand, LINGER_S + CLOSE_STALL_S)
+    assert not transport.aborted
+    sweep_at(by_hand, LINGER_S + 2 * CLOSE_STALL_S - 0.1)
+    assert not transport.aborted
+    sweep_at(by_hand, LINGER_S + 2 * CLOSE_STALL_S)
+    assert transport.aborted
+
+
+def test_a_caller_that_left_is_not_waited_for_longer_than_any_other(by_hand: Bench) -> None:
+    by_hand.connection.data_received(request())
+    (worker,) = by_hand.busy
+    worker.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx")
+    by_hand.plane.sweep(by_hand.now)  # the stream may idle for minutes now
+    assert not by_hand.connection.eof_received()
+    by_hand.transport.unsent_bytes = 1000
+    sweep_at(by_hand, LINGER_S)
+    sweep_at(by_hand, LINGER_S + CLOSE_STALL_S)
+    assert by_hand.transport.aborted
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered", "outcomes"),
+    [
+        (b"", b"", 0),
+        (b"GET / HT", b"", 0),
+        (request(), b"", 1),
+        (post(b"hello")[:-2], b"", 1),
+        (request(), b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx", 1),
+        (request(), answer(b"whole"), 1),
+    ],
+)
+@pytest.mark.parametrize("end", ["eof", "lost"])
+def test_an_end_is_settled_once_in_every_phase(
+    by_hand: Bench, sent: bytes, answered: bytes, outcomes: int, end: str
+) -> None:
+    if sent:
+        by_hand.connection.data_received(sent)
+    if answered:
+        by_hand.busy[0].data_received(answered)
+    if end == "eof":
+        assert not by_hand.connection.eof_received()
+    by_hand.connection.connection_lost(None)
+    by_hand.check_rest()
+    assert by_hand.outcomes() == outcomes
+
+
+@pytest.mark.parametrize(
+    "sent", [request(), post(b"hello")[:-2], request(b"POST / HTTP/1.0", b"Content-Length: 5") + b"he"]
+)
+@pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx"])
+def test_a_worker_that_fails_while_the_caller_s_connection_closes(by_hand: Bench, sent: bytes, begun: bytes) -> None:
+    """A write failed: the loop closes the connection, but has not said so yet."""
+    by_hand.connection.data_received(sent)
+    (worker,) = by_hand.busy
+    if begun:
+        worker.data_received(begun)
+    by_hand.transport.abort()
+    worker.pause_writing()
+    worker.resume_writing()
+    worker.connection_lost(ConnectionResetError())
+    by_hand.loop.run()
+    by_hand.connection.connection_lost(ConnectionResetError())
+    by_hand.loop.run()
+    assert by_hand.loop.errors == []
+    assert by_hand.busy == []
+    assert by_hand.outcomes() == 1
+
+
+def test_answers_of_our_own_stop_while_the_caller_does_not_read(by_hand: Bench) -> None:
+    down = by_hand.connection
+    burst = request(b"GET /v2/models/m/versions/9 HTTP/1.1") * 3
+    down.pause_writing()
+    assert not reads(by_hand)
+    down.resume_writing()
+    assert reads(by_hand)
+    down.data_received(burst)
+    down.pause_writing()
+    by_hand.loop.run()
+    assert by_hand.transport.written.count(b"HTTP/1.1 404 ") == 1
+    down.resume_writing()
+    by_hand.loop.run()
+    assert by_hand.transport.written.count(b"HTTP/1.1 404 ") == 3
+    down.connection_lost(None)
+    by_hand.check_rest()
+
+
+@pytest.mark.parametrize("full_first", [True, False])
+def test_a_full_side_pauses_the_other_and_lets_it_go_on(by_hand: Bench, full_first: bool) -> None:
+    down = by_hand.connection
+    if full_first:
+        down.pause_writing()
+        down.resume_writing()
+    down.data_received(post(b"hello")[:-2])
+    (worker,) = by_hand.busy
+    worker.pause_writing()
+    assert not reads(by_hand)
+    worker.resume_writing()
+    assert reads(by_hand)
+    down.data_received(b"lo")
+    worker.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx")
+    down.pause_writing()
+    assert not reads(worker)
+    down.resume_writing()
+    assert reads(worker)
+    down.pause_writing()
+    worker.data_received(b"12345678")
+    assert reads(worker)  # pooled: it is read, or what comes unasked would not be seen
+    down.connection_lost(None)
+    by_hand.check_rest()
+
+
+def test_a_worker_that_has_yet_to_read_its_request_is_not_pooled(by_hand: Bench) -> None:
+    by_hand.connection.data_received(post(b"hello"))
+    (worker,) = by_hand.busy
+    worker.pause_writing()
+    worker.data_received(answer(b"early"))
+    assert worker.transport.is_closing()
+    assert by_hand.outcomes() == 1
+
+
+def test_what_is_said_here_counts_as_sent(by_hand: Bench) -> None:
+    by_hand.connection.data_received(BAD)
+    assert by_hand.plane.words[by_hand.plane.page.scalar(Scalar.SENT_BYTES)] == len(by_hand.transport.written)
