@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 import threading
@@ -264,4 +265,26 @@ def test_its_successor_serves_from_the_same_socket_and_counts_on(tmp_path: Path)
             assert read_answer(queued).endswith(b"ok")
         data.until(lambda: data.outcome(Outcome.OK) == 2, "counted on")
         assert data.scalar(Scalar.RESTARTS_TOTAL) == 1
+        assert data.stop() == 0
+
+
+def test_a_process_out_of_descriptors_blames_no_worker(tmp_path: Path) -> None:
+    with worker() as one, DataProcess(tmp_path, **QUICK) as data:
+        data.snapshot(one.address)
+        with data.connect() as stream, data.connect() as other:
+            assert data.ask(other).endswith(b"ok")
+            stream.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")  # takes the one pooled connection
+            assert one.streaming.wait(5)
+            used = [int(entry.name) for entry in Path(f"/proc/{data.process.pid}/fd").iterdir()]
+            free = next(fd for fd in range(len(used) + 1) if fd not in used)
+            resource.prlimit(data.process.pid, resource.RLIMIT_NOFILE, (free, 4096))
+            refused = data.ask(other)
+            assert refused.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nwarmroute-outcome: overloaded\r\n" in refused
+            resource.prlimit(data.process.pid, resource.RLIMIT_NOFILE, (4096, 4096))
+            assert data.ask(other).endswith(b"ok")  # at once: nothing was held against it
+            one.go_on.set()
+            assert read_answer(stream).endswith(b"firstlater")
+        data.until(lambda: data.outcome(Outcome.OVERLOADED) == 1, "counted")
+        assert data.process.events("endpoint.ejected") == []
         assert data.stop() == 0
