@@ -4,7 +4,7 @@
 set -eu
 
 missing=""
-for pair in redis-server:redis-server nginx:nginx wrk:wrk ip:iproute2 unshare:util-linux; do
+for pair in redis-server:redis-server nginx:nginx wrk:wrk curl:curl ip:iproute2 unshare:util-linux; do
     PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
 done
 [ -n "$missing" ] || exit 0

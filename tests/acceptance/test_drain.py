@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(60)]
 
 
+CLIENTS = 16
+
+
 def settings(origin: str, drain_s: float) -> dict[str, Any]:
     return {
         "models": [{"name": "default", "default": True, "endpoints": [origin]}],
@@ -41,7 +44,7 @@ def test_streams_end_whole_and_nothing_is_accepted_after_sigterm(tmp_path: Path)
         streaming_origin(tmp_path / "origin.log") as origin,
         running(tmp_path, settings=settings(origin, drain_s=15)) as sidecar,
         Load(sidecar.listen, [stream(5)], clients=12, rate_per_s=120, rounds=1) as streams,
-        Load(sidecar.listen, [echo()]) as load,
+        Load(sidecar.listen, [echo()], clients=CLIENTS) as load,
     ):
         until(lambda: len(streams.ports) == 12 and len(load.answers) > 100, "streams and short requests run")
         sidecar.process.send(signal.SIGTERM)
@@ -60,13 +63,10 @@ def test_streams_end_whole_and_nothing_is_accepted_after_sigterm(tmp_path: Path)
         assert time.monotonic() - told_at < 8  # it leaves with the last stream, well before the grace period ends
 
     # on connections that were kept alive every request was answered; what was refused is connecting anew
-    asked_after = [answer for answer in load.answers if answer.began > told_at]
     assert [answer for answer in load.failed() if not answer.fresh] == [], load.summary()
     assert [answer for answer in load.failed() if answer.began < told_at] == [], load.summary()
     assert {answer.error for answer in load.failed()} <= {"ConnectionRefusedError", "ConnectionResetError"}
-    goodbyes = [answer for answer in asked_after if answer.ok]
-    assert goodbyes
-    assert all(answer.closes for answer in goodbyes if answer.began > told_at + 0.1), load.summary()
+    assert sum(answer.closes for answer in load.answers if answer.ok) >= CLIENTS  # each was told to go elsewhere
 
 
 def test_a_stream_longer_than_the_grace_period_is_cut_at_its_end(tmp_path: Path) -> None:

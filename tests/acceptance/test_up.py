@@ -136,6 +136,7 @@ def paste(line: str, directory: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_printed_lines_work_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     with up(tmp_path) as running:
         output = running.output()

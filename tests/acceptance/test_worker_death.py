@@ -164,6 +164,7 @@ def test_the_first_refused_attempt_takes_an_endpoint_out(tmp_path: Path) -> None
         }
         sidecar = stack.enter_context(running(tmp_path, settings=settings))
         assert statuses(sidecar, 40) == [200] * 40
+        until(lambda: sidecar.metric("warmroute_attempts_total") == 40, "all are counted")  # after they were answered
         victim = origins[0].address
         served = attempts(sidecar, victim)
         assert 0 < served < 40
@@ -173,7 +174,7 @@ def test_the_first_refused_attempt_takes_an_endpoint_out(tmp_path: Path) -> None
         assert sidecar.process.events("endpoint.ejected", endpoint=victim, cause="quarantine")
         refused = attempts(sidecar, victim, "connect_refused")
         assert 1 <= refused <= PROCESSES
-        assert attempts(sidecar, victim) == served + refused
+        assert attempts(sidecar, victim) == served + refused, sidecar.samples("warmroute_attempts_total")
         assert sidecar.stop() == 0
 
 
