@@ -191,3 +191,35 @@ def test_a_worker_that_has_yet_to_read_its_request_is_not_pooled(by_hand: Bench)
 def test_what_is_said_here_counts_as_sent(by_hand: Bench) -> None:
     by_hand.connection.data_received(BAD)
     assert by_hand.plane.words[by_hand.plane.page.scalar(Scalar.SENT_BYTES)] == len(by_hand.transport.written)
+
+
+def test_a_caller_held_back_for_one_worker_is_read_again_for_the_next(by_hand: Bench) -> None:
+    down = by_hand.connection
+    down.data_received(post(b"hello")[:-2])
+    (first,) = by_hand.busy
+    first.pause_writing()
+    assert not reads(by_hand)
+    first.connection_lost(ConnectionResetError())
+    by_hand.loop.run()  # the back-off
+    (second,) = by_hand.busy
+    assert reads(by_hand)
+    down.data_received(b"lo")
+    assert isinstance(second.transport, FakeTransport)
+    assert second.transport.written.endswith(b"\r\n\r\nhello")
+    second.data_received(answer(b"x"))
+    down.connection_lost(None)
+    by_hand.check_rest()
+
+
+@pytest.mark.parametrize(("sizes", "attempts"), [((8, 8), 2), ((8, 9), 1), ((17, 1), 1)])
+def test_a_body_is_sent_again_while_all_of_it_is_kept(by_hand: Bench, sizes: tuple[int, ...], attempts: int) -> None:
+    down = by_hand.connection  # 16 bytes are kept
+    down.data_received(request(b"POST / HTTP/1.1", b"Content-Length: 20") + b"x" * sizes[0])
+    for size in sizes[1:]:
+        down.data_received(b"x" * size)
+    by_hand.busy[0].connection_lost(ConnectionResetError())
+    by_hand.loop.run()
+    assert by_hand.attempts == attempts
+    assert by_hand.transport.written[:13] == (b"" if attempts == 2 else b"HTTP/1.1 502 ")
+    down.connection_lost(None)
+    by_hand.check_rest()
