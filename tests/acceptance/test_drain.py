@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(60)]
 
 
 CLIENTS = 16
+PAUSE_S = 0.6
+"""Between a client's requests: most connections are idle when the drain begins, and asked once more within a second."""
 
 
 def settings(origin: str, drain_s: float) -> dict[str, Any]:
@@ -44,9 +46,9 @@ def test_streams_end_whole_and_nothing_is_accepted_after_sigterm(tmp_path: Path)
         streaming_origin(tmp_path / "origin.log") as origin,
         running(tmp_path, settings=settings(origin, drain_s=15)) as sidecar,
         Load(sidecar.listen, [stream(5)], clients=12, rate_per_s=120, rounds=1) as streams,
-        Load(sidecar.listen, [echo()], clients=CLIENTS) as load,
+        Load(sidecar.listen, [echo()], clients=CLIENTS, rate_per_s=CLIENTS / PAUSE_S) as load,
     ):
-        until(lambda: len(streams.ports) == 12 and len(load.answers) > 100, "streams and short requests run")
+        until(lambda: len(streams.ports) == 12 and len(load.answers) > 2 * CLIENTS, "streams and short requests run")
         sidecar.process.send(signal.SIGTERM)
         told_at = time.monotonic()
         until(lambda: sidecar.read("/readyz")[0] == 503, "not ready at once", within_s=1)

@@ -33,6 +33,8 @@ MODEL = "toy"
 WORKERS = ("worker-a", "worker-b")
 LOAD_S = 2.0
 RAMP_S = 10.0
+WORK_MS = 200
+"""Long beside what else a request takes, so that the origin dies with some under way whose answers have not begun."""
 NEVER = ("lost", "wrong", "hang", "clean_cut")
 
 
@@ -124,12 +126,12 @@ def test_a_killed_worker_costs_no_request_and_comes_back_warm_before_it_is_asked
 class Origin(Process):
     """One of the ledger's origins; it notes each execution in a file that outlives it."""
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, work_ms: int = 5) -> None:
         self.file = directory / f"{name}.ledger"
         self.file.touch()
         self.address = f"127.0.0.1:{free_port()}"
         command = [sys.executable, str(LEDGER), "origin", "--listen", self.address, "--id", name]
-        super().__init__([*command, "--work-ms", "5", "--file", str(self.file)], directory / f"{name}.log")
+        super().__init__([*command, "--work-ms", str(work_ms), "--file", str(self.file)], directory / f"{name}.log")
         host, _, port = self.address.rpartition(":")
         until(lambda: not closed(host, int(port)), f"origin {name} listens")
 
@@ -182,9 +184,10 @@ def test_the_first_refused_attempt_takes_an_endpoint_out(tmp_path: Path) -> None
 def test_nothing_is_lost_and_nothing_is_executed_twice(tmp_path: Path, *, idempotent: bool) -> None:
     declared = ["--idempotent"] if idempotent else []
     with ExitStack() as stack:
-        origins = [stack.enter_context(Origin(tmp_path, name)) for name in "AB"]
+        origins = [stack.enter_context(Origin(tmp_path, name, WORK_MS)) for name in "AB"]
         sidecar = stack.enter_context(running(tmp_path, *to(origins), *declared))
         argv = [sys.executable, str(LEDGER), "load", "--target", sidecar.listen, "--seconds", "6", "--clients", "16"]
+        argv += ["--stream", "0.1"]
         argv += ["--origins", ",".join(str(origin.file) for origin in origins), *declared]
         argv += ["--fault", f"at=2;cmd=kill -9 {origins[0].pid}"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
@@ -192,12 +195,12 @@ def test_nothing_is_lost_and_nothing_is_executed_twice(tmp_path: Path, *, idempo
         assert done.returncode == 0, done.stdout
         assert sidecar.stop() == 0
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert report["requests"] > 300
+    assert report["requests"] > 200
     assert {name: report[name] for name in NEVER} == dict.fromkeys(NEVER, 0)
     unanswered = {outcome: count for outcome, count in report["outcomes"].items() if not outcome.endswith(" ok")}
     if idempotent:
         assert set(unanswered) <= {"stream cut mid-body"}, unanswered  # their answers had begun
     else:
         assert report["doubled"] == report["get_retried"] == 0
-        assert sum(unanswered.values()) <= 16, unanswered  # what each client had under way, and nobody else's
+        assert 1 <= sum(unanswered.values()) <= 16, unanswered  # what clients had under way there, and nobody else's
         assert report["bad_window_s"] < 1
