@@ -110,7 +110,7 @@ def test_half_a_request_never_looks_whole_to_a_worker(reset: bool) -> None:
     scenario()
 
 
-@on_data_path(Full, timeouts=Timeouts(connect_s=0.3))
+@on_data_path(Full, timeouts=Timeouts(connect_s=0.6))
 async def test_a_caller_that_leaves_while_connecting_is_not_kept(path: DataPath) -> None:
     client = await path.connect()
     await client.send(request())

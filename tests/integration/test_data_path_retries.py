@@ -166,7 +166,7 @@ async def test_a_caller_that_leaves_during_the_back_off_is_let_go(path: DataPath
     await client.send(request())
     await path.until(lambda: path.scalar(Scalar.RETRIES_TOTAL), "the back-off began")
     client.reset()
-    await path.until(lambda: path.outcomes, "the end", 0.1)
+    await path.until(lambda: path.outcomes, "the end", 0.25)
     assert path.outcomes == {"client_abort": 1}
     await asyncio.sleep(0.35)
     assert path.results == {"connect_refused": 1}
@@ -233,11 +233,12 @@ async def test_a_delay_holds_a_request_back_and_lets_it_go_on(path: DataPath) ->
     began = path.plane.clock()
     assert (await client.ask(post(b"x"))).body == b"x"
     assert path.plane.clock() - began >= 0.06
+    path.plane.faults = (rule("delay", path, delay_ms=300.0),)
     await client.send(post(b"y"))
     await path.until(lambda: path.scalar(Scalar.FAULTS_INJECTED_TOTAL) == 2, "held back")
     client.reset()  # and a caller that leaves meanwhile is let go
-    await path.until(lambda: path.outcomes == {"ok": 1, "client_abort": 1}, "let go", 0.05)
-    await asyncio.sleep(0.08)
+    await path.until(lambda: path.outcomes == {"ok": 1, "client_abort": 1}, "let go", 0.25)
+    await asyncio.sleep(0.35)
     assert len(path.origin.requests) == 1
 
 
