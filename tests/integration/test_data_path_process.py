@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import resource
 import signal
 import socket
@@ -11,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
+import uvloop
 
 from router.model import (
     EjectCause,
@@ -24,6 +28,7 @@ from router.model import (
     StoreMode,
 )
 from router.outcomes import Outcome
+from sidecar import data as data_module
 from sidecar.channel import FaultRule, FaultsChanged, Hello, Listening, Ping
 from sidecar.telemetry.page import Scalar
 from tests.support.data_process import DataProcess, read_answer
@@ -288,3 +293,31 @@ def test_a_process_out_of_descriptors_blames_no_worker(tmp_path: Path) -> None:
         data.until(lambda: data.outcome(Outcome.OVERLOADED) == 1, "counted")
         assert data.process.events("endpoint.ejected") == []
         assert data.stop() == 0
+
+
+def test_closing_takes_what_waits_in_the_queue_first(tmp_path: Path) -> None:
+    """In this process, so that the connection surely arrives after the loop last looked and before it closes."""
+
+    async def scenario(data: DataProcess) -> None:
+        loop = asyncio.get_running_loop()
+        plan = data.plan()
+        (held,) = plan.listeners
+        plan = msgspec.structs.replace(
+            plan,
+            listeners=(msgspec.structs.replace(held, fd=os.dup(held.fd)),),
+            channel_fd=os.dup(plan.channel_fd),
+        )
+        process = data_module.DataProcess(plan, loop)
+        await process._accept()
+        with data.connect() as queued:
+            queued.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            await process._stop_accepting()
+            queued.setblocking(False)
+            assert (await loop.sock_recv(queued, 65536)).startswith(b"HTTP/1.1 503 ")
+        process._channel.close()
+        process._page.close()
+
+    with DataProcess(tmp_path, **QUICK) as data, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        data.process.popen.kill()
+        data.process.wait()
+        runner.run(asyncio.wait_for(scenario(data), 10))

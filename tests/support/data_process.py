@@ -59,20 +59,23 @@ class DataProcess:
 
     def start(self) -> None:
         """Start a process on the same descriptors, as the supervisor would."""
-        address = f"127.0.0.1:{self.port}"
-        plan = boot.DataPlan(
-            index=0,
-            parent_pid=os.getpid(),
-            settings=self.settings,
-            listeners=(boot.ListenerFd(0, address, self._listener.fileno()),),
-            channel_fd=self._data_end.fileno(),
-            metrics_fd=self._page_fd,
-        )
+        plan = self.plan()
         plan_fd = boot.write_plan(plan)
         command = [sys.executable, "-P", "-m", "sidecar", "data", "--plan-fd", str(plan_fd)]
         fds = (self._listener.fileno(), plan.channel_fd, plan.metrics_fd, plan_fd)
         self.process = Process(command, self._log, pass_fds=fds)
         os.close(plan_fd)
+
+    def plan(self) -> boot.DataPlan:
+        """Return what it is started with; the descriptors stay the test's own."""
+        return boot.DataPlan(
+            index=0,
+            parent_pid=os.getpid(),
+            settings=self.settings,
+            listeners=(boot.ListenerFd(0, f"127.0.0.1:{self.port}", self._listener.fileno()),),
+            channel_fd=self._data_end.fileno(),
+            metrics_fd=self._page_fd,
+        )
 
     def stop(self) -> int:
         """Ask it to end; return its exit code."""
