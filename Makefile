@@ -12,13 +12,14 @@ MODELS := models
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv dev demo model test check format bench lock proto reference pictures demo-picture system-packages clean
+.PHONY: help venv dev demo model test test-compiled check format bench compiled lock proto reference pictures demo-picture system-packages clean
 
 help:
 	@echo "make demo      start workers with a real model and a sidecar, print curl lines that work"
 	@echo "make test      every check and every test (installs Debian packages that tests need, and says so)"
 	@echo "make check     lint, format, types, import contracts, freshness of generated files; under a minute"
 	@echo "make bench     CPU per request beside nginx and Envoy; ARGS='--only warmroute --seconds 2' for a quick look"
+	@echo "make compiled  the compiled build, in .venv-compiled; nothing where no source changed"
 	@echo "make venv      only .venv with warmroute in it (PYTHON=python3.12 to choose the interpreter)"
 	@echo "make dev       .venv with the development tools too"
 	@echo "make format    let ruff format and fix"
@@ -71,6 +72,12 @@ system-packages:
 test: check system-packages model
 	$(BIN)/pytest -n $(JOBS) -m "not serial"
 	$(BIN)/pytest -m serial
+	$(MAKE) --no-print-directory test-compiled
+
+# The data path and the router once more, on the compiled build (docs/compiled.md). Skipped, and said so, where this
+# machine cannot compile.
+test-compiled: dev
+	$(BIN)/python -m tools.compiled test -n $(JOBS)
 
 check: dev
 	$(BIN)/ruff check .
@@ -98,11 +105,14 @@ pictures: dev
 demo-picture: dev model
 	$(BIN)/python -m tools.pictures.demo
 
-bench: dev system-packages
+compiled: dev
+	@$(BIN)/python -m tools.compiled
+
+bench: dev system-packages compiled
 	$(BIN)/python -m tools.bench $(ARGS)
 
 lock:
 	@$(PYTHON) tools/lock.py $(if $(UPGRADE),--upgrade)
 
 clean:
-	rm -rf $(VENV) $(MODELS) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache bench-results
+	rm -rf $(VENV) .venv-compiled build $(MODELS) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache bench-results

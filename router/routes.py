@@ -7,7 +7,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from router.model import StoreMode
+from router.outcomes import Reason  # in annotations of dataclasses, which the compiled build evaluates; Scorer too
 from router.pickers import AliasPicker
+from router.protocols import Scorer
 from router.scorers import NEUTRAL
 from router.stats import median
 
@@ -15,10 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from router.endpoint import Candidate, Endpoint
-    from router.outcomes import Reason
     from router.policy import FreshnessPolicy, ModelPolicy, Policies, RampPolicy
     from router.protocols import Candidate as CandidateView
-    from router.protocols import Rng, Scorer
+    from router.protocols import Rng
 
 REDRAWS = 8
 """Draws that may hit a replica that is out, before all of the table is looked at."""

@@ -1,13 +1,30 @@
-"""What all tests share: which of them must run alone."""
+"""What all tests share: which of them must run alone, and which build they run on."""
 
 from __future__ import annotations
 
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 
+import router.cluster
+
 HERE = Path(__file__).parent
 ALONE = (HERE / "bench", HERE / "conformance")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--compiled", action="store_true", help="the compiled build is under test (python -m tools.compiled test)"
+    )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """End at once where the build under test is not the one that was meant."""
+    found = str(router.cluster.__file__)
+    compiled = found.endswith(tuple(EXTENSION_SUFFIXES))
+    if compiled != session.config.getoption("--compiled"):
+        pytest.exit(f"router.cluster is {found}: {'' if compiled else 'not '}the compiled build", returncode=3)
 
 
 @pytest.hookimpl(tryfirst=True)

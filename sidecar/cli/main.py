@@ -34,7 +34,7 @@ _COMMANDS = (
 
 
 def _version() -> str:
-    from sidecar.cli.version import installed_version  # importlib.metadata takes a while
+    from sidecar.version import installed_version  # importlib.metadata takes a while
 
     return installed_version()
 

@@ -24,6 +24,7 @@ from sidecar.telemetry.page import (
     Scalar,
 )
 from sidecar.telemetry.prometheus import Exposition, Family
+from sidecar.version import is_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +96,7 @@ def render(seen: Seen, now: float) -> bytes:
     _scalars(out, seen, now)
     _fleet(out, seen, now)
     _store(out, seen)
-    out.add(f.BUILD, 1, seen.version, platform.python_version())
+    out.add(f.BUILD, 1, seen.version, platform.python_version(), str(is_compiled()).lower())
     out.add(f.CONTROL_UPTIME, now - seen.started_at)
     out.add(f.DRAINING, seen.draining)
     return out.render()

@@ -217,6 +217,7 @@ class Recorder:
         self.seen.append("close_if_idle")
 
 
+@pytest.mark.interpreted_only(reason="a double in a place that only takes the native class")
 @pytest.mark.parametrize(
     ("connection", "seen"),
     [
@@ -235,6 +236,7 @@ def test_the_sweep_looks_at_each_deadline(bench: Bench, connection: Recorder, se
     assert bystander.seen == ["expired"]
 
 
+@pytest.mark.interpreted_only(reason="a double in a place that only takes the native class")
 def test_idle_connections_outlive_the_beginning_of_the_drain_by_the_lame_duck_second(bench: Bench) -> None:
     idle = Recorder(99.0)
     bench.plane.connections = {idle}  # type: ignore[arg-type]
