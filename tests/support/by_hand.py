@@ -13,7 +13,8 @@ from router.cluster import Cluster
 from router.model import EndpointRecord, EndpointSeen, Event, Replica
 from router.outcomes import AttemptResult, Outcome
 from router.policy import ModelPolicy, Policies
-from sidecar.http1.downstream import VIA, DownstreamConnection
+from sidecar.http1.downstream import DownstreamConnection
+from sidecar.http1.exchange import VIA
 from sidecar.http1.plane import Plane
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Page, create

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sidecar.http1.downstream import CLOSE_STALL_S, LINGER_BYTES, LINGER_S
+from sidecar.http1.caller import CLOSE_STALL_S, LINGER_BYTES, LINGER_S
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.pool import UpstreamConnection
 from tests.support.by_hand import Bench, bench

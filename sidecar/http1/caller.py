@@ -1,0 +1,169 @@
+"""A caller's connection as such: its state, what is written to it, how it closes, when it is read.
+
+What concerns requests stands above it: ``exchange`` has a request carried and answered, ``downstream`` reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import TYPE_CHECKING, Final, cast
+
+from sidecar.telemetry.page import Scalar
+
+if TYPE_CHECKING:
+    from router.routes import Attempt
+    from sidecar.http1.chunked import ChunkScanner
+    from sidecar.http1.head import RequestHead
+    from sidecar.http1.plane import Plane, Target
+    from sidecar.upstreams.pool import UpstreamConnection
+
+NEW, IDLE, READING, BODY, WAITING, ANSWERING, LINGERING, CLOSED = range(8)
+"""The phases of a connection, in order: NEW, no request yet; IDLE, between requests; READING, part of a head is here;
+BODY, the request's body is coming; WAITING, the request is complete, no answer yet; ANSWERING, the answer has begun;
+LINGERING, answered, input is thrown away; CLOSED. A request is in hand from BODY to ANSWERING."""
+
+LINGER_S = 2.0
+LINGER_BYTES = 1 << 20
+"""How long and how much input is read and thrown away behind a refusal, so that the caller can read it (a reset would
+destroy it, RFC 9112 9.6)."""
+CLOSE_STALL_S = 30.0
+"""How long a closing connection may take nothing of what is still to be sent."""
+
+
+class CallerConnection(asyncio.Protocol):
+    """The state of one caller's connection, and what can be done to it whatever is asked on it."""
+
+    __slots__ = (
+        "_attempt",
+        "_buffer",
+        "_close_after",
+        "_default_model",
+        "_discarded",
+        "_head",
+        "_last_head",
+        "_left",
+        "_peer_full",
+        "_phase",
+        "_plane",
+        "_read_paused",
+        "_request_id",
+        "_scanner",
+        "_seen",
+        "_sent_head",
+        "_started",
+        "_target",
+        "_ticket",
+        "_timer",
+        "_tries",
+        "_unflushed",
+        "_upstream",
+        "_whole",
+        "_write_paused",
+        "active",
+        "deadline",
+        "method",
+        "old_client",
+        "request_done",
+        "transport",
+    )
+
+    def __init__(self, plane: Plane, default_model: str | None = None) -> None:
+        self._plane: Final = plane
+        self._default_model: Final = default_model
+        self._phase = NEW
+        self._buffer = b""
+        self._last_head: RequestHead | None = None
+        self._head: RequestHead  # of the request in hand; these two are set before anything reads them
+        self._target: Target
+        self._attempt: Attempt | None = None
+        self._upstream: UpstreamConnection | None = None
+        self._scanner: ChunkScanner | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._left = 0
+        self._started = 0.0
+        self._tries = 0
+        self._ticket = 0
+        self._seen = b""
+        self._whole = True
+        self._sent_head = b""
+        self._request_id = b""
+        self._close_after = False
+        self._read_paused = False
+        self._write_paused = False
+        self._peer_full = False
+        self._discarded = 0
+        self._unflushed = 0
+        self.active = False
+        self.deadline = 0.0
+        self.method = b""
+        self.old_client = False
+        self.request_done = True
+        self.transport: asyncio.Transport
+
+    def _say(self, data: bytes) -> None:
+        """Send an answer of warmroute's own."""
+        self._plane.count(Scalar.SENT_BYTES, len(data))
+        self.transport.write(data)
+
+    def _linger(self) -> None:
+        """Close so that what was written arrives: shut our side, throw away input for a moment, then close."""
+        self._phase = LINGERING
+        self._buffer = b""
+        self._discarded = 0
+        self._unflushed = 0
+        self.active = False
+        self.deadline = self._plane.clock() + LINGER_S
+        if self._read_paused:
+            self._resume_reading()
+        if not self.transport.can_write_eof():
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.transport.write_eof()
+
+    def _hang_up(self) -> None:
+        """Close so that nobody takes an answer that had begun for a whole one."""
+        if self._head.minor == 0 and not self.transport.is_closing():
+            # An HTTP/1.0 answer may end with its connection: only a reset tells it from a whole one.
+            sock = cast("socket.socket", self.transport.get_extra_info("socket"))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    @property
+    def busy(self) -> bool:
+        """True while a request is in hand."""
+        return BODY <= self._phase < LINGERING
+
+    def close_if_idle(self) -> None:
+        """Close a connection that waits for nothing (draining)."""
+        if self._phase in (NEW, IDLE):
+            self._phase = CLOSED
+            self.transport.close()
+
+    def _wait_for_flush(self, now: float) -> None:
+        """A closing connection's time is over: end it, unless a slow reader still takes what was written."""
+        unflushed = self.transport.get_write_buffer_size()
+        if unflushed and unflushed != self._unflushed:
+            self._unflushed = unflushed
+            self.deadline = now + CLOSE_STALL_S
+        else:
+            self.transport.abort()
+
+    def _pause_reading(self) -> None:
+        if not self._read_paused and not self.transport.is_closing():
+            self._read_paused = True
+            self.transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._read_paused:
+            self._read_paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def _read_on(self) -> None:
+        """Resume reading, unless too much is pipelined already: then requests are taken from that first."""
+        if len(self._buffer) <= self._plane.limits.pipelined:
+            self._resume_reading()

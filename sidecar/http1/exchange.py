@@ -1,0 +1,388 @@
+"""One request in hand: choosing a worker, sending it there, passing the answer on, and every way it can end.
+
+A request is answered whole, refused with an error body, or cut. It is never finished falsely: once a byte of the answer
+went downstream, nothing but the rest of that answer or the end of the connection follows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from router.matching import Surface
+from router.outcomes import OUTCOMES, AttemptResult, Outcome
+from router.retry import RetryDenied
+from router.routes import NoCandidate
+from sidecar.faults import strike
+from sidecar.http1.answers import error_answer
+from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_S, LINGERING, CallerConnection
+from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead, without_fields
+from sidecar.http1.plane import NO_MODEL
+from sidecar.telemetry.page import Scalar
+
+if TYPE_CHECKING:
+    from router.endpoint import Endpoint
+    from router.routes import Route
+    from sidecar.upstreams.pool import Upstream, UpstreamConnection
+
+VIA = b"via: 1.1 warmroute\r\n"
+VIA_END = VIA + b"\r\n"
+
+_OUTCOME_OF: dict[AttemptResult, Outcome] = {
+    AttemptResult.CONNECT_REFUSED: Outcome.CONNECT_FAILED,
+    AttemptResult.CONNECT_TIMEOUT: Outcome.CONNECT_TIMEOUT,
+    AttemptResult.STALE: Outcome.UPSTREAM_RESET,
+    AttemptResult.RESET: Outcome.UPSTREAM_RESET,
+    AttemptResult.PROTOCOL: Outcome.UPSTREAM_PROTOCOL,
+    AttemptResult.HEAD_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
+    AttemptResult.CUT: Outcome.UPSTREAM_CUT,
+    AttemptResult.STREAM_IDLE: Outcome.STREAM_IDLE,
+    AttemptResult.CANCELLED: Outcome.OVERLOADED,
+}
+
+_CUTS = frozenset({AttemptResult.CUT, AttemptResult.STREAM_IDLE})
+
+
+class ExchangeConnection(CallerConnection):
+    """A caller's connection that can carry a request: the ``Exchange`` that an upstream connection reports to."""
+
+    __slots__ = ()
+
+    # --- choosing and sending --------------------------------------------------------------------------------------
+
+    def _dispatch(self, route: Route, tried: Endpoint | None, now: float) -> None:
+        """Choose a worker and send the request there."""
+        plane = self._plane
+        attempt = plane.cluster.choose(route, now, plane.rng, tried)
+        if isinstance(attempt, NoCandidate):
+            self._end_with(Outcome.NO_CANDIDATE, attempt.detail or attempt.reason.value, attempt.retry_after_s)
+            return
+        self._attempt = attempt
+        upstream: Upstream = attempt.endpoint.shell or plane.upstream(attempt.endpoint)
+        if plane.faults and self._struck(upstream, route, now):
+            return
+        connection = upstream.checkout(now)
+        if connection is None:
+            self._connect(upstream)
+            return
+        seen = self._seen
+        self._upstream = connection
+        connection.begin(self, self._sent_head + seen)
+        if len(seen) > plane.replay_bytes or self._write_paused or self._read_paused:
+            self._settle_in(connection)
+
+    def _struck(self, upstream: Upstream, route: Route, now: float) -> bool:
+        """Let an injected fault have its way with the attempt; True where it took it over."""
+        plane = self._plane
+        action = strike(plane.faults, route.model, upstream.id, now, plane.rng)
+        if action is None:
+            return False
+        plane.count(Scalar.FAULTS_INJECTED_TOTAL)
+        if action.status:
+            self._settle(AttemptResult.CANCELLED, now)
+            self._end_with(Outcome.FAULT, "", status=action.status)
+        else:
+            self._timer = plane.loop.call_later(action.delay_s, self._connect, upstream)
+        return True
+
+    def _connect(self, upstream: Upstream) -> None:
+        self._timer = None
+        self._ticket = ticket = self._ticket + 1
+        upstream.connect(self, lambda: self._ticket == ticket)
+
+    def _settle_in(self, connection: UpstreamConnection) -> None:
+        """The request is under way on ``connection``: keep what can be sent again, and let what was paused go on."""
+        if len(self._seen) > self._plane.replay_bytes:
+            self._whole = False
+            self._seen = b""
+        if self._write_paused:
+            connection.pause_reading()
+        if self._read_paused and not self._peer_full:
+            self._read_on()
+
+    # --- Exchange: what the upstream connection reports --------------------------------------------------------------
+
+    def attached(self, connection: UpstreamConnection) -> None:
+        """A connection was made for this request."""
+        self._ticket += 1
+        self._upstream = connection
+        connection.begin(self, self._sent_head + self._seen)
+        self._settle_in(connection)
+
+    def begin_answer(self, head: ResponseHead) -> bytes:
+        """Return the head that goes downstream."""
+        request = self._head
+        self._phase = ANSWERING
+        self.active = True
+        if not self.request_done or self._plane.draining:
+            self._close_after = True
+        out = head.forward
+        length = head.length
+        if not head.has_request_id:
+            out += b"x-request-id: " + self._request_id + b"\r\n"
+        if length == UNTIL_CLOSE:
+            if request.minor == 1:
+                out += b"Transfer-Encoding: chunked\r\n"
+            else:
+                self._close_after = True
+        elif length == CHUNKED and request.minor == 0:
+            out = without_fields(out, (b"transfer-encoding",))
+            self._close_after = True
+        if self._close_after:
+            return out + VIA + b"Connection: close\r\n\r\n"
+        if request.minor == 0:
+            return out + VIA + b"Connection: keep-alive\r\n\r\n"
+        return out + VIA_END
+
+    def interim(self, head: ResponseHead) -> None:
+        """Pass a 1xx on to callers that know them (RFC 9110 15.2); it is no byte of the answer."""
+        if not self.old_client:
+            self.transport.write(head.forward + b"\r\n")
+
+    def whole_answer(self, now: float, head: ResponseHead, body: bytes) -> None:
+        """Head and body came in one piece, as most do: send and settle them in one step where nothing is special."""
+        plane = self._plane
+        attempt = self._attempt
+        self._upstream = None
+        if (
+            attempt is None
+            or self._close_after
+            or self._tries
+            or self.old_client
+            or head.status >= 400
+            or plane.draining
+            or not self.request_done
+        ):
+            self.transport.write(self.begin_answer(head) + body)
+            self.answer_ended(now, head)
+            return
+        out = head.forward
+        if not head.has_request_id:
+            out += b"x-request-id: " + self._request_id + b"\r\n"
+        self._phase = ANSWERING
+        self.transport.write(out + VIA_END + body)
+        plane.answered(attempt, self._target.row, now)
+        self._attempt = None
+        self._next(now)
+
+    def answer_ended(self, now: float, head: ResponseHead) -> None:
+        """The whole answer went downstream: count it, and go on to what is pipelined behind it."""
+        plane = self._plane
+        attempt = self._attempt
+        row = self._target.row
+        if attempt is None:
+            return
+        status = head.status
+        self._upstream = None
+        if status < 400 and not self._tries:
+            plane.answered(attempt, row, now)
+        else:
+            if status < 400:
+                result, outcome = AttemptResult.SUCCESS, Outcome.OK
+            elif head.busy:
+                result, outcome = AttemptResult.BUSY, Outcome.UPSTREAM_BUSY
+            elif status < 500:
+                result, outcome = AttemptResult.CLIENT_ERROR, Outcome.UPSTREAM_4XX
+            else:
+                result, outcome = AttemptResult.SERVER_ERROR, Outcome.UPSTREAM_5XX
+            plane.attempt_ended(attempt, result, now)
+            plane.request_ended(row, outcome, now - self._started)
+        self._attempt = None
+        self._next(now)
+
+    def attempt_failed(self, result: AttemptResult, detail: str) -> None:
+        """The attempt broke: try again where that is safe, tell the caller, or cut."""
+        plane = self._plane
+        now = plane.clock()
+        self._upstream = None
+        self._peer_full = False  # that was the connection which is gone
+        self._ticket += 1
+        attempt = self._attempt
+        answered = self._phase == ANSWERING
+        if attempt is None:
+            return
+        self._settle(result, now)
+        if answered:
+            self._cut(_OUTCOME_OF[result] if result in _CUTS else Outcome.UPSTREAM_CUT)
+            return
+        self._tries += 1
+        if result is not AttemptResult.CANCELLED:
+            verdict = plane.cluster.retry(
+                attempt,
+                result,
+                answered=False,
+                replayable=self._whole,
+                tries=self._tries,
+                now=now,
+                rng=plane.rng,
+            )
+            if verdict.allowed:
+                plane.count(Scalar.RETRIES_TOTAL)
+                self._timer = plane.loop.call_later(verdict.delay_s, self._retry, attempt.endpoint)
+                return
+            if verdict.denied is RetryDenied.BUDGET:
+                plane.count(Scalar.RETRIES_DENIED_TOTAL)
+        self._end_with(_OUTCOME_OF[result], detail)
+
+    def upstream_full(self, *, full: bool) -> None:
+        """The worker's side is full, or no longer: read the request's body accordingly."""
+        self._peer_full = full
+        if full:
+            self._pause_reading()
+        else:
+            self._read_on()
+
+    def crashed(self, error: Exception) -> None:
+        """End this connection because of an error of warmroute's own. It is reported once; nothing else is touched."""
+        plane = self._plane
+        now = plane.clock()
+        plane.loop.call_exception_handler({"message": "a connection crashed", "exception": error, "protocol": self})
+        phase = self._phase
+        try:
+            attempt, self._attempt = self._attempt, None
+            if attempt is not None and attempt.endpoint.shell is not None:
+                plane.attempt_ended(attempt, AttemptResult.CANCELLED, now)
+            elif attempt is not None:  # it is the making of the pool that crashed
+                plane.cluster.done(attempt, AttemptResult.CANCELLED, now)
+            self._drop_upstream()
+            if phase >= LINGERING:
+                self.transport.abort()
+            elif phase == ANSWERING:
+                self._cut(Outcome.INTERNAL)
+            elif phase >= BODY:
+                self._end_with(Outcome.INTERNAL, "")
+            else:  # before anything is known of the request
+                plane.request_ended(plane.page.model_row(NO_MODEL), Outcome.INTERNAL, 0.0)
+                self._say(error_answer(Surface.PLAIN, Outcome.INTERNAL, close=True))
+                self._linger()
+        except Exception:  # noqa: BLE001  whatever is broken, the connection ends
+            self.transport.abort()
+
+    def _retry(self, tried: Endpoint) -> None:
+        self._timer = None
+        now = self._plane.clock()
+        if self.request_done:
+            self.deadline = now + self._plane.response_head_s
+        route = self._target.route
+        if route is not None:
+            try:
+                self._dispatch(route, tried, now)
+            except Exception as error:  # noqa: BLE001
+                self.crashed(error)
+
+    # --- endings ----------------------------------------------------------------------------------------------------
+
+    def _settle(self, result: AttemptResult, now: float) -> None:
+        attempt = self._attempt
+        if attempt is not None:
+            self._attempt = None
+            self._plane.attempt_ended(attempt, result, now)
+
+    def _drop_upstream(self) -> None:
+        """Cancel what is under way: the timer, the connecting, the upstream request."""
+        self._ticket += 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._upstream is not None:
+            self._upstream.drop()
+            self._upstream = None
+
+    def _abandon(self) -> None:
+        """The caller went away in the middle: stop the worker's work for it."""
+        plane = self._plane
+        now = plane.clock()
+        self._drop_upstream()
+        self._settle(AttemptResult.CANCELLED, now)
+        plane.request_ended(self._target.row, Outcome.CLIENT_ABORT, now - self._started)
+        self._phase = CLOSED
+        self.deadline = now + LINGER_S
+        self._unflushed = 0
+        self._scanner = None
+        self._seen = b""
+
+    def _fail_request(self, outcome: Outcome, detail: str) -> None:
+        """The request's body turned out bad: stop the worker, then answer or cut."""
+        self._drop_upstream()
+        self._settle(AttemptResult.CANCELLED, self._plane.clock())
+        if self._phase == ANSWERING:
+            self._cut(outcome)
+        else:
+            self._end_with(outcome, detail)
+
+    def _end_with(self, outcome: Outcome, detail: str, retry_after_s: float | None = None, *, status: int = 0) -> None:
+        """End the request with an answer of warmroute's own."""
+        plane = self._plane
+        head = self._head
+        target = self._target
+        now = plane.clock()
+        close = (
+            OUTCOMES[outcome].close or not self.request_done or not head.keep_alive or plane.draining or head.minor == 0
+        )
+        self._close_after = close
+        self._say(
+            error_answer(
+                target.surface,
+                outcome,
+                detail,
+                request_id=self._request_id,
+                retry_after_s=retry_after_s,
+                close=close,
+                head_only=head.method == b"HEAD",
+                status=status,
+            )
+        )
+        plane.request_ended(target.row, outcome, now - self._started)
+        self._next(now)
+
+    def _next(self, now: float) -> None:
+        """The request is over: close, or read the next one."""
+        self._seen = b""
+        self._scanner = None
+        self.active = False
+        if self._close_after or self._plane.draining:
+            if self.request_done and not self._buffer:
+                self._phase = LINGERING
+                self.deadline = now + LINGER_S
+                self._unflushed = 0
+                self.transport.close()
+            else:
+                self._linger()
+            return
+        self._phase = IDLE
+        self.deadline = now + self._plane.keep_alive_s
+        if self._write_paused:  # answers pile up: no further request is taken before the caller reads
+            self._pause_reading()
+            return
+        if self._read_paused:
+            self._peer_full = False
+            self._read_on()
+        if self._buffer:
+            self._plane.loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        """Read what was pipelined behind the last request."""
+        if self._phase == IDLE and self._buffer and not self._write_paused:
+            self.data_received(b"")
+
+    def _cut(self, outcome: Outcome) -> None:
+        """End an answer that had begun, so that nobody can take it for a whole one."""
+        plane = self._plane
+        plane.request_ended(self._target.row, outcome, plane.clock() - self._started)
+        self._phase = LINGERING
+        self._buffer = b""
+        self._seen = b""
+        self._scanner = None
+        self._unflushed = 0
+        self.active = False
+        self.deadline = plane.clock() + LINGER_S
+        self._hang_up()
+
+    def _give_up(self, result: AttemptResult, detail: str) -> None:
+        """The worker took too long: let go of it and say so."""
+        attempt = self._attempt
+        name = attempt.endpoint.id + ": " if attempt is not None else ""
+        self._drop_upstream()
+        if attempt is None:
+            self._end_with(Outcome.UPSTREAM_TIMEOUT, detail)
+        else:
+            self.attempt_failed(result, name + detail)
