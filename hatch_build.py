@@ -32,7 +32,7 @@ MYPY_OPTIONS = (
 
 
 class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Compiles the modules that ``modules`` in ``[tool.hatch.build.targets.wheel.hooks.custom]`` lists."""
+    """Compiles the modules that ``modules`` in ``[tool.hatch.build.targets.wheel.hooks.custom]`` matches."""
 
     def dependencies(self) -> list[str]:
         """Return what a build needs on top of the backend: the compiler, where it is asked for."""
@@ -53,7 +53,8 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
                 f"{SWITCH}=1 needs the headers of Python, {header} is missing: apt-get install python3-dev"
             )
         os.chdir(self.root)  # mypyc takes the modules' names from their paths
-        modules: list[str] = self.config["modules"]
+        patterns: list[str] = self.config["modules"]
+        modules = [str(path) for pattern in patterns for path in sorted(Path().glob(pattern))]
         built = compile_modules(modules, Path(self.root, BUILT, sys.implementation.cache_tag))
         build_data["pure_python"] = False
         build_data["infer_tag"] = True

@@ -64,7 +64,6 @@ def _make() -> int:
         return 0
     print("compiling (half a minute where everything is new)", flush=True)
     began = time.monotonic()
-    shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     for old in WHEELS.glob("*.whl"):
         old.unlink()
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -77,6 +76,7 @@ def _make() -> int:
         return built.returncode
     (wheel,) = WHEELS.glob("*.whl")
     compiled_s = time.monotonic() - began
+    shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     venv.create(ENVIRONMENT, symlinks=True)
     into = [*pip, "--python", str(_python()), "install", "--no-deps", "--no-index", "--ignore-installed", str(wheel)]
     installed = subprocess.run(into, check=False)

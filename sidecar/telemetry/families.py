@@ -71,9 +71,7 @@ STORE_EMPTIED = Family("warmroute_store_emptied_total", _C, "Times the store cam
 STORE_EXPIRED = Family("warmroute_store_expired_total", _C, "Endpoints that fell silent and were let go.")
 
 # --- the sidecar itself ---------------------------------------------------------------------------------------------
-BUILD = Family(
-    "warmroute_build_info", _G, "Always 1; the labels tell what runs.", ("version", "python", "compiled")
-)
+BUILD = Family("warmroute_build_info", _G, "Always 1; the labels tell what runs.", ("version", "python", "compiled"))
 CONTROL_UPTIME = Family("warmroute_control_uptime_seconds", _G, "Time since the control process started.")
 DRAINING = Family("warmroute_draining", _G, "1 from the first SIGTERM on.")
 PROCESS_UP = Family("warmroute_process_up", _G, "1 while the data process speaks.", _PROCESS)

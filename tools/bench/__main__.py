@@ -54,6 +54,7 @@ def _interrupted(signum: int, frame: FrameType | None) -> None:
 
 
 def _arguments() -> argparse.Namespace:
+    bounds = ", ".join(f"{ours} {most} x {name}" for ours, others in BOUNDS.items() for name, most in others.items())
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description="CPU per proxied request, side by side.")
     parser.add_argument(
         "--only", default=",".join(NAMES), help="contenders, with commas between (default: %(default)s)"
@@ -62,7 +63,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=4, help="length of a round per contender (default: %(default)s)"
     )
-    parser.add_argument("--check", action="store_true", help=f"exit 1 over a bound: {BOUNDS}")
+    parser.add_argument("--check", action="store_true", help=f"exit 1 over a bound ({bounds})")
     parser.add_argument("--no-choice", action="store_true", help="leave the router's choice out")
     parser.add_argument(
         "--out", type=Path, default=Path("bench-results"), help="folder of results (default: %(default)s)"
@@ -94,7 +95,7 @@ def _proxies(names: tuple[str, ...], rounds: int, seconds: float) -> tuple[dict[
         for number in range(rounds):
             for proxy in _turn(proxies, number):
                 samples[proxy.name].append(measure(proxy, seconds, load_core, str(number)))
-                print(f"round {number + 1}/{rounds} {proxy.name:<10} {_line(samples[proxy.name][-1])}", flush=True)
+                print(f"round {number + 1}/{rounds} {proxy.name:<18} {_line(samples[proxy.name][-1])}", flush=True)
         return samples, {proxy.name: proxy.version for proxy in proxies}
 
 

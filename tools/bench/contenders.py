@@ -21,9 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tools import compiled
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+COMPILED = "warmroute-compiled"
 PATH = "/v2/models/bench/infer"
 ANSWER = json.dumps(
     {
@@ -156,6 +159,7 @@ def origin(directory: Path, core: int) -> Iterator[tuple[int, int]]:
 {listens}
         default_type application/json;
         client_body_buffer_size 64k;
+        add_header X-Request-Id $http_x_request_id;  # so that no two answers' heads are the same either
         location / {{ return 200 '{ANSWER}'; }}
     }}""",
     )
@@ -289,21 +293,41 @@ def _envoy(directory: Path, port: int, origins: tuple[int, int], _state: str) ->
 
 
 def _warmroute(directory: Path, port: int, origins: tuple[int, int], state: str) -> list[str]:
-    command = Path(sys.executable).with_name("warmroute")
+    return _sidecar("warmroute", Path(sys.executable).parent, "make venv", directory, port, origins, state)
+
+
+def _compiled(directory: Path, port: int, origins: tuple[int, int], state: str) -> list[str]:
+    return _sidecar(COMPILED, compiled.ENVIRONMENT / "bin", "make compiled", directory, port, origins, state)
+
+
+def _sidecar(
+    name: str, bin_: Path, remedy: str, directory: Path, port: int, origins: tuple[int, int], state: str
+) -> list[str]:
+    """Set one sidecar up, the same whatever its build.
+
+    Raises:
+        BenchError: the environment holds no warmroute, or the other build.
+    """
+    command = bin_ / "warmroute"
     if not command.exists():
-        raise BenchError("no warmroute beside this Python: make venv")
+        raise BenchError(f"there is no {command}: {remedy}")
+    is_compiled = "(compiled)" in _output([str(command), "version"])
+    if is_compiled != (name == COMPILED):
+        raise BenchError(f"{command} is {'' if is_compiled else 'not '}the compiled build: {remedy}")
+    own = directory / name
+    own.mkdir()
     config = {
         "version": 1,
         "listeners": [{"address": f"127.0.0.1:{port}", "processes": 1}],
-        "admin": {"address": f"127.0.0.1:{free_port()}", "socket": str(directory / "admin.sock")},
-        "state": {"url": state},
+        "admin": {"address": f"127.0.0.1:{free_port()}", "socket": str(own / "admin.sock")},
+        "state": {"url": state, "namespace": name},
         "models": [
             # idempotent: so that request bodies are kept for a retry, which is part of the work
             {"name": "bench", "idempotent": True, "endpoints": [f"http://127.0.0.1:{number}" for number in origins]}
         ],
         "timeouts": {"drain_s": 2},
     }
-    path = directory / "warmroute.yaml"
+    path = own / "warmroute.yaml"
     path.write_text(json.dumps(config))  # JSON is YAML
     return [str(command), "sidecar", "--config", str(path)]
 
@@ -312,6 +336,7 @@ _SETUPS: dict[str, Callable[[Path, int, tuple[int, int], str], list[str]]] = {
     "nginx": _nginx,
     "envoy": _envoy,
     "warmroute": _warmroute,
+    COMPILED: _compiled,
 }
 NAMES = tuple(_SETUPS)
 
@@ -328,7 +353,11 @@ def contender(
 
 
 def _version(name: str, path: str) -> str:
-    argv = {"nginx": [path, "-v"], "envoy": [path, "--version"], "warmroute": [path, "version"]}[name]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
-    found = re.search(r"\d+\.\d+\.\d+", done.stdout + done.stderr)
+    asks = {"nginx": "-v", "envoy": "--version"}
+    found = re.search(r"\d+\.\d+\.\d+", _output([path, asks.get(name, "version")]))
     return found[0] if found else ""
+
+
+def _output(argv: list[str]) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout + done.stderr

@@ -15,8 +15,14 @@ if TYPE_CHECKING:
     from tools.bench.choice import Choice
     from tools.bench.load import Sample
 
-BOUNDS = {"nginx": 1.8, "envoy": 0.45}
-"""Most CPU per request that warmroute may take, as a ratio to each of the others."""
+BOUNDS: dict[str, dict[str, float]] = {
+    "warmroute": {"nginx": 1.8},
+    "warmroute-compiled": {"nginx": 1.3, "envoy": 0.45},
+}
+"""Most CPU per request that each build of ours may take, as a ratio to others."""
+
+COMPARED = {"warmroute": ("nginx", "envoy"), "warmroute-compiled": ("nginx", "envoy", "warmroute")}
+"""What each build of ours is compared with, where both are in the run."""
 
 CHOICE_BOUND_US = 5.0
 """Most time for one choice of an endpoint, at any size of the fleet."""
@@ -36,7 +42,7 @@ class Spread:
         return cls(median(values), min(values), max(values))
 
     def __str__(self) -> str:
-        return f"{self.median:.2f}  ({self.least:.2f}..{self.most:.2f})"
+        return f"{self.median:.2f} ({self.least:.2f}..{self.most:.2f})"
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,12 @@ class Row:
 class Report:
     """A whole run.
 
-    ``ratios`` maps another proxy to warmroute's CPU per request over its own; ``over`` names each bound that is broken.
+    ``ratios`` maps a build of ours and another proxy to the first one's CPU per request over the other's; ``over``
+    names each bound that is broken.
     """
 
     rows: tuple[Row, ...]
-    ratios: dict[str, Spread]
+    ratios: dict[str, dict[str, Spread]]
     choices: tuple[Choice, ...]
     over: tuple[str, ...]
 
@@ -68,18 +75,16 @@ class Report:
     def of(cls, samples: dict[str, list[Sample]], versions: dict[str, str], choices: Sequence[Choice]) -> Report:
         """Sum up the samples of a run, which are in the order of their rounds."""
         rows = tuple(_row(name, versions[name], rounds) for name, rounds in samples.items())
-        ours = samples.get("warmroute", [])
         ratios = {
-            name: Spread.of(
-                [a.cpu_us_per_request / b.cpu_us_per_request for a, b in zip(ours, rounds, strict=True)],
-            )
-            for name, rounds in samples.items()
-            if ours and name != "warmroute"
+            ours: {name: _ratio(samples[ours], samples[name]) for name in others if name in samples}
+            for ours, others in COMPARED.items()
+            if ours in samples
         }
         over = [
-            f"CPU per request {ratios[name].median:.2f} x {name}, at most {bound}"
-            for name, bound in BOUNDS.items()
-            if name in ratios and ratios[name].median > bound
+            f"{ours}: CPU per request {spread.median:.2f} x {name}, at most {bound}"
+            for ours, spreads in ratios.items()
+            for name, spread in spreads.items()
+            if (bound := BOUNDS[ours].get(name)) and spread.median > bound
         ]
         over += [
             f"one choice of {choice.endpoints} endpoints {choice.choose_us:.2f} µs, at most {CHOICE_BOUND_US}"
@@ -87,6 +92,11 @@ class Report:
             if choice.choose_us > CHOICE_BOUND_US
         ]
         return cls(rows, ratios, tuple(choices), tuple(over))
+
+
+def _ratio(ours: Sequence[Sample], others: Sequence[Sample]) -> Spread:
+    pairs = zip(ours, others, strict=True)
+    return Spread.of([a.cpu_us_per_request / b.cpu_us_per_request for a, b in pairs])
 
 
 def _row(name: str, version: str, rounds: Sequence[Sample]) -> Row:
@@ -108,16 +118,14 @@ def print_report(report: Report) -> None:
     """Print the run as one table on standard output."""
     table = Table(title="CPU per proxied request: one worker, 32 connections, POST 1 KB, every head different")
     table.add_column("proxy", no_wrap=True)
-    for title in ("CPU µs/request", "warmroute is", "bound", "requests/s", "core busy", "p99 ms", "PSS MB"):
+    compared = [f"{ours} is" for ours in report.ratios]
+    for title in ("CPU µs/request", *compared, "requests/s", "core busy", "p99 ms", "PSS MB"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in report.rows:
-        ratio = report.ratios.get(row.name)
-        bound = BOUNDS.get(row.name)
         table.add_row(
             f"{row.name} {row.version}".strip(),
             str(row.cpu_us),
-            f"{ratio} x" if ratio else "",
-            f"<= {bound} x" if bound else "",
+            *(_against(ours, row.name, spreads) for ours, spreads in report.ratios.items()),
             f"{row.requests_per_s:,.0f}",
             f"{row.cpu_ratio:.0%}",
             f"{row.p99_ms:.2f}",
@@ -128,10 +136,17 @@ def print_report(report: Report) -> None:
     for choice in report.choices:
         table.add_row(
             f"one choice of {choice.endpoints:,} endpoints",
-            f"{choice.choose_us:.2f}",
+            f"{choice.choose_us:.2f} <= {CHOICE_BOUND_US}",
             f"with its end {choice.both_us:.2f}",
-            f"<= {CHOICE_BOUND_US} µs",
         )
     console = Console()
-    console.width = max(console.width, 150)  # the table is narrower: this only keeps it from being squeezed
+    console.width = max(console.width, 160)  # the table is narrower: this only keeps it from being squeezed
     console.print(table)
+
+
+def _against(ours: str, name: str, spreads: dict[str, Spread]) -> str:
+    """Return one cell: the ratio to ``name``, and its bound where it has one."""
+    if name not in spreads:
+        return ""
+    bound = BOUNDS[ours].get(name)
+    return f"{spreads[name]} x{f' <= {bound}' if bound else ''}"

@@ -15,7 +15,7 @@ from sidecar.version import described, is_compiled
 
 ROOT = Path(__file__).resolve().parents[3]
 HOOK = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
-MODULES: list[str] = HOOK["custom"]["modules"]
+MODULES = sorted(str(path.relative_to(ROOT)) for pattern in HOOK["custom"]["modules"] for path in ROOT.glob(pattern))
 
 
 def test_the_build_is_told(pytestconfig: pytest.Config) -> None:
