@@ -35,6 +35,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main(argv: list[str]) -> int:
     """Run one worker; returns its exit code: 0 after a drain, 2 where it could not start."""
+    # ONNX Runtime reports on its use and keeps a session file in TMPDIR from its import on; who runs a worker decides.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     options = parse(argv)
     if options.parent_pid is not None and not _die_with_parent(options.parent_pid):
         return 0

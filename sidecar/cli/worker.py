@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from typing import Annotated
 
 from cyclopts import App, Parameter
+
+from sidecar.cli.outcome import EXIT_REFUSED, CliError
 
 app = App(
     name="worker",
@@ -20,6 +23,11 @@ app = App(
 @app.default
 def worker(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
     """Replace this process by ``python -P -m worker`` with the same arguments."""
+    if find_spec("numpy") is None:
+        raise CliError(
+            'the worker is not installed: pip install "warmroute[cpu]", or "warmroute[gpu]" with an NVIDIA GPU',
+            EXIT_REFUSED,
+        )
     sys.stdout.flush()
     os.execv(sys.executable, worker_command(arguments))  # noqa: S606 (no shell is the point)
 

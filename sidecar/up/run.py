@@ -218,7 +218,7 @@ class Up:
         pass_fds: tuple[int, ...] = (),
     ) -> Watched:
         log = LogTail(self._run_dir / "log" / f"{name}.log")
-        # a place of ours for what libraries leave in the temporary directory (onnxruntime does, on import)
+        # a place of ours for what libraries may leave in the temporary directory
         environ = {**self._options.environ, "TMPDIR": str(self._run_dir / "tmp")}
         child = Child(name, command, pass_fds=pass_fds, policy=_POLICY, stderr_fd=log.fd, environ=environ)
         return Watched(child, log, view)

@@ -124,6 +124,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == words[1]
 
 
+def test_a_missing_worker_is_told_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sidecar.cli.worker.find_spec", lambda name: None)
+    assert main(["worker"]) == 2
+    assert capsys.readouterr().err == (
+        'warmroute: the worker is not installed: pip install "warmroute[cpu]", or "warmroute[gpu]" with an NVIDIA GPU\n'
+    )
+
+
 def test_worker_gets_all_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[str, list[str]]] = []
     monkeypatch.setattr("os.execv", lambda path, arguments: started.append((path, arguments)))
