@@ -12,7 +12,8 @@ MODELS := models
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv dev demo model test test-compiled check format bench compiled lock proto reference pictures demo-picture system-packages clean
+.PHONY: help venv dev demo model test test-compiled check format bench compiled lock proto reference pictures \
+  demo-picture system-packages clean
 
 help:
 	@echo "make demo      start workers with a real model and a sidecar, print curl lines that work"
@@ -83,6 +84,7 @@ check: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy hatch_build.py
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tools/gen_proto.py --check
 	$(BIN)/warmroute config reference | diff -u docs/reference/configuration.md - || \
@@ -115,4 +117,5 @@ lock:
 	@$(PYTHON) tools/lock.py $(if $(UPGRADE),--upgrade)
 
 clean:
-	rm -rf $(VENV) .venv-compiled build $(MODELS) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache bench-results
+	rm -rf $(VENV) .venv-compiled build
+	rm -rf $(MODELS) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache bench-results

@@ -4,9 +4,14 @@
 set -eu
 
 missing=""
-for pair in redis-server:redis-server nginx:nginx wrk:wrk curl:curl ip:iproute2 unshare:util-linux; do
+for pair in redis-server:redis-server nginx:nginx wrk:wrk curl:curl ip:iproute2 unshare:util-linux gcc:gcc; do
     PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
 done
+# the compiled build is tested too: the headers of a Python that Debian packages come from Debian
+headers="$(${PYTHON:-python3} -c 'import sysconfig; print(sysconfig.get_path("include"))')"
+case "$headers" in
+/usr/include/*) [ -e "$headers/Python.h" ] || missing="$missing $(basename "$headers")-dev" ;;
+esac
 [ -n "$missing" ] || exit 0
 
 as_root=""
