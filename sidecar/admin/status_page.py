@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72re
 h1 { font-size: 1.3rem } h2 { font-size: 1rem; margin: 1.8rem 0 .4rem }
 table { border-collapse: collapse; width: 100% }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .6rem; text-align: left; white-space: nowrap }
-th { font-weight: 600; opacity: .7 } td.n { font-variant-numeric: tabular-nums; text-align: right }
+th { font-weight: 600; opacity: .7 } .n { font-variant-numeric: tabular-nums; text-align: right }
 .bar { background: var(--line); border-radius: 3px; height: .7rem; width: 10rem }
 .bar i { background: var(--good); border-radius: 3px; display: block; height: 100% }
 .good { color: var(--good) } .warn { color: var(--warn) } .bad { color: var(--bad) } .quiet { opacity: .6 }
@@ -50,7 +51,8 @@ def _parts(context: Context, now: float) -> Iterator[str]:
         if route.version and len({row.version for row in route.candidates}) <= 1:
             continue  # the same table as that of its model
         yield f"<h2>{escape(route.key)} <span class=quiet>{'default' if route.default else ''}</span></h2>"
-        yield "<table><tr><th>endpoint<th>state<th>weight<th>share<th><th>p95 ms<th>in flight<th>out because</tr>"
+        yield "<table><tr><th>endpoint<th>state<th class=n>weight<th class=n>share<th>"
+        yield "<th class=n>p95 ms<th class=n>in flight<th>out because</tr>"
         for row in route.candidates:
             yield _candidate(row)
         if not route.candidates:
@@ -62,13 +64,13 @@ def _parts(context: Context, now: float) -> Iterator[str]:
             cells = (escape(rule.id), escape(rule.kind), f"{rule.ratio:g}", f"{max(0.0, rule.until - now):.0f} s")
             yield f"<tr class=warn><td>{'<td>'.join(cells)}</tr>"
         yield "</table>"
-    yield "<h2>Processes</h2><table><tr><th>process<th>pid<th>state<th>uptime</tr>"
+    yield "<h2>Processes</h2><table><tr><th>process<th class=n>pid<th>state<th>uptime</tr>"
     for process in documents.processes(context, now):
         state = "<span class=good>up</span>" if process["up"] else "<span class=bad>silent</span>"
         uptime = f"{process['uptime_s']:.0f} s" if process["uptime_s"] is not None else NONE
         yield f"<tr><td>data-{process['index']}<td class=n>{process['pid'] or NONE}<td>{state}<td>{uptime}</tr>"
     uptime = f"{now - context.started_at:.0f} s"
-    yield f"<tr><td>control<td class=n>{NONE}<td><span class=good>up</span><td>{uptime}</tr></table>"
+    yield f"<tr><td>control<td class=n>{os.getpid()}<td><span class=good>up</span><td>{uptime}</tr></table>"
 
 
 def _candidate(row: CandidateRow) -> str:

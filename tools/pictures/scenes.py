@@ -73,8 +73,8 @@ def request() -> Drawing:
         ("accept", "SO_REUSEPORT,", "one socket a process"),
         ("read the head", "llhttp validates,", "one reading or 400"),
         ("match the model", "by the path:", "/v2/models/NAME"),
-        ("faults", "abort or delay,", "where one is set"),
         ("choose", "two by weight, then the", "shorter expected wait"),
+        ("faults", "abort or delay,", "where one is set"),
     ]
     below = [
         ("connection", "pooled, checked for", "stray bytes"),
@@ -89,13 +89,13 @@ def request() -> Drawing:
             sides: tuple[Side, Side] = ("right", "left") if row is first else ("left", "right")
             drawing.arrow(left.at(sides[0]), right.at(sides[1]))
     drawing.arrow(first[4].at("bottom"), second[0].at("top"))
-    refusals = {1: "400  413  414\n431  501  505", 2: "404", 3: "the fault's status"}
+    refusals = {1: "400  413  414\n431  501  505", 2: "404", 3: "503,\nRetry-After"}
     for number, words in refusals.items():
         x, y = first[number].at("bottom")
         drawing.arrow((x, y), (x, y + 30), label=words, at=(x, y + 46), color="#c2413b")
     x, y = first[4].at("bottom", 0.15)
-    drawing.arrow((x, y), (x, y + 30), label="503,\nRetry-After", at=(x, y + 46), color="#c2413b")
-    drawing.arrow(second[0].at("right", 0.3), (950, 273), (950, 108), first[4].at("right"), dashed=True)
+    drawing.arrow((x, y), (x, y + 30), label="the fault's\nstatus", at=(x, y + 46), color="#c2413b")
+    drawing.arrow(second[0].at("right", 0.3), (950, 273), (950, 52), (666, 52), first[3].at("top"), dashed=True)
     drawing.note(944, 180, "retry: another", "endpoint, inside", "the budget", anchor="end", size=11)
     x, y = second[0].at("bottom")
     drawing.arrow((x, y), (x, y + 30), label="502, 504", at=(x, y + 46), color="#c2413b")
