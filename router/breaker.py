@@ -9,7 +9,7 @@ through :meth:`advance`.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.outcomes import ATTEMPT_BLAME, BROKEN_OFF, QUARANTINES, AttemptResult, Blame
 from router.stats import SlidingCounts
@@ -37,7 +37,7 @@ class GuardEvent(StrEnum):
     PEER_CLOSED = "peer_closed"  # a sibling process saw it answer again
 
 
-TRANSITIONS: dict[tuple[GuardState, GuardEvent], GuardState] = {
+TRANSITIONS: Final[dict[tuple[GuardState, GuardEvent], GuardState]] = {
     (GuardState.CLOSED, GuardEvent.TRIPPED): GuardState.OPEN,
     (GuardState.CLOSED, GuardEvent.PEER_OPENED): GuardState.OPEN,
     (GuardState.CLOSED, GuardEvent.PEER_CLOSED): GuardState.CLOSED,
@@ -51,7 +51,7 @@ TRANSITIONS: dict[tuple[GuardState, GuardEvent], GuardState] = {
 }
 """Every legal step of both guards; a pair that is not here cannot happen."""
 
-PROBE_PASSES: frozenset[AttemptResult] = frozenset(
+PROBE_PASSES: Final[frozenset[AttemptResult]] = frozenset(
     {AttemptResult.SUCCESS, AttemptResult.CLIENT_ERROR, AttemptResult.BUSY}
 )
 """Results that end a quarantine: the process is there and answers, though it may push back."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import ceil, exp, log
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from router import explain as explaining
 from router import model
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from router.policy import ModelPolicy, Policies
     from router.protocols import Filter, PickerFactory, Rng, Scorer
 
-SLOWER_AT_LEAST: frozenset[AttemptResult] = frozenset(
+SLOWER_AT_LEAST: Final[frozenset[AttemptResult]] = frozenset(
     {AttemptResult.SERVER_ERROR, AttemptResult.HEAD_TIMEOUT, AttemptResult.STREAM_IDLE, AttemptResult.CANCELLED}
 )
 """Results whose duration is a lower bound of the latency: they may raise the EWMA, never lower it."""
 
-_SUCCESS = AttemptResult.SUCCESS
+_SUCCESS: Final = AttemptResult.SUCCESS
 
 
 def no_jitter() -> float:

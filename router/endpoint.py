@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil, exp, inf, log
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from router.breaker import Breaker, GuardState, Quarantine
 from router.model import Replica, State
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from router.policy import LatencyPolicy, Policies
     from router.routes import Route
 
-SETTLE_S = 0.5
+SETTLE_S: Final = 0.5
 """How old the quantiles may be that weights are made from."""
 
-IDLE_S = 1.0
+IDLE_S: Final = 1.0
 """Without a sample for this long, the EWMA drifts back from its peak to the median of the window."""
 
 

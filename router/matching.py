@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 
@@ -23,12 +23,12 @@ class Match(NamedTuple):
     version: str
 
 
-_V2 = Match(Surface.V2, "", "")
-_OPENAI = Match(Surface.OPENAI, "", "")
-_PLAIN = Match(Surface.PLAIN, "", "")
-_MODELS = b"/v2/models/"
-_VERSIONS = b"versions/"
-_ENDS = (b"", b"/", b"?", b"#")
+_V2: Final = Match(Surface.V2, "", "")
+_OPENAI: Final = Match(Surface.OPENAI, "", "")
+_PLAIN: Final = Match(Surface.PLAIN, "", "")
+_MODELS: Final = b"/v2/models/"
+_VERSIONS: Final = b"versions/"
+_ENDS: Final = (b"", b"/", b"?", b"#")
 
 
 def match(target: bytes | str) -> Match:

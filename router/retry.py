@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.outcomes import MAYBE_STARTED, NOT_STARTED, AttemptResult
 from router.stats import SlidingCounts
@@ -34,7 +34,7 @@ class RetryVerdict:
     denied: RetryDenied | None = None
 
 
-_DENIED = {reason: RetryVerdict(False, 0.0, reason) for reason in RetryDenied}
+_DENIED: Final = {reason: RetryVerdict(False, 0.0, reason) for reason in RetryDenied}
 
 
 class RetryBudget:

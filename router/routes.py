@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.model import StoreMode
 from router.outcomes import Reason  # in annotations of dataclasses, which the compiled build evaluates; Scorer too
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from router.protocols import Candidate as CandidateView
     from router.protocols import Rng
 
-REDRAWS = 8
+REDRAWS: Final = 8
 """Draws that may hit a replica that is out, before all of the table is looked at."""
 
-PROBE = 1
-TRIAL = 2
+PROBE: Final = 1
+TRIAL: Final = 2
 """What an attempt holds and gives back when it is done: the one quarantine probe, a half-open place."""
 
 

@@ -8,13 +8,13 @@ sketches of the same a merge by adding counts. Buckets travel between processes 
 from __future__ import annotations
 
 from math import ceil, log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-LEAST_MS = 1e-3
-MOST_MS = 1e8
+LEAST_MS: Final = 1e-3
+MOST_MS: Final = 1e8
 """Latencies are clamped to [1 µs, 28 h], which bounds the number of buckets (259 at 5% error)."""
 
 

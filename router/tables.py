@@ -6,7 +6,7 @@ Making a table is O(candidates), so it is bounded twice: how often one route's i
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.explain import View
 from router.outcomes import Reason
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from router.protocols import PickerFactory, Scorer
     from router.routes import Route
 
-REBUILD_S = 0.1
+REBUILD_S: Final = 0.1
 """A table is made again at most this often,"""
-REBUILD_PER_CANDIDATE_S = 0.001
+REBUILD_PER_CANDIDATE_S: Final = 0.001
 """and at most once per this much and candidate, which bounds the cost to a small share of one core,"""
-REBUILD_MOST_S = 2.0
+REBUILD_MOST_S: Final = 2.0
 """but no seldomer than this while the route is used."""
-IDLE_REBUILD_S = 1.0
+IDLE_REBUILD_S: Final = 1.0
 """A table older than this is made again by the choice that meets it, where no Tick came."""
-USED_FOR = 10
+USED_FOR: Final = 10
 """A route that was used is kept current by this many Ticks' rebuilding; then its table waits for the next choice."""
-TICK_CANDIDATES = 2000
+TICK_CANDIDATES: Final = 2000
 """Candidates weighed per Tick; the routes left over come first at the next one."""
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Final
 
 import msgspec
 
 from router.matching import Surface
 from router.outcomes import OUTCOMES, Outcome, OutcomeSpec
 
-_ENCODE = msgspec.json.Encoder().encode
+_ENCODE: Final = msgspec.json.Encoder().encode
 
 
 def error_body(surface: Surface, outcome: Outcome, detail: str = "", status: int = 0) -> tuple[bytes, bytes]:

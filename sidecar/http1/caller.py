@@ -19,16 +19,23 @@ if TYPE_CHECKING:
     from sidecar.http1.plane import Plane, Target
     from sidecar.upstreams.pool import UpstreamConnection
 
-NEW, IDLE, READING, BODY, WAITING, ANSWERING, LINGERING, CLOSED = range(8)
+NEW: Final = 0
+IDLE: Final = 1
+READING: Final = 2
+BODY: Final = 3
+WAITING: Final = 4
+ANSWERING: Final = 5
+LINGERING: Final = 6
+CLOSED: Final = 7
 """The phases of a connection, in order: NEW, no request yet; IDLE, between requests; READING, part of a head is here;
 BODY, the request's body is coming; WAITING, the request is complete, no answer yet; ANSWERING, the answer has begun;
 LINGERING, answered, input is thrown away; CLOSED. A request is in hand from BODY to ANSWERING."""
 
-LINGER_S = 2.0
-LINGER_BYTES = 1 << 20
+LINGER_S: Final = 2.0
+LINGER_BYTES: Final = 1 << 20
 """How long and how much input is read and thrown away behind a refusal, so that the caller can read it (a reset would
 destroy it, RFC 9112 9.6)."""
-CLOSE_STALL_S = 30.0
+CLOSE_STALL_S: Final = 30.0
 """How long a closing connection may take nothing of what is still to be sent."""
 
 

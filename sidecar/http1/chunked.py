@@ -7,13 +7,18 @@ Chunk extensions are checked and passed; trailer fields are checked and dropped 
 from __future__ import annotations
 
 import re
+from typing import Final
 
-MAX_SIZE_LINE = 256
-MAX_TRAILER_BYTES = 8192
-_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
-_TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*")
+MAX_SIZE_LINE: Final = 256
+MAX_TRAILER_BYTES: Final = 8192
+_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
+_TRAILER: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*")
 
-_SIZE, _DATA, _DATA_END, _TRAILERS, _DONE = range(5)
+_SIZE: Final = 0
+_DATA: Final = 1
+_DATA_END: Final = 2
+_TRAILERS: Final = 3
+_DONE: Final = 4
 
 
 class ChunkError(ValueError):

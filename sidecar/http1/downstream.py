@@ -7,7 +7,7 @@ There is no task, future or timer per request: bytes come in by callback, one co
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from router.matching import Surface
 from router.outcomes import AttemptResult, Outcome
@@ -21,9 +21,9 @@ from sidecar.telemetry.page import Scalar
 if TYPE_CHECKING:
     import asyncio
 
-UNSENT_BYTES = 65536
+UNSENT_BYTES: Final = 65536
 """Request body read ahead while no worker takes it."""
-_EMPTY_LINES = re.compile(rb"(?:\r\n)+")
+_EMPTY_LINES: Final = re.compile(rb"(?:\r\n)+")
 
 
 class DownstreamConnection(ExchangeConnection):

@@ -6,7 +6,7 @@ went downstream, nothing but the rest of that answer or the end of the connectio
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.matching import Surface
 from router.outcomes import OUTCOMES, AttemptResult, Outcome
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from router.routes import Route
     from sidecar.upstreams.pool import Upstream, UpstreamConnection
 
-VIA = b"via: 1.1 warmroute\r\n"
-VIA_END = VIA + b"\r\n"
+VIA: Final = b"via: 1.1 warmroute\r\n"
+VIA_END: Final = VIA + b"\r\n"
 
-_OUTCOME_OF: dict[AttemptResult, Outcome] = {
+_OUTCOME_OF: Final[dict[AttemptResult, Outcome]] = {
     AttemptResult.CONNECT_REFUSED: Outcome.CONNECT_FAILED,
     AttemptResult.CONNECT_TIMEOUT: Outcome.CONNECT_TIMEOUT,
     AttemptResult.STALE: Outcome.UPSTREAM_RESET,
@@ -39,7 +39,7 @@ _OUTCOME_OF: dict[AttemptResult, Outcome] = {
     AttemptResult.CANCELLED: Outcome.OVERLOADED,
 }
 
-_CUTS = frozenset({AttemptResult.CUT, AttemptResult.STREAM_IDLE})
+_CUTS: Final = frozenset({AttemptResult.CUT, AttemptResult.STREAM_IDLE})
 
 
 class ExchangeConnection(CallerConnection):

@@ -11,28 +11,29 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Final
 
 import httptools
 
 from router.outcomes import Outcome
 
-CHUNKED = -1
+CHUNKED: Final = -1
 """Value of ``length`` for a chunked body."""
-UNTIL_CLOSE = -2
+UNTIL_CLOSE: Final = -2
 """Value of ``length`` for a response body that ends with its connection."""
 
-MAX_LENGTH_DIGITS = 18
+MAX_LENGTH_DIGITS: Final = 18
 
 # Fields that decide something here, with their values; matched against the lower-cased head, each begins a line.
-_REQUEST_FIELDS = re.compile(
+_REQUEST_FIELDS: Final = re.compile(
     rb"\r\n(connection|content-length|expect|host|http2-settings|keep-alive|proxy-[a-z-]+|te|traceparent|trailer"
     rb"|transfer-encoding|upgrade|x-request-id):[ \t]*([^\r]*)"
 )
-_RESPONSE_FIELDS = re.compile(
+_RESPONSE_FIELDS: Final = re.compile(
     rb"\r\n(connection|content-length|keep-alive|proxy-[a-z-]+|retry-after|te|trailer|transfer-encoding|upgrade"
     rb"|x-request-id):[ \t]*([^\r]*)"
 )
-_HOP_BY_HOP = frozenset(
+_HOP_BY_HOP: Final = frozenset(
     {
         b"connection",
         b"http2-settings",
@@ -45,19 +46,19 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-_NEVER_STRIPPED = frozenset({b"content-length", b"host", b"transfer-encoding"})
+_NEVER_STRIPPED: Final = frozenset({b"content-length", b"host", b"transfer-encoding"})
 """Naming these in ``Connection`` must not change framing or routing."""
 
-_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) (/[!\"$-~\x80-\xff]*) HTTP/1\.([01])\r\n")
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\t -~\x80-\xff]*)?\r\n")
-_OK = b"HTTP/1.1 200 OK\r\n"
-_KEEP_ALIVE = b"\r\nConnection: keep-alive"
-_VERSION = re.compile(rb"HTTP/[0-9]\.[0-9]")
-_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_REQUEST_START = re.compile(rb"[A-Za-z]+[A-Za-z-]*( |$)")
-_HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.vV]+\])(?::[0-9]*)?")
-_ABSOLUTE = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
-_BAD_TARGET = re.compile(rb"[^!-~\x80-\xff]|#")
+_REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) (/[!\"$-~\x80-\xff]*) HTTP/1\.([01])\r\n")
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\t -~\x80-\xff]*)?\r\n")
+_OK: Final = b"HTTP/1.1 200 OK\r\n"
+_KEEP_ALIVE: Final = b"\r\nConnection: keep-alive"
+_VERSION: Final = re.compile(rb"HTTP/[0-9]\.[0-9]")
+_TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_REQUEST_START: Final = re.compile(rb"[A-Za-z]+[A-Za-z-]*( |$)")
+_HOST: Final = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.vV]+\])(?::[0-9]*)?")
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
+_BAD_TARGET: Final = re.compile(rb"[^!-~\x80-\xff]|#")
 
 
 class HeadError(Exception):
@@ -121,7 +122,7 @@ class _Ignore:
     """llhttp validates; nobody listens."""
 
 
-_IGNORE = _Ignore()
+_IGNORE: Final = _Ignore()
 
 
 def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 100) -> RequestHead:

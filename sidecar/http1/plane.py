@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.matching import Surface, match
 from router.outcomes import OUTCOME_INDEX, AttemptResult, Outcome, Reason
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from sidecar.http1.downstream import DownstreamConnection
     from sidecar.settings import Limits, Timeouts
 
-NO_MODEL = "_none"
+NO_MODEL: Final = "_none"
 """Metrics row of requests that matched no model."""
 
-_MEMO_TARGETS = 4096
-_MEMO_PATH_BYTES = 256
-_RESULT_INDEX = {result: index for index, result in enumerate(AttemptResult)}
-_SUM = len(BUCKETS_S) + 1
-_HALF = (1 << 64) - 1
-_OK = OUTCOME_INDEX[Outcome.OK]
-_SUCCESS = _RESULT_INDEX[AttemptResult.SUCCESS]
-_REQUEST_SUM = MODEL_OUTCOMES + _SUM
-_ATTEMPT_SUM = ENDPOINT_HISTOGRAM + _SUM
-SWEEP_S = 0.25
+_MEMO_TARGETS: Final = 4096
+_MEMO_PATH_BYTES: Final = 256
+_RESULT_INDEX: Final = {result: index for index, result in enumerate(AttemptResult)}
+_SUM: Final = len(BUCKETS_S) + 1
+_HALF: Final = (1 << 64) - 1
+_OK: Final = OUTCOME_INDEX[Outcome.OK]
+_SUCCESS: Final = _RESULT_INDEX[AttemptResult.SUCCESS]
+_REQUEST_SUM: Final = MODEL_OUTCOMES + _SUM
+_ATTEMPT_SUM: Final = ENDPOINT_HISTOGRAM + _SUM
+SWEEP_S: Final = 0.25
 """How often deadlines are looked at: timeouts are this coarse."""
 
-LAME_DUCK_S = 1.0
+LAME_DUCK_S: Final = 1.0
 """How long idle connections are kept after draining began, so that a request already on its way is still answered."""
 
 

@@ -23,18 +23,22 @@ if TYPE_CHECKING:
 
     from sidecar.telemetry.page import Page
 
-MAX_INTERIM = 64
+MAX_INTERIM: Final = 64
 """1xx answers to one request; more is a worker gone wrong."""
 
-LOOK_AFTER_S = 0.05
+LOOK_AFTER_S: Final = 0.05
 """A connection idle for longer is peeked at before it is used. One that was used just now has nothing waiting unread
 but what came since the loop last polled, and a busy pool need not pay a system call for that."""
 
-_BARE_LF = re.compile(rb"(?<!\r)\n")
-_OUR_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+_BARE_LF: Final = re.compile(rb"(?<!\r)\n")
+_OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Connect errors that say nothing of the endpoint: this process or host is out of something."""
 
-_IDLE, _HEAD, _LENGTH, _CHUNKS, _TO_CLOSE = range(5)
+_IDLE: Final = 0
+_HEAD: Final = 1
+_LENGTH: Final = 2
+_CHUNKS: Final = 3
+_TO_CLOSE: Final = 4
 
 
 class Exchange(Protocol):
