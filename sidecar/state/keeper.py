@@ -16,13 +16,14 @@ from router.model import (
     EndpointReturned,
     EndpointSeen,
     EndpointsHeard,
+    GoneReason,
     PeerObserved,
     Tick,
 )
 from sidecar.channel import FaultRule, Hello, Listening, Ping
 from sidecar.state.feed import Feed
 from sidecar.state.memory import Remembered
-from sidecar.state.roster import Roster, heard_messages
+from sidecar.state.roster import RECALLED, Roster, heard_messages
 from sidecar.telemetry.logs import Throttle, get_log
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 PING_S = 0.5
 SPEAKS_S = 3.0
 """A data process that said nothing for this long is not up (it speaks once a second)."""
+
+REMEMBER_S = 1.0
+"""The last good view is kept at most this often."""
 
 HEARD_S = 0.1
 """Heartbeats go out together, this often."""
@@ -91,6 +95,9 @@ class Keeper:
         remembered = memory.load()
         self.roster.held.update(remembered.held)
         self.roster.faults.update((rule.id, rule) for rule in remembered.faults)
+        self._recalled = remembered.records
+        self._remember_due = 0.0
+        self._unsaved = False
 
     @property
     def observed(self) -> bool:
@@ -124,6 +131,7 @@ class Keeper:
         if isinstance(mine, EndpointGone):
             self._measured.discard(mine.id)
             self._heard.pop(mine.id, None)
+        self._unsaved = True
         self.feed.send(mine)
         if isinstance(mine, EndpointSeen) and mine.record.id in self.roster.held:
             self._hold(mine.record.id, held=True)  # it may have been away, and be another process now
@@ -218,7 +226,25 @@ class Keeper:
         return True
 
     def _remember(self) -> None:
-        self._memory.save(Remembered(tuple(self.roster.held), tuple(self.roster.faults.values())))
+        records = tuple(record for record, _, _ in self.roster.records() if not record.static)
+        kept = self._recalled if self._recalled and not self._told_whole else records
+        self._memory.save(Remembered(tuple(self.roster.held), tuple(self.roster.faults.values()), kept))
+        self._unsaved = False
+
+    def _recall(self) -> None:
+        """Go by what an earlier control process knew, where the store does not answer at the start of this one."""
+        now = self._clock()
+        _log.warning("fleet.recalled", endpoints=len(self._recalled))
+        for record in self._recalled:
+            if record.id not in self.roster:
+                self.found(RECALLED, EndpointSeen(record, now))
+        self._recalled = ()
+
+    def _drop_recalled(self) -> None:
+        """Everything is known now: what was only recalled is not there any more."""
+        self._recalled = ()
+        for id in [record.id for record, source, _ in self.roster.records() if source == RECALLED]:  # noqa: A001
+            self.found(RECALLED, EndpointGone(id, GoneReason.EXPIRED, self._clock()))
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -230,9 +256,12 @@ class Keeper:
     def tick(self) -> None:
         """Let time pass; called about ten times a second."""
         now = self._clock()
+        if self._recalled and not self.complete and all(source.tried for source in self.sources):
+            self._recall()
         self._greet()
         if not self._told_whole and self.complete:
             self._told_whole = True
+            self._drop_recalled()
             self._heard.clear()
             self.feed.send_snapshot()  # processes that were there before us: what we do not name is gone
         if self._heard and now >= self._heard_due:
@@ -243,6 +272,9 @@ class Keeper:
             self._remember()
             self.feed.send(self.roster.faults_message())
             _log.info("fault.expired", left=len(self.roster.faults))
+        if self._unsaved and now >= self._remember_due:
+            self._remember_due = now + REMEMBER_S
+            self._remember()
         if now >= self._ping_due:
             self._ping_due = now + PING_S
             self.feed.ping(Ping(now))

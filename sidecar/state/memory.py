@@ -1,7 +1,8 @@
-"""What operators asked for, kept through a restart of the control process: holds and faults.
+"""What is kept through a restart of the control process: holds, faults, and the last good view of the shared state.
 
 It lies in a memory file that the supervisor holds, so it lives exactly as long as the sidecar. Data processes go by it
-while the control process is away; without it a new control process would know nothing of a hold that is in force.
+while the control process is away; without it a new control process would know nothing of a hold that is in force, and
+nothing of the fleet where the store is down just then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from router.model import EndpointRecord
 from sidecar.channel import FaultRule
 from sidecar.telemetry.logs import get_log
 
@@ -24,10 +26,11 @@ _log = get_log("memory")
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The holds and faults in force."""
+    """The holds and faults in force, and the endpoints that the store named last."""
 
     held: tuple[str, ...] = ()
     faults: tuple[FaultRule, ...] = ()
+    records: tuple[EndpointRecord, ...] = ()
 
 
 _DECODER = msgspec.msgpack.Decoder(Remembered)

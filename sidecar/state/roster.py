@@ -36,6 +36,9 @@ MAX_HELD = 4096
 HEARD_IDS = 256
 """Ids in one EndpointsHeard: far below what a message may hold, even with the longest ids."""
 
+RECALLED = "memory"
+"""Source of endpoints that an earlier control process knew: whoever really knows them takes them over."""
+
 _HEARD_STEP_S = 0.1
 
 
@@ -101,7 +104,7 @@ class Roster:
             return event
         record = event.record
         entry = self._entries.get(record.id)
-        if entry is not None and entry.source != source:
+        if entry is not None and entry.source not in (source, RECALLED):
             return None
         if entry is not None and entry.record.epoch != record.epoch:
             self._forget_ejections(record.id)  # another process: it has not failed yet

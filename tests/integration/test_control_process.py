@@ -291,3 +291,24 @@ def test_holds_and_faults_outlive_the_control_process(tmp_path: Path) -> None:
         got = control.receive(0, whole, "a snapshot")
         assert all(m.rules for m in got if isinstance(m, FaultsChanged)), "the fault never seems to have ended"
         assert any(isinstance(m, EndpointHeld) and m.held for m in got)
+
+
+def test_started_again_while_the_store_is_down_it_goes_by_the_last_good_view(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    server.start()
+    with ControlProcess(tmp_path, state=store_settings(server), **FREE) as control:
+        try:
+            asyncio.run(StateWriter(server.url, "t", ttl_s=60).put(worker_record("a")))
+            control.receive(0, lambda got: "a" in seen(got), "the endpoint")
+            time.sleep(1.2)  # the view is kept once a second
+        finally:
+            server.stop()
+        control.kill()
+        control.start()
+        control.hello(epoch="epoch-2")  # a data process that starts just then gets it too
+        got = control.receive(0, whole, "a snapshot")
+        assert "a" in seen(got)
+        assert any(isinstance(m, StoreChanged) and m.mode is StoreMode.FROZEN for m in got)
+        speak(control)
+        assert control.until_status("/readyz", 200).json["ready"], "losing the store is no reason to be unready"
+        assert any(event["event"] == "fleet.recalled" for event in control.events())

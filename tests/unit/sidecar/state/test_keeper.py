@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -43,19 +44,23 @@ class Source:
 class Bench:
     """A keeper with two data processes' ends, at time ``now``."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Memory | None = None) -> None:
         self.now = 100.0
         pairs = [channel.pair() for _ in range(2)]
         self.data = [Channel(data) for _, data in pairs]
         self.control = [Channel(control) for control, _ in pairs]
         self.source = Source()
         cluster = Cluster(Policies(), [ModelPolicy("m")], self.now)
-        self.keeper = Keeper(cluster, self.control, [self.source], Memory(None), clock=lambda: self.now)
+        self.keeper = Keeper(cluster, self.control, [self.source], memory or Memory(None), clock=lambda: self.now)
 
     def seen(self, name: str, epoch: str = "e1") -> EndpointSeen:
         event = EndpointSeen(EndpointRecord(name, "http://127.0.0.1:1", epoch, replicas=(Replica("m"),)), self.now)
         self.keeper.found("redis", event)
         return event
+
+    def close(self) -> None:
+        for end in (*self.data, *self.control):
+            end.close()
 
     def sent(self, index: int = 0) -> list[object]:
         return [message for message in self.data[index].receive(10_000) if not isinstance(message, Ping)]
@@ -65,8 +70,7 @@ class Bench:
 def bench() -> Iterator[Bench]:
     made = Bench()
     yield made
-    for end in (*made.data, *made.control):
-        end.close()
+    made.close()
 
 
 def test_what_a_source_says_goes_to_every_data_process_and_into_the_own_cluster(bench: Bench) -> None:
@@ -160,3 +164,40 @@ def test_faults_are_told_as_a_whole_and_end_by_themselves(bench: Bench) -> None:
     assert bench.keeper.remove_fault("g")
     assert not bench.keeper.remove_fault("g")
     assert bench.sent() == [FaultsChanged(())]
+
+
+def test_a_new_control_process_goes_by_the_last_good_view_while_the_store_is_away() -> None:
+    fd = os.memfd_create("memory")
+    before = Bench(Memory(fd))
+    before.seen("a")
+    before.seen("b")
+    before.now += 1.0
+    before.keeper.tick()
+
+    after = Bench(Memory(fd))
+    after.keeper.tick()
+    assert not list(after.keeper.roster.ids)  # the store has not been tried yet: it may well answer
+    after.source.tried = True
+    after.keeper.tick()
+    assert sorted(after.keeper.roster.ids) == ["a", "b"]
+    assert [event.record.id for event in after.sent() if isinstance(event, EndpointSeen)] == ["a", "b"]
+    after.keeper.found("redis", StoreChanged(StoreMode.FROZEN, after.now))
+
+    third = Bench(Memory(fd))  # and it is not forgotten by one that never reached the store
+    third.source.tried = True
+    third.now += 2.0
+    third.keeper.hold("a", held=True)
+    third.keeper.tick()
+    assert sorted(third.keeper.roster.ids) == ["a", "b"]
+
+    third.seen("a", epoch="e2")  # the store is back: who is there takes over, who is not is gone
+    third.source.complete = True
+    third.keeper.tick()
+    assert sorted(third.keeper.roster.ids) == ["a"]
+    assert [event.id for event in third.sent() if isinstance(event, EndpointGone)] == ["b"]
+    third.now += 2.0
+    third.keeper.tick()
+    assert [record.id for record in Memory(fd).load().records] == ["a"]
+    for made in (before, after, third):
+        made.close()
+    os.close(fd)
