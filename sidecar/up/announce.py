@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -59,10 +59,3 @@ def write_request(path: Path, metadata: Mapping[str, Any], sample_file: Path) ->
         OSError: ``sample_file`` cannot be read, or ``path`` not written.
     """
     path.write_bytes(msgspec.json.encode(sample_request(metadata, sample_file)))
-
-
-def write_ready_file(path: Path, places: Places) -> None:
-    """Write ``places`` as JSON, whole or not at all: whoever waits for the file never reads half of it."""
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(msgspec.json.encode(asdict(places)))
-    part.replace(path)

@@ -17,8 +17,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TypeAlias
 
 from sidecar.pids import kill_exactly, start_ticks
+
+Identity: TypeAlias = tuple[int, int, int]
+"""Device, inode and time of the last change of a file: another file under its name has another one."""
 
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """What would end its parent, or an impatient user's try at it: the janitor stays until it is done."""
@@ -29,7 +33,8 @@ _KILLED_WAIT_S = 2.0
 def run_janitor(fd: int) -> int:
     """Read what to remove from ``fd`` until its end, wait for it to go, remove what stays; return the exit code."""
     processes: dict[int, int] = {}
-    paths: list[Path] = []
+    trees: list[Path] = []
+    files: list[tuple[Path, Identity]] = []
     patience_s = 0.0
     with os.fdopen(fd, "rb") as pipe:
         for line in pipe:
@@ -38,19 +43,38 @@ def run_janitor(fd: int) -> int:
             note = json.loads(line)
             if "pid" in note:
                 processes[note["pid"]] = note["ticks"]
-            if "path" in note:
-                paths.append(Path(note["path"]))
+            if "tree" in note:
+                trees.append(Path(note["tree"]))
+            if "file" in note:
+                device, inode, changed_ns = note["identity"]
+                files.append((Path(note["file"]), (device, inode, changed_ns)))
             patience_s = note.get("patience_s", patience_s)
     _await_gone(processes, patience_s)
     for pid, ticks in processes.items():
         kill_exactly(pid, ticks, signal.SIGKILL)
     _await_gone(processes, _KILLED_WAIT_S)
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+    for path, known in files:
+        remove_exactly(path, known)
+    for path in trees:
+        shutil.rmtree(path, ignore_errors=True)  # refuses a symbolic link
     return 0
+
+
+def identity(path: Path) -> Identity:
+    """Return what tells the regular file at ``path`` from any other that may stand there later.
+
+    Raises:
+        OSError: there is none.
+    """
+    status = path.lstat()
+    return (status.st_dev, status.st_ino, status.st_mtime_ns)
+
+
+def remove_exactly(path: Path, known: Identity) -> None:
+    """Remove the file at ``path`` if it is the one that ``known`` tells, untouched since; leave any other."""
+    with contextlib.suppress(OSError):
+        if identity(path) == known:
+            path.unlink()
 
 
 def _await_gone(processes: dict[int, int], patience_s: float) -> None:
@@ -86,9 +110,13 @@ class Janitor:
         """The janitor's own process id."""
         return self._process.pid
 
-    def path(self, path: Path) -> None:
-        """Have a file or a whole directory removed in the end."""
-        self._note({"path": str(path.absolute())})
+    def tree(self, path: Path) -> None:
+        """Have a directory that we made removed in the end, with all that is in it."""
+        self._note({"tree": str(path.absolute())})
+
+    def file(self, path: Path, known: Identity) -> None:
+        """Have a file removed in the end, if it is still the one that ``known`` tells."""
+        self._note({"file": str(path.absolute()), "identity": known})
 
     def process(self, pid: int) -> None:
         """Have a process ended in the end, if it has not left by itself."""

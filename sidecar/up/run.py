@@ -31,10 +31,11 @@ from sidecar.settings import Admin, Listener, Model, Settings, StateStore, Timeo
 from sidecar.signals import Signals
 from sidecar.sockets import BindError, check_free
 from sidecar.state.embedded import EmbeddedRedis, EmbeddedRedisError
-from sidecar.up.announce import Places, WorkerPlace, tries, write_ready_file, write_request
+from sidecar.up.announce import Places, WorkerPlace, tries, write_request
 from sidecar.up.ask import ask, ask_json
 from sidecar.up.fleet import OUTPUT, LogTail, SidecarView, WorkerView
 from sidecar.up.janitor import Janitor
+from sidecar.up.ready_file import ReadyFile, ReadyFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -111,6 +112,7 @@ class Up:
         self._show = show
         self._clock = clock
         self._models = options.models
+        self._ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
         self._run_dir = Path()
         self._redis: EmbeddedRedis | None = None
         self._janitor: Janitor | None = None
@@ -156,7 +158,9 @@ class Up:
         try:
             check_free(options.listen, "--listen HOST:PORT")
             check_free(options.admin, "--admin HOST:PORT")
-        except BindError as error:
+            if self._ready_file is not None:
+                self._ready_file.check()
+        except (BindError, ReadyFileError) as error:
             raise UpError(str(error), started=False) from error
         if not is_loopback(split_address(options.admin)[0]):  # there is no token here, and reads are open
             raise UpError(f"--admin {options.admin}: must be a loopback address, such as 127.0.0.1:9901", started=False)
@@ -166,9 +170,7 @@ class Up:
         self._janitor = Janitor(self._drain_s + STOP_MARGIN_S + WORKER_DRAIN_S)
         self._run_dir = Path(tempfile.mkdtemp(prefix="warmroute-"))
         if not self._options.keep_run_dir:
-            self._janitor.path(self._run_dir)
-        if self._options.ready_file is not None:
-            self._janitor.path(self._options.ready_file)
+            self._janitor.tree(self._run_dir)
         kept = "kept" if self._options.keep_run_dir else "removed at the end"
         self._show.line(f"starting in {self._run_dir} ({kept})")
         for name in ("log", "tmp"):
@@ -340,8 +342,12 @@ class Up:
             show.line(command, "cyan")
         show.line()
         show.line("Ctrl-C drains and leaves nothing behind", "dim")
-        if self._options.ready_file is not None:
-            write_ready_file(self._options.ready_file, places)
+        if self._ready_file is not None:
+            assert self._janitor is not None  # noqa: S101  the first to start
+            try:
+                self._ready_file.write(places, self._janitor)
+            except ReadyFileError as error:
+                raise UpError(str(error)) from error
 
     # --- end ----------------------------------------------------------------------------------------------------
 
@@ -389,8 +395,8 @@ class Up:
             watched.log.close()
         if self._plan_fd >= 0:
             os.close(self._plan_fd)
-        if self._options.ready_file is not None:
-            self._options.ready_file.unlink(missing_ok=True)
+        if self._ready_file is not None:
+            self._ready_file.remove()
         if self._run_dir != Path() and not self._options.keep_run_dir:
             shutil.rmtree(self._run_dir, ignore_errors=True)
         if self._janitor is not None:

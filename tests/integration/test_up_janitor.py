@@ -7,24 +7,27 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from sidecar.up.janitor import Janitor
+from sidecar.up.janitor import Janitor, identity
 from tests.support.sidecars import gone, until
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 PARENT = """
 import json, os, subprocess, sys, time
 from pathlib import Path
-from sidecar.up.janitor import Janitor
+from sidecar.up.janitor import Janitor, identity
 directory, ready = Path(sys.argv[1]), Path(sys.argv[2])
 janitor = Janitor(float(sys.argv[3]))
-janitor.path(directory)
+janitor.tree(directory)
 child = subprocess.Popen([sys.executable, "-I", "-S", "-c", sys.argv[4]], stdout=subprocess.PIPE)
 child.stdout.readline()
 janitor.process(child.pid)
-janitor.path(ready)
-ready.write_text(json.dumps({"janitor": janitor.pid, "child": child.pid}))
+part = ready.with_suffix(".part")
+part.write_text(json.dumps({"janitor": janitor.pid, "child": child.pid}))
+janitor.file(ready, identity(part))
+part.replace(ready)
 time.sleep(60)
 """
 
@@ -58,7 +61,7 @@ def test_processes_get_their_time_to_leave(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     directory.mkdir()
     janitor = Janitor(patience_s=20.0)
-    janitor.path(directory)
+    janitor.tree(directory)
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(0.5)"])
     janitor.process(child.pid)
     janitor.finish()
@@ -67,12 +70,39 @@ def test_processes_get_their_time_to_leave(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_gone_already_costs_no_time() -> None:
+    began = time.monotonic()
     janitor = Janitor(patience_s=3600.0)
     with stubborn() as process:
         janitor.process(process.pid)
         process.kill()
     janitor.process(process.pid)  # gone: nothing to note
     janitor.finish()
+    assert gone(janitor.pid)
+    assert time.monotonic() - began < 60.0, "it waited for a process that had left"
+
+
+def test_only_what_it_was_given_is_removed_and_as_what_it_was_given(tmp_path: Path) -> None:
+    kept, tree = tmp_path / "kept", tmp_path / "tree"
+    for directory in (kept, tree):
+        directory.mkdir()
+        (directory / "content").write_text("of a user")
+    link = tmp_path / "link"
+    link.symlink_to(kept)
+    replaced, edited, ours = (tmp_path / name for name in ("replaced", "edited", "ours"))
+    janitor = Janitor(patience_s=0.0)
+    for path in (replaced, edited, ours):
+        path.write_text("ours")
+        janitor.file(path, identity(path))
+    (tmp_path / "other").write_text("another program's")
+    (tmp_path / "other").replace(replaced)
+    edited.write_text("a user's")
+    os.utime(edited, ns=(0, 0))
+    janitor.file(kept, identity(kept))  # a directory is no file, whatever it was called
+    janitor.tree(link)
+    janitor.tree(tree)
+    janitor.finish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["edited", "kept", "link", "replaced"]
+    assert (kept / "content").read_text() == "of a user"
 
 
 def test_who_is_not_named_is_left_alone() -> None:
@@ -91,6 +121,6 @@ def test_a_janitor_that_was_killed_does_not_hurt_its_parent(tmp_path: Path) -> N
     janitor = Janitor(patience_s=0.0)
     os.kill(janitor.pid, signal.SIGKILL)
     until(lambda: gone(janitor.pid), "the janitor is dead")
-    janitor.path(tmp_path)
+    janitor.tree(tmp_path)
     janitor.finish()
     assert tmp_path.exists()

@@ -66,6 +66,23 @@ def test_up_checks_its_ports_before_it_starts_anything(flag: str, taken: str, tm
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+def test_up_leaves_what_stands_in_the_place_of_its_ready_file(tmp_path: Path) -> None:
+    (tmp_path / "models" / "toy" / "1").mkdir(parents=True)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "thesis.tex").write_text("years of work")
+    done = warmroute(
+        *("up", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ready-file", "project"), scratch=tmp_path
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"warmroute: --ready-file {project}: is a directory; name a file that warmroute may write and remove\n"
+    )
+    assert (project / "thesis.tex").read_text() == "years of work"
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 def test_up_keeps_its_admin_api_on_loopback(tmp_path: Path) -> None:
     (tmp_path / "models" / "toy" / "1").mkdir(parents=True)
     done = warmroute("up", "--listen", "127.0.0.1:0", "--admin", "0.0.0.0:0", scratch=tmp_path)
@@ -87,9 +104,14 @@ def test_up_with_a_model_that_does_not_load_says_why_and_leaves_nothing(tmp_path
     version = tmp_path / "models" / "broken" / "1"
     version.mkdir(parents=True)
     (version / "model.onnx").write_bytes(b"not a model")
-    done = warmroute("up", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", scratch=tmp_path)
+    ready = tmp_path / "ready.json"
+    ready.write_text("of before")
+    done = warmroute(
+        *("up", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--ready-file", str(ready)), scratch=tmp_path
+    )
     assert done.returncode == 1
     assert "could not load broken" in done.stderr.splitlines()[-1]
+    assert ready.read_text() == "of before"
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
