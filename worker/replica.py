@@ -110,6 +110,7 @@ class HeldReplica:
             _check_labels(self.files, self._model)
             self._lifecycle.to(State.WARMING, self._clock())
             await asyncio.to_thread(warm_up, self._model, shape_classes(self.files), self._cancellation, self._prover())
+            self._go_on()  # a run that could not be interrupted ends well after a drain began
         except GivenUpError:
             return
         except (LoadError, EngineError, WarmupError) as error:

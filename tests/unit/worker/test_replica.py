@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,9 @@ from worker.engines import EngineError
 from worker.loading import LoadError
 from worker.replica import HeldReplica
 from worker.store import ModelFiles, ShapeClass
+
+if TYPE_CHECKING:
+    from worker.engines import Array
 
 
 class Bench:
@@ -134,6 +138,36 @@ def test_a_drain_gives_the_load_up() -> None:
 
     bench = asyncio.run(scenario())
     assert state(bench) is State.COLD
+    assert not ready(bench)
+    assert bench.log.events("model.warm") == []
+
+
+class Uninterruptible(DoublingModel):
+    """Runs that nothing cuts short, once they have begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started, self.release = threading.Event(), threading.Event()
+
+    def compute(self, values: Array) -> Array:
+        self.started.set()
+        assert self.release.wait(10)
+        return values
+
+
+def test_a_drain_during_the_last_warm_up_run_is_not_undone_by_its_end() -> None:
+    async def scenario() -> Bench:
+        model = Uninterruptible()
+        bench = Bench(engine=FixedEngine(model))
+        task = asyncio.create_task(bench.replica.bring_up())
+        assert await asyncio.to_thread(model.started.wait, 10)
+        bench.replica.drain()
+        model.release.set()
+        await asyncio.wait_for(task, 5)
+        return bench
+
+    bench = asyncio.run(scenario())
+    assert state(bench) is State.DRAINING
     assert not ready(bench)
     assert bench.log.events("model.warm") == []
 
