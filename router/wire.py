@@ -27,7 +27,18 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 MAX_REPLICAS = 4096
 MAX_FIELD_CHARS = 1 << 20
+MAX_ID_CHARS = 128
+"""Longest id of an endpoint: it stands in messages with many others, in labels and in log lines."""
 
+MAX_RECORD_BYTES = 90 * 1024
+"""Largest record, by :func:`record_bytes`: one datagram of the sidecar's channel (sidecar/channel.py) must hold it."""
+
+MAX_INTEGER = (1 << 63) - 1
+"""Largest number taken from the store: what every encoding of it can hold."""
+
+_RECORD_FRAME_BYTES = 256
+_REPLICA_FRAME_BYTES = 160
+_WARMTH_FRAME_BYTES = 16
 
 _UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading foreign JSON may raise: missing, of another kind, infinite, nested without end."""
@@ -151,12 +162,12 @@ def decode_fields(id: str, fields: Mapping[str, str]) -> EndpointRecord:  # noqa
     try:
         version = int(fields["v"])
         if version != SCHEMA_VERSION:
-            raise WireError(f"endpoint {id!r}: schema version {version}, this is {SCHEMA_VERSION}")
-        return EndpointRecord(
-            id=id,
+            raise WireError(f"schema version {version}, this is {SCHEMA_VERSION}")
+        record = EndpointRecord(
+            id=_id(id),
             address=_text(fields["addr"]),
             epoch=_text(fields["epoch"]),
-            revision=int(fields["rev"]),
+            revision=_integer(fields["rev"]),
             protocol=_text(fields["proto"]),
             replicas=_replicas_in(fields["replicas"]),
             free_memory_bytes=_count(fields.get("free", "")),
@@ -165,10 +176,24 @@ def decode_fields(id: str, fields: Mapping[str, str]) -> EndpointRecord:  # noqa
             idle_for_s=_seconds(fields.get("idle", "")),
             draining=fields["draining"] == "1",
         )
-    except WireError:
-        raise
+    except WireError as error:
+        raise WireError(f"endpoint {_shown(id)}: {error}") from error
     except _UNREADABLE as error:
-        raise WireError(f"endpoint {id!r}: {type(error).__name__}: {error}") from error
+        raise WireError(f"endpoint {_shown(id)}: {type(error).__name__}: {_cut(str(error))}") from error
+    size = record_bytes(record)
+    if size > MAX_RECORD_BYTES:
+        raise WireError(f"endpoint {_shown(id)}: a record of up to {size} bytes, at most {MAX_RECORD_BYTES}")
+    return record
+
+
+def record_bytes(record: EndpointRecord) -> int:
+    """Return how many bytes ``record`` takes at most as a map of its fields in MessagePack, frames included."""
+    size = _RECORD_FRAME_BYTES + sum(_utf8(text) for text in (record.id, record.address, record.epoch, record.protocol))
+    for replica in record.replicas:
+        size += _REPLICA_FRAME_BYTES + len(replica.warmth) * _WARMTH_FRAME_BYTES
+        size += sum(_utf8(name) for name, _ in replica.warmth)
+        size += sum(_utf8(text) for text in (replica.model, replica.version, replica.content_hash, replica.reason))
+    return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,21 +216,32 @@ def decode_delta(payload: bytes | str) -> Delta:
     try:
         raw = json.loads(payload)
         if raw["v"] != SCHEMA_VERSION:
-            raise WireError(f"delta: schema version {raw['v']!r}, this is {SCHEMA_VERSION}")
+            raise WireError(f"schema version {raw['v']!r}, this is {SCHEMA_VERSION}")
         fields = raw.get("f") or {}
         if raw["kind"] not in ("set", "beat", "del") or not isinstance(fields, dict):
-            raise WireError(f"delta: kind {raw['kind']!r}")
+            raise WireError(f"kind {raw['kind']!r}")
         return Delta(
-            _text(raw["id"]),
+            _id(raw["id"]),
             _text(raw["epoch"]),
-            int(raw["rev"]),
+            _integer(raw["rev"]),
             raw["kind"],
             {k: _text(v) for k, v in fields.items()},
         )
-    except WireError:
-        raise
+    except WireError as error:
+        raise WireError(f"delta: {error}") from error
     except _UNREADABLE as error:
-        raise WireError(f"delta: {type(error).__name__}: {error}") from error
+        raise WireError(f"delta: {type(error).__name__}: {_cut(str(error))}") from error
+
+
+def decode_revision(value: object) -> int:
+    """Read the namespace's revision from the reply of READ_LUA.
+
+    Raises:
+        WireError: it is none: the key holds something else.
+    """
+    if not isinstance(value, int):
+        raise WireError("the revision in the store is not a number")
+    return _integer(value)
 
 
 def _replica_out(replica: Replica) -> dict[str, Any]:
@@ -236,7 +272,7 @@ def _replicas_in(text: str) -> tuple[Replica, ...]:
 
 def _replica_in(row: dict[str, Any]) -> Replica:
     warmth = tuple(sorted((_text(name), _ratio(value)) for name, value in row.get("w", {}).items()))
-    shard, count = int(row.get("k", 0)), int(row.get("n", 1))
+    shard, count = _integer(row.get("k", 0)), _integer(row.get("n", 1))
     if not 0 <= shard < count:
         raise WireError(f"shard {shard} of {count}")
     return Replica(
@@ -247,7 +283,7 @@ def _replica_in(row: dict[str, Any]) -> Replica:
         state=State(row["s"]),
         warmth=warmth,
         content_hash=_text(row.get("h", "")),
-        generation=int(row.get("g", 0)),
+        generation=_integer(row.get("g", 0)),
         warm_for_s=_finite(row.get("t", 0.0)),
         reason=_text(row.get("r", "")),
     )
@@ -255,15 +291,43 @@ def _replica_in(row: dict[str, Any]) -> Replica:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise WireError(f"{value!r} is not text")
+        raise WireError(f"{_cut(repr(value))} is not text")
     if len(value) > MAX_FIELD_CHARS:
         raise WireError(f"text of {len(value)} characters, at most {MAX_FIELD_CHARS}")
+    _utf8(value)
     return value
+
+
+def _id(value: object) -> str:
+    id_ = _text(value)
+    if len(id_) > MAX_ID_CHARS:
+        raise WireError(f"id of {len(id_)} characters, at most {MAX_ID_CHARS}")
+    return id_
+
+
+def _utf8(text: str) -> int:
+    """Return the bytes of ``text`` in UTF-8; half of a surrogate pair, which JSON can spell, has no such bytes."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _integer(value: Any) -> int:
+    number = int(value)
+    if not 0 <= number <= MAX_INTEGER:
+        raise WireError(f"{_cut(repr(value))} is {'negative' if number < 0 else 'too large'}")
+    return number
+
+
+def _shown(id: object) -> str:  # noqa: A002
+    return repr(_cut(str(id), MAX_ID_CHARS))
+
+
+def _cut(text: str, most: int = 256) -> str:
+    return text if len(text) <= most else text[:most] + "…"
 
 
 def _finite(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise WireError(f"{value!r} is not a duration")
+        raise WireError(f"{_cut(repr(value))} is not a duration")
     return float(value)
 
 
@@ -277,10 +341,7 @@ def _ratio(value: object) -> float:
 def _count(text: str) -> int | None:
     if text == "":
         return None
-    number = int(text)
-    if number < 0:
-        raise WireError(f"{text!r} is negative")
-    return number
+    return _integer(text)
 
 
 def _seconds(text: str) -> float | None:

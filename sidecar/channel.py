@@ -99,16 +99,20 @@ _DECODERS: tuple[msgspec.msgpack.Decoder[Any], ...] = tuple(msgspec.msgpack.Deco
 
 
 class ChannelError(ValueError):
-    """A message that cannot be sent (too large) or read (not of this version)."""
+    """A message that cannot be sent (too large, or of a value that has no encoding) or read (not of this version)."""
 
 
 def encode(message: object) -> bytes:
     """Return one message as a datagram.
 
     Raises:
-        ChannelError: it is larger than MAX_MESSAGE_BYTES.
+        ChannelError: it is larger than MAX_MESSAGE_BYTES, or holds a value that has no encoding.
     """
-    data = _ENCODER.encode((_CODES[type(message)], message))
+    code = _CODES[type(message)]
+    try:
+        data = _ENCODER.encode((code, message))
+    except (OverflowError, ValueError, TypeError) as error:  # an integer over 64 bits, half of a surrogate pair
+        raise ChannelError(f"{type(message).__name__}: {type(error).__name__}: {error}") from error
     if len(data) > MAX_MESSAGE_BYTES:
         raise ChannelError(f"{type(message).__name__} of {len(data)} bytes, at most {MAX_MESSAGE_BYTES}")
     return data

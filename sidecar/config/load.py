@@ -121,30 +121,35 @@ def _read(name: str) -> bytes:
 def _files(settings: Settings) -> Iterator[Finding]:
     """Look at the files that the configuration names; their content is read where it is needed, not here."""
     tls = settings.state.tls
-    for path, name, secret in (
-        (("admin", "token_file"), settings.admin.token_file, True),
-        (("state", "password_file"), settings.state.password_file, True),
-        (("state", "tls", "ca_file"), tls.ca_file, False),
-        (("state", "tls", "cert_file"), tls.cert_file, False),
-        (("state", "tls", "key_file"), tls.key_file, True),
+    for path, name, secret, text in (
+        (("admin", "token_file"), settings.admin.token_file, True, False),
+        (("state", "password_file"), settings.state.password_file, True, True),
+        (("state", "tls", "ca_file"), tls.ca_file, False, False),
+        (("state", "tls", "cert_file"), tls.cert_file, False, False),
+        (("state", "tls", "key_file"), tls.key_file, True, False),
     ):
         if name is not None:
-            yield from _file(path, name, secret)
+            yield from _file(path, name, secret=secret, text=text)
 
 
-def _file(path: Path, name: str, secret: bool) -> Iterator[Finding]:
+def _file(path: Path, name: str, *, secret: bool, text: bool) -> Iterator[Finding]:
     try:
         mode = FilePath(name).stat().st_mode
         if not stat.S_ISREG(mode):  # opening a FIFO would wait for a writer
             yield Finding(path, "is not a regular file: name one")
             return
         with FilePath(name).open("rb") as file:
-            empty = not file.read(1024).strip()
+            content = file.read(MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         yield Finding(path, f"cannot be read ({reason}): name a file that this user can read")
         return
-    if empty:
+    if not content.strip():
         yield Finding(path, "is empty: put the content in it, or leave the field out")
+    if text:
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            yield Finding(path, f"byte {error.start + 1} of it is not UTF-8: save the file as UTF-8")
     if secret and mode & stat.S_IROTH:
         yield Finding(path, f"every user of this machine can read it: chmod 600 {name}", warning=True)

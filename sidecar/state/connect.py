@@ -19,6 +19,10 @@ REPLY_TIMEOUT_S = 2.0
 CLIENT_NAME = "warmroute"
 
 
+class PasswordFileError(ValueError):
+    """The password file holds no password; the text does not repeat what it holds."""
+
+
 def open_client(settings: StateStore) -> aioredis.Redis:
     """Return a client for ``settings.url``; it connects at its first command and never retries by itself.
 
@@ -27,6 +31,7 @@ def open_client(settings: StateStore) -> aioredis.Redis:
     Raises:
         ValueError: the URL has another scheme than redis, rediss or unix.
         OSError: the password file cannot be read.
+        PasswordFileError: it is not UTF-8.
     """
     options: dict[str, Any] = {
         "protocol": 3,
@@ -39,10 +44,17 @@ def open_client(settings: StateStore) -> aioredis.Redis:
         "max_connections": 4,
     }
     if settings.password_file is not None:
-        options["password"] = Path(settings.password_file).read_text(encoding="utf-8").strip()
+        options["password"] = _password(settings.password_file)
     if settings.url.startswith("rediss://"):
         tls = settings.tls
         options |= {"ssl_ca_certs": tls.ca_file, "ssl_certfile": tls.cert_file, "ssl_keyfile": tls.key_file}
     if not settings.url.startswith("unix://"):
         options["socket_keepalive"] = True
     return aioredis.Redis.from_url(settings.url, **options)
+
+
+def _password(name: str) -> str:
+    try:
+        return Path(name).read_bytes().decode().strip()
+    except UnicodeDecodeError as error:
+        raise PasswordFileError(f"{name}: byte {error.start + 1} is not UTF-8") from None

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 MAX_HELD = 4096
 """Endpoints that may be held at once, the ones that are away included."""
 
-HEARD_IDS = 256
-"""Ids in one EndpointsHeard: far below what a message may hold, even with the longest ids."""
+HEARD_IDS = 128
+"""Ids in one EndpointsHeard: what a message holds even where every id is as long as it may be (router/wire.py)."""
 
 RECALLED = "memory"
 """Source of endpoints that an earlier control process knew: whoever really knows them takes them over."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError, RedisError
 
 from router.model import EndpointGone, EndpointSeen, StoreChanged
-from router.wire import READ_LUA, Keys
-from sidecar.state.connect import CONNECT_TIMEOUT_S, open_client
+from router.wire import READ_LUA, Keys, WireError
+from sidecar.state.connect import CONNECT_TIMEOUT_S, PasswordFileError, open_client
 from sidecar.state.modes import StoreModes
 from sidecar.state.view import StoreView
 from sidecar.telemetry.logs import Throttle, get_log, mask_url
@@ -51,7 +52,7 @@ LOG_EVERY_S = 10.0
 _log = get_log("store")
 
 _DOWN = (RedisError, OSError, TimeoutError)
-"""What a session may end with because of the store; everything else is a fault of ours."""
+"""What a session may end with because of the connection."""
 
 
 @dataclass(slots=True)
@@ -116,7 +117,7 @@ class RedisSource:
             connects = self.counts.connects
             try:
                 await self._session()
-            except* _DOWN as group:
+            except* Exception as group:  # noqa: BLE001  what is in the store may cost a session, never the process
                 self._went_down(group)
             attempt = 0 if self.counts.connects > connects else attempt + 1
             most = min(RECONNECT_MAX_S, 0.25 * 2 ** min(attempt, 4))
@@ -128,8 +129,10 @@ class RedisSource:
         self._check()
         suppressed = self._down_said.admit(self._clock())
         if suppressed is not None:
-            causes = sorted({f"{type(error).__name__}: {error}" for error in _leaves(group)})
-            _log.warning(
+            errors = list(_leaves(group))
+            causes = sorted({f"{type(error).__name__}: {error}" for error in errors})
+            expected = all(isinstance(error, (*_DOWN, WireError, PasswordFileError)) for error in errors)
+            (_log.warning if expected else partial(_log.error, exc_info=True))(
                 "store.down",
                 url=mask_url(self._settings.url),
                 causes=causes,

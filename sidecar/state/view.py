@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from router.model import EndpointGone, EndpointRecord, EndpointSeen, EndpointsHeard, GoneReason
-from router.wire import SCHEMA_VERSION, Delta, WireError, decode_delta, decode_fields
+from router.wire import SCHEMA_VERSION, Delta, WireError, decode_delta, decode_fields, decode_revision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, KeysView, Sequence
@@ -62,6 +62,7 @@ class StoreView:
         self._read_base: int | None = None
         self._complete = False
         self._removed: dict[str, int] = {}  # since the current read began: a late reply must not bring them back
+        self._refused: set[str] = set()  # what the last read showed and nobody here can read
         self._waiting: list[Delta] = []
         self.needs_read = True
         self.emptied = False
@@ -94,11 +95,16 @@ class StoreView:
         self._removed.clear()
 
     def read_ended(self, reply: Sequence[Any], now: float) -> Iterator[Told]:
-        """Take in READ_LUA's reply. Where ``emptied`` is set afterwards, the store had lost its content."""
+        """Take in READ_LUA's reply. Where ``emptied`` is set afterwards, the store had lost its content.
+
+        Raises:
+            WireError: the reply has no revision, so nothing in it can be put in order.
+        """
         revision, told = _parse_read(reply)
         self.counts[Count.READS] += 1
         if self._read_base is not None and revision < self._read_base:
             self.forget()
+        self._refused.clear()
         for id, fields in told:  # noqa: A001
             yield from self._read_one(id, fields, now)
         self._base = revision if self._base is None else max(self._base, revision)
@@ -113,6 +119,7 @@ class StoreView:
         try:
             record = decode_fields(id, fields)
         except WireError as error:
+            self._refused.add(id)
             self._complain(str(error))
             return
         known = self._known.get(id)
@@ -200,8 +207,8 @@ class StoreView:
             record = decode_fields(delta.id, fields)
         except WireError as error:
             self._complain(str(error))
-            if known is None:  # part of a record that was never seen whole
-                self.needs_read = True
+            if known is None and (delta.kind == "set" or delta.id not in self._refused):
+                self.needs_read = True  # part of a record that was never seen whole
             return
         if known is None and not self._room(delta.id):
             return
@@ -232,8 +239,9 @@ class StoreView:
 
 def _parse_read(reply: Sequence[Any]) -> tuple[int, Iterator[tuple[str, dict[str, str]]]]:
     """Return the revision and (id, hash) pairs; a hash is flat pairs, or a map where the server answers in RESP3."""
+    revision = decode_revision(reply[0] if reply else None)
     pairs = ((str(reply[at]), _as_hash(reply[at + 1])) for at in range(1, len(reply) - 1, 2))
-    return int(reply[0]), pairs
+    return revision, pairs
 
 
 def _as_hash(flat: Any) -> dict[str, str]:

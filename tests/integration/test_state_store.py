@@ -234,6 +234,59 @@ def test_a_bad_record_is_skipped_logged_and_the_rest_stays(
     assert "store.bad_record" in caplog.messages
 
 
+def test_a_revision_that_is_none_is_a_store_that_is_down_and_costs_nobody(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        await writer.put(A)
+        await watched.until_knows("a")
+        keys = Keys(NAMESPACE)
+        await writer.command("SET", keys.revision, "abc")
+        watched.source._wake.set()
+        await watched.until_mode(StoreMode.FROZEN)
+        assert set(watched.source.view.ids) == {"a"}
+        await writer.command("DEL", keys.revision)
+        async with writer.beating(A, every_s=0.2):
+            await watched.until_mode(StoreMode.LIVE)
+        assert watched.gone == []
+
+    follow(server, scenario)
+    down = [record for record in caplog.records if record.message == "store.down"]
+    assert {record.levelname for record in down} == {"WARNING"}
+    assert "the revision in the store is not a number" in str(down[0].__dict__["warmroute_fields"])
+
+
+def test_an_error_nobody_thought_of_costs_the_session_and_is_said_with_its_place(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        source = RedisSource(
+            StateStore(url=server.url, namespace=NAMESPACE), POLICY, clock=time.monotonic, rng=random.Random(1).random
+        )
+        failures = [ArithmeticError("odd"), LookupError("odd too")]
+        told: list[Found] = []
+
+        def emit(event: Found) -> None:
+            if isinstance(event, EndpointSeen) and failures:
+                raise failures.pop()
+            told.append(event)
+
+        writer = StateWriter(server.url, NAMESPACE)
+        async with writer.beating(A, every_s=0.2):
+            task = asyncio.create_task(source.run(emit))
+            try:
+                await Watched(source).until(lambda: source.counts.connects > 0, "connects in spite of it")
+            finally:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    asyncio.run(main())
+    down = [record for record in caplog.records if record.message == "store.down"]
+    assert down[0].levelname == "ERROR"
+    assert down[0].exc_info
+
+
 def test_no_server_at_all_is_frozen_and_keeps_trying(tmp_path: Path) -> None:
     async def main() -> None:
         server = RedisServer(tmp_path)

@@ -7,17 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.model import EndpointRecord, Replica, State
+from router.model import EndpointRecord, EndpointSeen, Replica, State
 from router.wire import (
     MAX_FIELD_CHARS,
+    MAX_ID_CHARS,
+    MAX_INTEGER,
+    MAX_RECORD_BYTES,
     MAX_REPLICAS,
     Keys,
     WireError,
     changed_fields,
     decode_delta,
     decode_fields,
+    decode_revision,
     encode_fields,
+    record_bytes,
 )
+from sidecar.channel import MAX_MESSAGE_BYTES, encode
 
 TEXT = st.text(max_size=12)
 REPLICAS = st.builds(
@@ -110,6 +116,16 @@ def replica(**fields: object) -> str:
         ("replicas", replica(w=[]), "AttributeError"),
         ("replicas", replica(m=5), "is not text"),
         ("replicas", replica(t="long"), "is not a duration"),
+        ("rev", str(1 << 63), "too large"),
+        ("queue", "99999999999999999999", "too large"),
+        ("free", "1" + "0" * 400, "too large"),
+        ("total", "1" + "0" * 5000, "ValueError"),
+        ("replicas", replica(g=1e300), "too large"),
+        ("replicas", replica(n=1 << 63), "too large"),
+        ("replicas", replica(k=-1), "negative"),
+        ("replicas", replica(m="\ud800"), "UnicodeEncodeError"),
+        ("addr", "\udfff", "UnicodeEncodeError"),
+        ("replicas", json.dumps([{"m": "m" * 100, "s": "warm"}] * 500), "bytes, at most"),
     ],
 )
 def test_what_cannot_be_read_says_which_endpoint_and_why(field: str, value: str | None, says: str) -> None:
@@ -121,6 +137,40 @@ def test_what_cannot_be_read_says_which_endpoint_and_why(field: str, value: str 
     with pytest.raises(WireError) as caught:
         decode_fields("e", fields)
     assert says in str(caught.value)
+
+
+def test_an_id_is_short_and_an_error_does_not_repeat_a_long_one() -> None:
+    assert decode_fields("i" * MAX_ID_CHARS, sample()).id == "i" * MAX_ID_CHARS
+    for read in (
+        lambda id_: decode_fields(id_, sample()),
+        lambda id_: decode_delta(json.dumps(delta(id=id_))),
+    ):
+        with pytest.raises(WireError, match="id of 100000 characters, at most 128") as caught:
+            read("i" * 100_000)
+        assert len(str(caught.value)) < 300
+
+
+@settings(deadline=None)
+@given(RECORDS)
+def test_a_record_that_is_read_fits_a_datagram(record: EndpointRecord) -> None:
+    most = replace(record, revision=MAX_INTEGER, free_memory_bytes=MAX_INTEGER, total_memory_bytes=MAX_INTEGER)
+    most = replace(most, queue_depth=MAX_INTEGER, idle_for_s=0.1)
+    most = replace(
+        most,
+        replicas=tuple(
+            replace(r, shard=MAX_INTEGER - 1, shard_count=MAX_INTEGER, generation=MAX_INTEGER, warm_for_s=0.1)
+            for r in most.replicas
+        ),
+    )
+    assert len(encode(EndpointSeen(most, 0.1))) <= record_bytes(record)
+    assert MAX_RECORD_BYTES < MAX_MESSAGE_BYTES
+
+
+@pytest.mark.parametrize("value", [None, "", "abc", [], -1, 1 << 63, 1.5])
+def test_what_is_no_revision_is_said(value: object) -> None:
+    with pytest.raises(WireError):
+        decode_revision(value)
+    assert decode_revision(7) == 7
 
 
 def test_unknown_fields_of_a_later_minor_writer_are_passed_over() -> None:
@@ -153,6 +203,9 @@ def test_deltas_are_read() -> None:
         json.dumps(delta(rev=None)),
         json.dumps(delta(rev=float("inf"))),
         json.dumps(delta(id=1)),
+        json.dumps(delta(id="\ud800")),
+        json.dumps(delta(rev=1 << 63)),
+        json.dumps(delta(rev=-1)),
     ],
 )
 def test_other_payloads_raise_only_the_documented_error(payload: str | bytes) -> None:

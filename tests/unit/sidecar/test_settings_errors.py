@@ -427,6 +427,17 @@ def test_password_in_two_places(tmp_path: Path) -> None:
     assert str(caught.value) == f'w.yaml:6:18: state.password_file: "{secret}": {remedy}'
 
 
+def test_a_password_file_that_is_not_utf8(tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_bytes(b"caf\xe9\n")
+    secret.chmod(0o600)
+    text = f"{GOOD}state:\n  url: redis://user@h:1\n  password_file: {secret}\n"
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text.encode(), "w.yaml")
+    remedy = "byte 4 of it is not UTF-8: save the file as UTF-8"
+    assert str(caught.value) == f'w.yaml:6:18: state.password_file: "{secret}": {remedy}'
+
+
 def test_empty_token_file(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("\n")

@@ -7,7 +7,7 @@ import pytest
 from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection
 
 from sidecar.settings import StateStore, StateTls
-from sidecar.state.connect import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, open_client
+from sidecar.state.connect import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, PasswordFileError, open_client
 
 
 def options(settings: StateStore) -> tuple[type, dict[str, Any]]:
@@ -46,6 +46,9 @@ def test_the_password_file_is_read_at_each_connection(tmp_path: Path) -> None:
     for password in ("first", "second"):
         file.write_text(password + "\n")
         assert options(settings)[1]["password"] == password
+    file.write_bytes(b"caf\xe9\n")
+    with pytest.raises(PasswordFileError, match=r"password: byte 4 is not UTF-8\Z"):
+        open_client(settings)
     file.unlink()
     with pytest.raises(FileNotFoundError):
         open_client(settings)

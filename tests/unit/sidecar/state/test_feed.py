@@ -94,6 +94,24 @@ def test_a_message_too_large_is_counted_and_passed_over(ends: tuple[Channel, Cha
     assert port.too_large_total == 1
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        EndpointRecord("a", "http://x", queue_depth=1 << 64),
+        EndpointRecord("a", "http://x", free_memory_bytes=10**400),
+        EndpointRecord("a\ud800", "http://x"),
+        EndpointRecord("a", "http://x", queue_depth=object()),  # type: ignore[arg-type]
+    ],
+)
+def test_a_message_that_has_no_encoding_holds_nothing_up(ends: tuple[Channel, Channel], odd: EndpointRecord) -> None:
+    control, data = ends
+    port = Port(0, control)
+    port.put([EndpointSeen(odd, 0.0), Ping(1.0)])
+    port.put_snapshot([EndpointSeen(odd, 0.0), Ping(2.0)])
+    assert drain(data) == [Ping(1.0), Ping(2.0)]
+    assert (port.too_large_total, port.waiting) == (2, False)
+
+
 def test_pings_go_only_to_those_that_keep_up(ends: tuple[Channel, Channel]) -> None:
     control, data = ends
     feed = Feed([control], Owner())

@@ -19,6 +19,7 @@ from router.model import (
     StoreChanged,
     StoreMode,
 )
+from router.wire import MAX_ID_CHARS
 from sidecar.channel import FaultRule, FaultsChanged, encode
 from sidecar.state.roster import HEARD_IDS, MAX_HELD, Roster, RosterError, heard_messages
 
@@ -114,7 +115,7 @@ def test_faults_end_by_themselves() -> None:
 
 
 def test_every_message_of_heartbeats_fits_a_datagram() -> None:
-    ids = [f"{number:0>200}" for number in range(3 * HEARD_IDS + 1)]
+    ids = [f"{number:😀>{MAX_ID_CHARS}}" for number in range(3 * HEARD_IDS + 1)]
     messages = list(heard_messages(ids, 1.0))
     assert [name for message in messages for name in message.ids] == ids
     assert all(encode(message) for message in messages)

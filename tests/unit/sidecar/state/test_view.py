@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.model import EndpointGone, EndpointRecord, EndpointSeen, EndpointsHeard, GoneReason, Replica, State
-from router.wire import encode_fields
+from router.wire import WireError, encode_fields
 from sidecar.state.view import MAX_ENDPOINTS, MAX_WAITING, Count, StoreView, Told
 
 TTL_S = 5.0
@@ -191,6 +191,27 @@ def test_a_bad_record_is_counted_named_and_skipped_and_the_rest_stays() -> None:
     assert seen(read(view, store.reply())) == ["b"]
     assert view.counts[Count.BAD_RECORDS] == 1
     assert view.complaints[0].startswith("endpoint 'bad'")
+
+
+def test_a_record_that_stays_bad_asks_for_no_read_at_each_of_its_heartbeats() -> None:
+    store, view = started("a")
+    store.put(record("bad"))
+    store.hashes["bad"]["replicas"] = "{"
+    read(view, store.reply())
+    wanted = []
+    for message in (store.beat("bad"), store.put(record("bad"), "replicas")):
+        assert list(view.message(message, 1.0)) == []
+        wanted.append(view.needs_read)
+    assert wanted == [False, True]  # the second one may have mended it
+    assert seen(read(view, store.reply(), 3.0)) == ["bad"]
+
+
+@pytest.mark.parametrize("reply", [[], ["a", {}], ["abc"], [None], [-1]])
+def test_a_read_without_a_revision_is_refused_as_a_whole(reply: list[Any]) -> None:
+    _, view = started("a")
+    with pytest.raises(WireError):
+        read(view, reply)
+    assert list(view.ids) == ["a"]
 
 
 @pytest.mark.parametrize("payload", ["", "nonsense", "[]", '{"v":9}', b"\xff"])
