@@ -34,9 +34,12 @@ if TYPE_CHECKING:
     from router.protocols import Filter, PickerFactory, Rng, Scorer
 
 SLOWER_AT_LEAST: Final[frozenset[AttemptResult]] = frozenset(
-    {AttemptResult.SERVER_ERROR, AttemptResult.HEAD_TIMEOUT, AttemptResult.STREAM_IDLE, AttemptResult.CANCELLED}
+    {AttemptResult.SERVER_ERROR, AttemptResult.HEAD_TIMEOUT, AttemptResult.STREAM_IDLE}
 )
-"""Results whose duration is a lower bound of the latency: they may raise the EWMA, never lower it."""
+"""Results whose duration is a lower bound of the latency: they may raise the EWMA, never lower it.
+
+``CANCELLED`` is none of them: such an attempt is as long as the caller was slow or impatient.
+"""
 
 _SUCCESS: Final = AttemptResult.SUCCESS
 
@@ -279,15 +282,13 @@ class Cluster:
         if endpoint.gone:
             return ()
         events: list[Event] = []
-        started, permits = attempt.started, attempt.permits
+        began, permits = attempt.began, attempt.permits
         alone = result in BROKEN_OFF and not any(
             now < other.open_until and other.endpoint is not endpoint for other in attempt.route.candidates
         )
-        if endpoint.quarantine.record(
-            result, now, self._rng, started=started, probe=bool(permits & PROBE), alone=alone
-        ):
+        if endpoint.quarantine.record(result, now, self._rng, started=began, probe=bool(permits & PROBE), alone=alone):
             events.append(_moved(endpoint, EjectCause.QUARANTINE, now))
-        if endpoint.breaker.record(blame, now, started=started, trial=bool(permits & TRIAL)):
+        if endpoint.breaker.record(blame, now, started=began, trial=bool(permits & TRIAL)):
             events.append(_moved(endpoint, EjectCause.BREAKER, now))
         if events or permits:
             self._fleet.judge(endpoint, now)

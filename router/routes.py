@@ -30,14 +30,19 @@ TRIAL: Final = 2
 
 
 class Attempt:
-    """One try upstream, begun at ``started``. Hand it back to ``Cluster.done`` exactly once, however it ended."""
+    """One try upstream. Hand it back to ``Cluster.done`` exactly once, however it ended.
 
-    __slots__ = ("endpoint", "ended", "permits", "route", "started")
+    ``began`` is when the endpoint was picked: guards go by it. Latency is counted from ``started``, the same moment
+    unless the shell moves it forward to when the request had been sent whole: how long a caller takes to send a body
+    says nothing of the endpoint.
+    """
 
-    def __init__(self, endpoint: Endpoint, route: Route, started: float, permits: int = 0) -> None:
+    __slots__ = ("began", "endpoint", "ended", "permits", "route", "started")
+
+    def __init__(self, endpoint: Endpoint, route: Route, began: float, permits: int = 0) -> None:
         self.endpoint = endpoint
         self.route = route
-        self.started = started
+        self.began = self.started = began
         self.permits = permits
         self.ended = False
 

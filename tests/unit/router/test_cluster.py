@@ -153,7 +153,7 @@ def test_idle_endpoints_drift_back_to_their_median_and_are_unknown_after_the_win
         (AttemptResult.SERVER_ERROR, True),
         (AttemptResult.HEAD_TIMEOUT, True),
         (AttemptResult.STREAM_IDLE, True),
-        (AttemptResult.CANCELLED, True),
+        (AttemptResult.CANCELLED, False),
         (AttemptResult.CLIENT_ERROR, False),
         (AttemptResult.BUSY, False),
         (AttemptResult.CONNECT_TIMEOUT, False),
@@ -172,6 +172,18 @@ def test_what_did_not_succeed_can_only_say_slower(result: AttemptResult, raises:
     assert latency.ewma_ms == pytest.approx(1000 if raises else 50)
     latency.settle(driven.now)
     assert latency.p95_ms == pytest.approx(50, rel=0.06)
+
+
+def test_latency_counts_from_when_the_shell_says_the_request_had_been_sent() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    for result, after_s, expected_ms in ((OK, 0.01, 10), (FAILED, 0.02, 20), (OK, 0.03, 30)):
+        attempt = driven.attempt()
+        driven.now += 2.0  # so long the caller took to send a body
+        attempt.started = driven.now
+        driven.done(attempt, result, after_s)
+        assert driven.cluster.endpoints["a"].latency.ewma_ms == pytest.approx(expected_ms)
+        driven.heard("a")
 
 
 def test_impossible_durations_do_no_harm() -> None:
@@ -406,6 +418,35 @@ def test_a_quarantined_endpoint_that_went_stale_is_not_probed() -> None:
     driven.now += 0.9
     driven.heard("b")
     assert driven.ids(50) == {"b": 50}
+
+
+def test_an_attempt_from_before_the_ejection_says_nothing_new_though_its_body_was_sent_after_it() -> None:
+    driven = pair()
+    slow = driven.to("a")
+    driven.done(driven.to("a"), REFUSED)
+    driven.wait(1.0, heard=("a", "b"))
+    driven.done(driven.attempt(), OK, 0.01)
+    assert not slow.endpoint.quarantine.active
+    slow.started = driven.now
+    driven.done(slow, AttemptResult.RESET, 0.01)
+    assert not slow.endpoint.quarantine.active
+
+
+def test_a_trial_of_an_earlier_half_open_time_does_not_count_though_its_body_was_sent_in_this_one() -> None:
+    driven = pair()
+    breaker = driven.cluster.endpoints["a"].breaker
+    break_(driven)
+    driven.wait(60.2, heard=("a", "b"))
+    slow = driven.to("a")
+    driven.apply(EndpointEjected("a", EjectCause.BREAKER, driven.now + 1, 1, driven.now))
+    driven.wait(1.2, heard=("a", "b"))
+    trial = driven.to("a")
+    assert breaker.trials == 1
+    slow.started = driven.now
+    driven.done(slow, OK, 0.01)
+    assert (breaker.trials, breaker.passed) == (1, 0)
+    driven.done(trial, OK, 0.01)
+    assert (breaker.trials, breaker.passed) == (0, 1)
 
 
 def test_a_sole_endpoint_is_tried_again_after_one_base_step_however_often_it_failed() -> None:
