@@ -167,10 +167,15 @@ class DataProcess:
                 waiting.append((connection, default_model))
         for server in self._servers:
             server.close()
+        taken = 0
         for connection, default_model in waiting:
-            await self._loop.connect_accepted_socket(self._factory(default_model), connection)
+            try:
+                await self._loop.connect_accepted_socket(self._factory(default_model), connection)
+                taken += 1
+            except OSError:  # that caller has gone meanwhile
+                connection.close()
         self._accepting = False
-        self._log.info("process.closed", taken_from_queue=len(waiting))
+        self._log.info("process.closed", taken_from_queue=taken)
 
     def _factory(self, default_model: str | None) -> Callable[[], DownstreamConnection]:
         return lambda: DownstreamConnection(self._plane, default_model)

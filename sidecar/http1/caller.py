@@ -10,9 +10,12 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Final, cast
 
+from sidecar.http1.shapes import LEARN_AT
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
+    import re
+
     from router.routes import Attempt
     from sidecar.http1.chunked import ChunkScanner
     from sidecar.http1.head import RequestHead
@@ -48,6 +51,8 @@ class CallerConnection(asyncio.Protocol):
         "_close_after",
         "_default_model",
         "_discarded",
+        "_full_reads",
+        "_generation",
         "_head",
         "_last_head",
         "_left",
@@ -58,9 +63,13 @@ class CallerConnection(asyncio.Protocol):
         "_request_id",
         "_scanner",
         "_seen",
+        "_shape",
+        "_shaped",
+        "_learn_at",
         "_sent_head",
         "_started",
         "_target",
+        "_target_text",
         "_ticket",
         "_timer",
         "_tries",
@@ -82,8 +91,14 @@ class CallerConnection(asyncio.Protocol):
         self._phase = NEW
         self._buffer = b""
         self._last_head: RequestHead | None = None
+        self._shape: re.Pattern[bytes] | None = None  # learned from the caller's heads; ``_shaped`` is one that has it
+        self._shaped: RequestHead
+        self._full_reads = 0
+        self._learn_at = LEARN_AT
         self._head: RequestHead  # of the request in hand; these two are set before anything reads them
-        self._target: Target
+        self._target: Target  # what ``_target_text`` meant at ``_generation`` of the cluster's routes
+        self._target_text = b""
+        self._generation = -1
         self._attempt: Attempt | None = None
         self._upstream: UpstreamConnection | None = None
         self._scanner: ChunkScanner | None = None

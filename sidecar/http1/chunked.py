@@ -105,6 +105,8 @@ class ChunkScanner:
                 if not _TRAILER.fullmatch(data, position, end):
                     raise ChunkError(f"trailer line {data[position : min(end, position + 40)]!r}")
                 self._trailer_bytes += end + 2 - position
+                if self._trailer_bytes > MAX_TRAILER_BYTES:
+                    raise ChunkError("trailer section too long")
                 position = end + 2
             else:
                 raise ChunkError("bytes behind the end of the body")

@@ -14,8 +14,10 @@ from router.outcomes import AttemptResult, Outcome
 from sidecar.http1.answers import error_answer
 from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_BYTES, LINGERING, NEW, READING, WAITING
 from sidecar.http1.chunked import ChunkError, ChunkScanner
-from sidecar.http1.exchange import VIA_END, ExchangeConnection
+from sidecar.http1.exchange import ExchangeConnection
 from sidecar.http1.head import CHUNKED, HeadError, RequestHead, hopeless, parse_request
+from sidecar.http1.plane import NO_MODEL, VIA_END
+from sidecar.http1.shapes import LEARN_AT
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
@@ -128,20 +130,41 @@ class DownstreamConnection(ExchangeConnection):
         raw = data[:end]
         head = self._last_head
         if head is None or head.raw != raw:
-            try:
-                head = parse_request(raw, limits.target_bytes, limits.fields)
-            except HeadError as error:
-                if raw.startswith(b"\r\n"):
-                    self._read_head(_without_empty_lines(data))
-                else:
-                    self._refuse(error, data)
-                return
-            self._last_head = head
+            shape = self._shape
+            found = shape.fullmatch(raw) if shape is not None else None
+            if found is not None:
+                self._last_head = head = self._shaped
+                head.like(raw, found)
+                head.raw = raw
+            else:
+                try:
+                    head = parse_request(raw, limits.target_bytes, limits.fields)
+                except HeadError as error:
+                    if raw.startswith(b"\r\n"):
+                        self._read_head(_without_empty_lines(data))
+                    else:
+                        self._refuse(error, data)
+                    return
+                self._learn(head)
         self._begin(head, data, end)
+
+    def _learn(self, head: RequestHead) -> None:
+        """Keep a head that was read in full; learn its shape where this connection has had several like it."""
+        self._last_head = head
+        self._full_reads += 1
+        if self._full_reads >= self._learn_at and head.fits(head.raw):
+            shape = self._plane.shapes.learn(head.raw, self._plane.clock())
+            if shape is not None:
+                self._shape, self._shaped = shape, head
+                self._full_reads = 0
+                self._learn_at *= LEARN_AT
 
     def _read_part_of_head(self, data: bytes) -> None:
         plane = self._plane
         limits = plane.limits
+        if data in (b"", b"\r"):  # nothing of a request yet: the connection is as idle as it was
+            self._buffer = data
+            return
         if self._phase != READING:
             self._phase = READING
             self.deadline = plane.clock() + plane.timeouts.client_head_s
@@ -161,7 +184,12 @@ class DownstreamConnection(ExchangeConnection):
         """A head is whole: find out what it asks for, take what there is of its body, and hand it on."""
         plane = self._plane
         self._head = head
-        self._target = target = plane.resolve(head.target, self._default_model)
+        generation = plane.cluster.generation
+        if head.target == self._target_text and generation == self._generation:
+            target = self._target
+        else:
+            self._target = target = plane.resolve(head.target, self._default_model)
+            self._target_text, self._generation = head.target, generation
         self._started = now = plane.clock()
         self._tries = 0
         self._whole = True
@@ -190,11 +218,12 @@ class DownstreamConnection(ExchangeConnection):
             self.request_done = False
             self._scanner = ChunkScanner()
         out = head.forward
-        self._request_id = head.request_id
-        if not self._request_id:
+        if head.has_request_id:
+            self._request_id = b""  # taken from the head where it is needed
+        else:
             self._request_id = plane.new_request_id()
             out += b"x-request-id: " + self._request_id + b"\r\n"
-        self._sent_head = out + (VIA_END if head.has_traceparent else plane.new_traceparent() + VIA_END)
+        self._sent_head = out + (VIA_END if head.has_traceparent else plane.new_trace_and_via())
         if self.request_done:
             self._phase = WAITING
             self.deadline = now + plane.response_head_s
@@ -259,7 +288,7 @@ class DownstreamConnection(ExchangeConnection):
         self._buffer = b""
         plane.count(Scalar.REJECTED_MESSAGES_TOTAL)
         target = plane.resolve(_guess_target(data), self._default_model)
-        plane.request_ended(target.row, error.outcome, 0.0)
+        plane.request_ended(plane.page.model_row(NO_MODEL), error.outcome, 0.0)
         self._say(error_answer(target.surface, error.outcome, error.detail, close=True))
         self._linger()
 

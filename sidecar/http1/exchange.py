@@ -16,16 +16,13 @@ from sidecar.faults import strike
 from sidecar.http1.answers import error_answer
 from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_S, LINGERING, CallerConnection
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead, without_fields
-from sidecar.http1.plane import NO_MODEL
+from sidecar.http1.plane import NO_MODEL, VIA, VIA_END
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
     from router.endpoint import Endpoint
     from router.routes import Route
     from sidecar.upstreams.pool import Upstream, UpstreamConnection
-
-VIA: Final = b"via: 1.1 warmroute\r\n"
-VIA_END: Final = VIA + b"\r\n"
 
 _OUTCOME_OF: Final[dict[AttemptResult, Outcome]] = {
     AttemptResult.CONNECT_REFUSED: Outcome.CONNECT_FAILED,
@@ -58,16 +55,17 @@ class ExchangeConnection(CallerConnection):
             return
         self._attempt = attempt
         upstream: Upstream = attempt.endpoint.shell or plane.upstream(attempt.endpoint)
-        if plane.faults and self._struck(upstream, route, now):
-            return
-        connection = upstream.checkout(now)
+        if not plane.faults or not self._struck(upstream, route, now):
+            self._send(upstream, now)
+
+    def _send(self, upstream: Upstream, now: float) -> None:
+        """Send the request on a pooled connection, or have one made."""
+        plane = self._plane
+        seen = self._seen
+        self._upstream = connection = upstream.send(self, self._sent_head + seen, now)
         if connection is None:
             self._connect(upstream)
-            return
-        seen = self._seen
-        self._upstream = connection
-        connection.begin(self, self._sent_head + seen)
-        if len(seen) > plane.replay_bytes or self._write_paused or self._read_paused:
+        elif len(seen) > plane.replay_bytes or self._write_paused or self._read_paused:
             self._settle_in(connection)
 
     def _struck(self, upstream: Upstream, route: Route, now: float) -> bool:
@@ -81,11 +79,23 @@ class ExchangeConnection(CallerConnection):
             self._settle(AttemptResult.CANCELLED, now)
             self._end_with(Outcome.FAULT, "", status=action.status)
         else:
-            self._timer = plane.loop.call_later(action.delay_s, self._connect, upstream)
+            if self.request_done:  # the worker's time begins when it is asked
+                self.deadline = now + action.delay_s + plane.response_head_s
+            self._timer = plane.loop.call_later(action.delay_s, self._held_back, upstream)
         return True
 
-    def _connect(self, upstream: Upstream) -> None:
+    def _held_back(self, upstream: Upstream) -> None:
+        """An injected delay is over."""
         self._timer = None
+        now = self._plane.clock()
+        if self._attempt is not None:
+            self._attempt.started = now
+        try:
+            self._send(upstream, now)
+        except Exception as error:  # noqa: BLE001
+            self.crashed(error)
+
+    def _connect(self, upstream: Upstream) -> None:
         self._ticket = ticket = self._ticket + 1
         upstream.connect(self, lambda: self._ticket == ticket)
 
@@ -118,7 +128,7 @@ class ExchangeConnection(CallerConnection):
         out = head.forward
         length = head.length
         if not head.has_request_id:
-            out += b"x-request-id: " + self._request_id + b"\r\n"
+            out += b"x-request-id: " + (self._request_id or self._head.request_id()) + b"\r\n"
         if length == UNTIL_CLOSE:
             if request.minor == 1:
                 out += b"Transfer-Encoding: chunked\r\n"
@@ -157,12 +167,17 @@ class ExchangeConnection(CallerConnection):
             return
         out = head.forward
         if not head.has_request_id:
-            out += b"x-request-id: " + self._request_id + b"\r\n"
+            out += b"x-request-id: " + (self._request_id or self._head.request_id()) + b"\r\n"
         self._phase = ANSWERING
         self.transport.write(out + VIA_END + body)
         plane.answered(attempt, self._target.row, now)
         self._attempt = None
-        self._next(now)
+        if self._buffer or self._write_paused or self._read_paused:
+            self._next(now)
+            return
+        self._seen = b""
+        self._phase = IDLE
+        self.deadline = now + plane.keep_alive_s
 
     def answer_ended(self, now: float, head: ResponseHead) -> None:
         """The whole answer went downstream: count it, and go on to what is pipelined behind it."""
@@ -324,7 +339,7 @@ class ExchangeConnection(CallerConnection):
                 target.surface,
                 outcome,
                 detail,
-                request_id=self._request_id,
+                request_id=self._request_id or head.request_id(),
                 retry_after_s=retry_after_s,
                 close=close,
                 head_only=head.method == b"HEAD",

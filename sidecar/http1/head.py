@@ -70,22 +70,41 @@ class HeadError(Exception):
         self.detail = detail
 
 
-class RequestHead:
-    """What a proxy needs of a request head.
+class Head:
+    """What the two kinds share: what is passed on, without the final empty line, and the body's length.
 
-    ``forward`` is what goes upstream, without the final empty line, so that lines can be added. ``length`` is the
-    body's length in bytes, 0 for none, or CHUNKED. ``request_id`` is the caller's own, or nothing.
+    ``length`` is in bytes, 0 for none, CHUNKED, or UNTIL_CLOSE.
     """
 
+    __slots__ = ("_cut", "forward", "length")
+
+    forward: bytes
+    length: int
+
+    def fits(self, raw: bytes) -> bool:
+        """Return whether it is passed on as it came in ``raw``, or with a usual ``Connection: keep-alive`` cut out."""
+        plain = raw[:-2]
+        self._cut = self.forward != plain
+        return not self._cut or self.forward == plain.replace(_KEEP_ALIVE, b"", 1)
+
+    def like(self, raw: bytes, found: re.Match[bytes]) -> None:
+        """Become the head of ``raw``, which has the same shape (``found`` is its match): this one fitted its own."""
+        forward = raw[:-2]
+        self.forward = forward.replace(_KEEP_ALIVE, b"", 1) if self._cut else forward
+        if found.lastindex:
+            self.length = int(found[1])
+
+
+class RequestHead(Head):
+    """What a proxy needs of a request head."""
+
     __slots__ = (
-        "forward",
+        "has_request_id",
         "has_traceparent",
         "keep_alive",
-        "length",
         "method",
         "minor",
         "raw",
-        "request_id",
         "target",
     )
 
@@ -93,24 +112,27 @@ class RequestHead:
     method: bytes
     target: bytes
     minor: int
-    length: int
     keep_alive: bool
-    request_id: bytes
+    has_request_id: bool
     has_traceparent: bool
-    forward: bytes
+
+    def request_id(self) -> bytes:
+        """Return the caller's x-request-id, or nothing."""
+        if not self.has_request_id:
+            return b""
+        start = self.raw.lower().find(b"\r\nx-request-id:") + 15
+        return self.raw[start : self.raw.find(b"\r\n", start)].strip(b" \t")
 
 
-class ResponseHead:
-    """What a proxy needs of a response head. ``forward`` has no final empty line; ``length`` may be UNTIL_CLOSE."""
+class ResponseHead(Head):
+    """What a proxy needs of a response head."""
 
-    __slots__ = ("forward", "has_request_id", "has_retry_after", "keep_alive", "length", "status")
+    __slots__ = ("has_request_id", "has_retry_after", "keep_alive", "status")
 
     status: int
-    length: int
     keep_alive: bool
     has_request_id: bool
     has_retry_after: bool
-    forward: bytes
 
     @property
     def busy(self) -> bool:
@@ -123,6 +145,8 @@ class _Ignore:
 
 
 _IGNORE: Final = _Ignore()
+_RequestParser: Final = httptools.HttpRequestParser
+_ResponseParser: Final = httptools.HttpResponseParser
 
 
 def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 100) -> RequestHead:
@@ -140,7 +164,7 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
     if len(target) > max_target_bytes:
         raise HeadError(Outcome.TARGET_TOO_LONG, f"request target over {max_target_bytes} bytes")
     try:
-        httptools.HttpRequestParser(_IGNORE).feed_data(raw)
+        _RequestParser(_IGNORE).feed_data(raw)
     except httptools.HttpParserUpgrade:
         pass  # upgrades are not taken: the fields are stripped and the request goes on as a plain one
     except httptools.HttpParserInvalidMethodError as error:
@@ -156,8 +180,7 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
     head.target = target
     head.minor = minor
     head.keep_alive = minor == 1
-    head.request_id = b""
-    head.has_traceparent = False
+    head.has_request_id = head.has_traceparent = False
     if method == b"CONNECT":
         raise HeadError(Outcome.NOT_IMPLEMENTED, "CONNECT is not served here")
 
@@ -165,19 +188,24 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
     length = -1
     hosts = connections = 0
     option = b""
-    strip = chunked = expects = False
+    strip = chunked = expects = nameless = False
     for name, value in _REQUEST_FIELDS.findall(lowered):
         if name == b"content-length":
             if length >= 0:
                 raise HeadError(Outcome.BAD_REQUEST, "Content-Length more than once")
-            length = _length(value, Outcome.BAD_REQUEST)
+            length = int(value) if value.isdigit() and len(value) <= MAX_LENGTH_DIGITS else _length(value)
         elif name == b"host":
             hosts += 1
-            if not _is_host(value.rstrip(b" \t")):
+            if not _is_host(value):
                 raise HeadError(Outcome.BAD_REQUEST, "Host is not a host")
+        elif name == b"connection":
+            connections += 1
+            option = value
         elif name == b"x-request-id":
-            start = lowered.find(b"\r\nx-request-id:") + 15
-            head.request_id = raw[start : raw.find(b"\r\n", start)].strip(b" \t")
+            if value:
+                head.has_request_id = True
+            else:
+                nameless = True
         elif name == b"traceparent":
             head.has_traceparent = True
         elif name == b"transfer-encoding":
@@ -189,9 +217,6 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
             if value.rstrip(b" \t") != b"100-continue" or expects:
                 raise HeadError(Outcome.EXPECTATION_FAILED, f"unknown expectation {value[:40]!r}")
             expects = True
-        elif name == b"connection":
-            connections += 1
-            option = value
         else:
             strip = True
     if chunked:
@@ -213,6 +238,8 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
             head.keep_alive = True
     else:
         forward = raw[:-2]
+    if nameless:  # an empty id is none: one is made in its place
+        forward = without_fields(forward, (b"x-request-id",))
     if minor == 0 or line is None:
         forward = _normalise(head, forward, hosts)
     head.forward = forward
@@ -226,7 +253,7 @@ def parse_response(raw: bytes, method: bytes, max_fields: int = 1000) -> Respons
         HeadError: malformed or ambiguous (outcome UPSTREAM_PROTOCOL).
     """
     try:
-        httptools.HttpResponseParser(_IGNORE).feed_data(raw)
+        _ResponseParser(_IGNORE).feed_data(raw)
     except httptools.HttpParserUpgrade as error:
         raise HeadError(Outcome.UPSTREAM_PROTOCOL, "switched protocols unasked") from error
     except httptools.HttpParserError as error:
@@ -256,28 +283,36 @@ def parse_response(raw: bytes, method: bytes, max_fields: int = 1000) -> Respons
         if name == b"content-length":
             if length != UNTIL_CLOSE:
                 raise HeadError(Outcome.UPSTREAM_PROTOCOL, "Content-Length more than once")
-            length = _length(value, Outcome.UPSTREAM_PROTOCOL)
+            length = (
+                int(value)
+                if value.isdigit() and len(value) <= MAX_LENGTH_DIGITS
+                else _length(value, Outcome.UPSTREAM_PROTOCOL)
+            )
+        elif name == b"connection":
+            connections += 1
+            option = value
+        elif name == b"x-request-id":
+            head.has_request_id = True
         elif name == b"transfer-encoding":
             if chunked or minor == b"0":
                 raise HeadError(Outcome.UPSTREAM_PROTOCOL, "Transfer-Encoding more than once, or in HTTP/1.0")
             chunked = True
             if value.rstrip(b" \t") != b"chunked":
                 raise HeadError(Outcome.UPSTREAM_PROTOCOL, f"transfer coding {value[:40]!r}")
-        elif name == b"connection":
-            connections += 1
-            option = value
         elif name == b"retry-after":
             head.has_retry_after = True
-        elif name == b"x-request-id":
-            head.has_request_id = True
         else:
             strip = True
     if chunked:
         if length != UNTIL_CLOSE:
             raise HeadError(Outcome.UPSTREAM_PROTOCOL, "both Content-Length and Transfer-Encoding")
         length = CHUNKED
-    if strip or connections:
-        forward, close, keep = _strip(raw, lowered, option if not strip and connections == 1 else None)
+    if option == b"keep-alive" and connections == 1 and not strip and minor == b"1":
+        forward = raw[:-2].replace(_KEEP_ALIVE, b"", 1)  # cut out in its usual spelling
+        if len(forward) == len(raw) - 2:
+            forward = _strip(raw, lowered, None)[0]
+    elif strip or connections:
+        forward, close, keep = _strip(raw, lowered, None)
         if close:
             head.keep_alive = False
         elif minor == b"0" and keep:
@@ -311,10 +346,9 @@ def without_fields(forward: bytes, names: tuple[bytes, ...]) -> bytes:
     return b"\r\n".join([lines[0]] + [line for line in lines[1:] if line.partition(b":")[0].lower() not in names])
 
 
-def _length(value: bytes, outcome: Outcome) -> int:
-    """Return a Content-Length; digits only (RFC 9110 8.6), few enough for 64 bits."""
-    if not value.isdigit():
-        value = value.rstrip(b" \t")
+def _length(value: bytes, outcome: Outcome = Outcome.BAD_REQUEST) -> int:
+    """Return a Content-Length that is not digits alone: with blanks behind it, or no length at all (RFC 9110 8.6)."""
+    value = value.rstrip(b" \t")
     if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
         raise HeadError(outcome, f"Content-Length {value[:40]!r} is not a length")
     return int(value)
@@ -323,7 +357,7 @@ def _length(value: bytes, outcome: Outcome) -> int:
 @lru_cache(maxsize=256)
 def _is_host(value: bytes) -> bool:
     """Return whether a (lower-cased) Host value is one: uri-host [":" port] (RFC 9110 7.2)."""
-    return _HOST.fullmatch(value) is not None
+    return _HOST.fullmatch(value.rstrip(b" \t")) is not None
 
 
 def _check_coding(value: bytes) -> None:

@@ -7,7 +7,9 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from router.matching import Surface, match
+from router.model import EndpointEjected
 from router.outcomes import OUTCOME_INDEX, AttemptResult, Outcome, Reason
+from sidecar.http1.shapes import Shapes
 from sidecar.telemetry.page import (
     BUCKETS_S,
     ENDPOINT_EJECTIONS,
@@ -36,11 +38,14 @@ if TYPE_CHECKING:
 NO_MODEL: Final = "_none"
 """Metrics row of requests that matched no model."""
 
+VIA: Final = b"via: 1.1 warmroute\r\n"
+VIA_END: Final = VIA + b"\r\n"
+_TRACE_END: Final = b"-00\r\n" + VIA_END
+
 _MEMO_TARGETS: Final = 4096
 _MEMO_PATH_BYTES: Final = 256
 _RESULT_INDEX: Final = {result: index for index, result in enumerate(AttemptResult)}
 _SUM: Final = len(BUCKETS_S) + 1
-_HALF: Final = (1 << 64) - 1
 _OK: Final = OUTCOME_INDEX[Outcome.OK]
 _SUCCESS: Final = _RESULT_INDEX[AttemptResult.SUCCESS]
 _REQUEST_SUM: Final = MODEL_OUTCOMES + _SUM
@@ -102,6 +107,7 @@ class Plane:
         self.drained: Callable[[], None] = lambda: None
         self._drain_began = 0.0
         self.received_bytes = 0
+        self.shapes = Shapes()
         self._targets: dict[tuple[str | None, bytes], Target] = {}
         self._generation = -1
 
@@ -144,13 +150,14 @@ class Plane:
         self._id_count += 1
         return self._id_prefix + b"%08x" % self._id_count
 
-    def new_traceparent(self) -> bytes:
-        """Return the field of a new, unsampled trace context (W3C Trace Context, version 00).
+    def new_trace_and_via(self) -> bytes:
+        """Return the end of a head: a new, unsampled trace context (W3C Trace Context, version 00), and ``Via``.
 
-        The upper half of the trace id is random per process, the rest per request.
+        The upper half of the trace id is random per process; the lower half is random per request, and the parent id
+        too (as root spans have it in Zipkin's B3).
         """
-        bits = self._bits(128) | 1
-        return self._trace_prefix + b"%016x-%016x-00\r\n" % (bits >> 64, bits & _HALF)
+        bits = b"%016x" % (self._bits(64) | 1)
+        return self._trace_prefix + bits + b"-" + bits + _TRACE_END
 
     def upstream(self, endpoint: Endpoint) -> Upstream:
         """Return an endpoint's pool, made at its first use."""
@@ -166,6 +173,7 @@ class Plane:
                 idle_s=self.timeouts.upstream_keep_alive_s,
                 max_idle=self.limits.pooled_per_endpoint,
                 max_head_bytes=self.limits.head_bytes,
+                shapes=self.shapes,
             )
         return pool
 
@@ -198,7 +206,7 @@ class Plane:
         words[row + _ATTEMPT_SUM] += int(seconds * 1e6)
         shared = self.cluster.done(attempt, result, now)
         if shared:
-            words[row + ENDPOINT_EJECTIONS] += 1
+            words[row + ENDPOINT_EJECTIONS] += sum(isinstance(event, EndpointEjected) for event in shared)
             self.share(shared)
 
     def request_ended(self, row: int, outcome: Outcome, seconds: float) -> None:

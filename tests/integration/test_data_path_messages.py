@@ -331,3 +331,46 @@ async def test_an_answer_before_the_request_s_end_is_passed_and_both_connections
     assert path.outcomes == {"upstream_4xx": 1}
     await path.until(lambda: path.origin.ended, "the upstream connection ended")
     assert path.pool().pooled == 0
+
+
+async def echo_with_id(origin: OriginConnection) -> None:
+    """Answer with the request's id and body; HEAD with a length and no body."""
+    while True:
+        message = await origin.request()
+        fields = (b"Date: Sun, 29 Nov 2026 13:00:00 GMT", b"X-Request-Id: " + message.value(b"x-request-id"))
+        whole = answer(message.body or b"none", *fields)
+        await origin.send(whole[: whole.find(b"\r\n\r\n") + 4] if message.start.startswith(b"HEAD") else whole)
+
+
+@on_data_path(echo_with_id)
+async def test_heads_of_a_learned_shape_are_read_right(path: DataPath) -> None:
+    """Lengths and ids differ from one message to the next on one connection, and other heads come in between."""
+    client = await path.connect()
+    for number in range(60):
+        body, id_ = b"x" * (1 + number * 37 % 500), b"id-%d" % number
+        got = await client.ask(post(body, b"X-Request-Id: " + id_, b"X-Same: 1"))
+        assert (got.status, got.body, got.value(b"x-request-id")) == (200, body, id_)
+        arrived = path.origin.requests[-1]
+        assert (arrived.body, arrived.value(b"x-request-id"), arrived.value(b"x-same")) == (body, id_, b"1")
+        if number % 7 == 0:
+            got = await client.ask(request(b"HEAD /h HTTP/1.1", b"X-Request-Id: h%d" % number), b"HEAD")
+            assert (got.status, got.body, got.value(b"content-length")) == (200, b"", b"4")
+            got = await client.ask(request(b"GET /g HTTP/1.1", b"X-Request-Id: g%d" % number))
+            assert (got.body, got.value(b"x-request-id")) == (b"none", b"g%d" % number)
+    (pooled,) = path.pool()._idle
+    assert pooled._shape is not None
+    assert path.outcomes == {"ok": 60 + 2 * 9}
+    await client.send(
+        post(b"abc", b"X-Request-Id: a b", b"X-Same: 1").replace(b"Content-Length: 3", b"Content-Length: +3")
+    )
+    assert (await client.answer()).status == 400
+
+
+@on_data_path(echo)
+async def test_an_empty_request_id_is_none(path: DataPath) -> None:
+    client = await path.connect()
+    got = await client.ask(request(b"GET / HTTP/1.1", b"X-Request-Id:"))
+    (arrived,) = path.origin.requests
+    assert len(arrived.values(b"x-request-id")) == 1
+    assert arrived.value(b"x-request-id")
+    assert got.value(b"x-request-id") == arrived.value(b"x-request-id")

@@ -9,7 +9,7 @@ import pytest
 from router.model import EjectCause, EndpointEjected
 from router.policy import ModelPolicy, Policies, QuarantinePolicy, RetryPolicy
 from sidecar.channel import FaultRule
-from sidecar.settings import Limits
+from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
     CHUNKED,
@@ -240,6 +240,18 @@ async def test_a_delay_holds_a_request_back_and_lets_it_go_on(path: DataPath) ->
     await path.until(lambda: path.outcomes == {"ok": 1, "client_abort": 1}, "let go", 0.25)
     await asyncio.sleep(0.35)
     assert len(path.origin.requests) == 1
+
+
+@on_data_path(echo, timeouts=Timeouts(response_head_s=0.3))
+async def test_a_delay_is_not_the_worker_s_time_and_uses_its_pool(path: DataPath) -> None:
+    client = await path.connect()
+    assert (await client.ask(post(b"x"))).body == b"x"
+    path.plane.faults = (rule("delay", path, delay_ms=700.0),)
+    assert (await client.ask(post(b"y"))).body == b"y"
+    assert len(path.origin.connections) == 1
+    assert path.outcomes == {"ok": 2}
+    latency = path.cluster.endpoints["o0"].latency.ewma_ms
+    assert latency < 300
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from router.model import EndpointRecord, EndpointSeen, Event, Replica
 from router.outcomes import AttemptResult, Outcome
 from router.policy import ModelPolicy, Policies
 from sidecar.http1.downstream import DownstreamConnection
-from sidecar.http1.exchange import VIA
-from sidecar.http1.plane import Plane
+from sidecar.http1.plane import VIA, Plane
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Page, create
 from sidecar.upstreams.pool import Upstream, UpstreamConnection
@@ -109,6 +108,7 @@ class Bench:
                 idle_s=60.0,
                 max_idle=4,
                 max_head_bytes=1024,
+                shapes=self.plane.shapes,
             )
         self.transport = FakeTransport()
         self.connection = DownstreamConnection(self.plane)

@@ -91,6 +91,16 @@ def test_broken_framing_is_refused_as_early_as_it_shows(bad: bytes) -> None:
         ChunkScanner().feed(bad)
 
 
+def test_trailers_are_bounded_whatever_their_pieces() -> None:
+    line = b"X: yyyy\r\n"
+    scanner = ChunkScanner()
+    scanner.feed(b"0\r\n")
+    for _ in range(MAX_TRAILER_BYTES // len(line)):
+        scanner.feed(line)
+    with pytest.raises(ChunkError, match="too long"):
+        scanner.feed(line)
+
+
 def test_nothing_of_a_size_line_goes_on_before_it_is_known_to_be_good() -> None:
     scanner = ChunkScanner()
     assert scanner.feed(b"5\r\nhello\r\n3;e") == b"5\r\nhello\r\n"

@@ -146,8 +146,9 @@ def test_old_and_absolute_requests_become_one_form(raw: bytes, target: bytes, fo
 def test_request_id_and_traceparent_are_seen() -> None:
     head = parse_request(request(b"X-Request-ID: abc ", b"traceparent: 00-1-2-00"))
     assert head.has_traceparent
-    assert head.request_id == b"abc"
-    assert parse_request(request()).request_id == b""
+    assert head.has_request_id
+    assert head.request_id() == b"abc"
+    assert parse_request(request()).request_id() == b""
 
 
 @pytest.mark.parametrize(
