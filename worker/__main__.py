@@ -26,6 +26,7 @@ from worker.process import DrainTimes, WorkerProcess
 from worker.redis_writer import RedisWriter
 from worker.replica import HeldReplica
 from worker.report import TTL_S, RecordBuilder, Reporter
+from worker.serving.body import Bodies
 from worker.serving.v2 import Identity, Serving
 from worker.store import StoreError, scan
 
@@ -72,7 +73,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         {replica.name: replica for replica in replicas},
         executor,
         log,
-        options.body_limit_bytes,
+        Bodies(options.body_limit_bytes, options.bodies_limit_bytes),
     )
     address = options.advertise or _url(sock)
     builder = RecordBuilder(

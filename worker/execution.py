@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from worker.engines import Cancellation
+from worker.engines import Cancellation, GivenUpError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
 T = TypeVar("T")
+
+
+class Submit(Protocol):
+    """Hands a call to the threads."""
+
+    def __call__(self, call: Callable[[Cancellation], T], cancellation: Cancellation, /) -> Future[T]:
+        """Return the call's future."""
 
 
 class QueueFullError(Exception):
@@ -27,7 +35,7 @@ class QueueFullError(Exception):
 class Executor:
     """Runs calls in at most ``threads`` threads, with at most ``queue_limit`` calls waiting for one.
 
-    A place is taken when a call is handed in and given back when its thread is through with it, so a call that nobody
+    A place is taken before a call is handed in and given back when its thread is through with it, so a call that nobody
     waits for any more still counts until it has really ended.
     """
 
@@ -37,60 +45,90 @@ class Executor:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="execute")
         self._in_flight = 0
         self._running: set[Cancellation] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @property
     def in_flight(self) -> int:
-        """Calls that run or wait."""
+        """Places that are taken: calls that run or wait, or that are still to be handed in."""
         return self._in_flight
 
     @property
     def queue_depth(self) -> int:
-        """Calls that wait for a thread."""
+        """Places taken beyond those that a thread can work on."""
         return max(0, self._in_flight - self._threads)
 
-    async def run(self, call: Callable[[Cancellation], T]) -> T:
-        """Run ``call`` in a thread and return what it returns or raise what it raises.
+    @contextmanager
+    def place(self) -> Iterator[Place]:
+        """Take a place now, for a call that may come later; it is free again at the end of the ``with`` block.
 
-        Where the awaiting task is cancelled, a call that has not begun never begins, and one that has is told through
-        its :class:`Cancellation`.
+        Where a call was handed in, it is free when that call has ended too.
 
         Raises:
             QueueFullError: there is no room.
         """
         if self._in_flight >= self._threads + self._queue_limit:
             raise QueueFullError(self._queue_limit)
-        loop = asyncio.get_running_loop()
-        cancellation = Cancellation()
         self._in_flight += 1
-        self._idle.clear()
-        self._running.add(cancellation)
+        place = Place(self._submit)
+        try:
+            yield place
+        finally:
+            if not place.handed_in:
+                self._in_flight -= 1
+
+    async def run(self, call: Callable[[Cancellation], T]) -> T:
+        """Take a place and run ``call`` in it: see :meth:`Place.run`.
+
+        Raises:
+            QueueFullError: there is no room.
+        """
+        with self.place() as place:
+            return await place.run(call)
+
+    def _submit(self, call: Callable[[Cancellation], T], cancellation: Cancellation) -> Future[T]:
+        loop = asyncio.get_running_loop()
         future = self._pool.submit(call, cancellation)
+        self._running.add(cancellation)
 
         def ended(_: Future[T]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
                 loop.call_soon_threadsafe(self._release, cancellation)
 
         future.add_done_callback(ended)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            cancellation.cancel()
-            raise
+        return future
 
     def _release(self, cancellation: Cancellation) -> None:
         self._running.discard(cancellation)
         self._in_flight -= 1
-        if self._in_flight == 0:
-            self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Return as soon as nothing runs or waits."""
-        await self._idle.wait()
 
     def close(self) -> None:
         """Give everything up that runs or waits; does not wait for it."""
         for cancellation in tuple(self._running):
             cancellation.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Place:
+    """One place among those that run or wait. :meth:`run` may be called once."""
+
+    def __init__(self, submit: Submit) -> None:
+        self._submit = submit
+        self.handed_in = False
+        """Whether a call has it now, which gives it back."""
+
+    async def run(self, call: Callable[[Cancellation], T]) -> T:
+        """Run ``call`` in a thread and return what it returns or raise what it raises.
+
+        Where the awaiting task is cancelled, a call that has not begun never begins, and one that has is told through
+        its :class:`Cancellation`.
+        """
+        cancellation = Cancellation()
+        try:
+            future = self._submit(call, cancellation)
+        except RuntimeError as error:  # closed while the caller was still sending
+            raise GivenUpError("the worker stopped") from error
+        self.handed_in = True
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            cancellation.cancel()
+            raise

@@ -40,6 +40,7 @@ class Options:
     load_s: float
     service_s: float
     body_limit_bytes: int
+    bodies_limit_bytes: int
     settle_s: float
     drain_s: float
     advertise: str | None
@@ -80,6 +81,7 @@ def parse(argv: list[str]) -> Options:
         load_s=given.load_s,
         service_s=given.service_ms / 1000,
         body_limit_bytes=given.body_limit_bytes,
+        bodies_limit_bytes=given.bodies_limit_bytes,
         settle_s=given.settle_s,
         drain_s=given.drain_s,
         advertise=given.advertise,
@@ -139,6 +141,13 @@ def _parser() -> argparse.ArgumentParser:
         help="requests that may wait for an execution; more get 503",
     )
     add("--body-limit-bytes", type=_count(1, 1 << 40), default=MAX_BODY_BYTES, metavar="N", help="largest request body")
+    add(
+        "--bodies-limit-bytes",
+        type=_count(1, 1 << 40),
+        default=4 * MAX_BODY_BYTES,
+        metavar="N",
+        help="all request bodies that are held at once; more get 503",
+    )
     add(
         "--load-s", type=_seconds, default=0.0, metavar="S", help="engine deterministic: how long a load takes, seconds"
     )

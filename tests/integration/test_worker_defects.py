@@ -13,6 +13,7 @@ from worker.execution import Executor
 from worker.memory import HostMemory
 from worker.process import DrainTimes, WorkerProcess
 from worker.report import RecordBuilder, Reporter
+from worker.serving.body import Bodies
 from worker.serving.v2 import Identity, Serving
 
 
@@ -33,7 +34,7 @@ def test_a_reporter_that_breaks_drains_the_worker_and_exits_with_1() -> None:
     async def scenario() -> tuple[int, ReadableLog]:
         log = ReadableLog()
         executor = Executor(1, 1)
-        serving = Serving(Identity("w1", "e1", "9"), {}, executor, log, 1000)
+        serving = Serving(Identity("w1", "e1", "9"), {}, executor, log, Bodies(1000, 1000))
         replicas: list[Replica] = []
         address = "http://127.0.0.1:1"
         builder = RecordBuilder("w1", "e1", address, HostMemory(), lambda: replicas, lambda: 0, lambda: None)

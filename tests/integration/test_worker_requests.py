@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -17,6 +17,8 @@ from worker.datatypes import Datatype
 from worker.engines import EngineError, InputError, TensorSpec
 from worker.execution import Executor
 from worker.replica import HeldReplica
+from worker.serving import body as bodies_of
+from worker.serving.body import Bodies
 from worker.serving.v2 import Identity, Serving
 from worker.store import ModelFiles
 
@@ -30,6 +32,7 @@ SPECS = {
     "cube": TensorSpec("cube", Datatype.FP64, (2, 1, -1)),
 }
 LIMIT = 4096
+TOGETHER = 3 * LIMIT
 F_OUT = TensorSpec("f_out", Datatype.FP32, (-1, 2))
 S_OUT = TensorSpec("s_out", Datatype.BYTES, (-1,))
 
@@ -43,6 +46,7 @@ class Surface:
         self.model: EchoingModel = parts["model"]
         self.serving: Serving = parts["serving"]
         self.executor: Executor = parts["executor"]
+        self.bodies: Bodies = parts["bodies"]
 
     async def post(self, body: Any, path: str = "/v2/models/m/infer", **headers: str) -> tuple[int, Any, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -76,12 +80,13 @@ def served(
         echo.hold = hold
         echo.ran.clear()
         executor = Executor(threads, queue)
-        serving = Serving(Identity("w1", "e1", "9"), {"m": warm, "cold": cold}, executor, log, LIMIT)
+        bodies = Bodies(LIMIT, TOGETHER)
+        serving = Serving(Identity("w1", "e1", "9"), {"m": warm, "cold": cold}, executor, log, bodies)
         server = TestServer(serving.application(), host="127.0.0.1")
         await server.start_server()
         try:
             async with ClientSession() as session:
-                parts = {"model": echo, "serving": serving, "executor": executor}
+                parts = {"model": echo, "serving": serving, "executor": executor, "bodies": bodies}
                 await asyncio.wait_for(check(Surface(server, session, parts)), 30)
         finally:
             executor.close()
@@ -453,13 +458,85 @@ def test_over_the_queue_is_503_with_retry_after() -> None:
     served(check, hold=hold)
 
 
+def head(length: int) -> bytes:
+    return f"POST /v2/models/m/infer HTTP/1.1\r\nHost: w\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+async def begin(surface: Surface, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send the beginning of a request, and leave it at that."""
+    assert surface.server.port is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", surface.server.port)
+    writer.write(sent)
+    return reader, writer
+
+
+def test_a_place_is_taken_before_the_body_is_read() -> None:
+    async def check(surface: Surface) -> None:
+        slow = [await begin(surface, head(1000) + b"{") for _ in range(2)]
+        await until(lambda: surface.executor.in_flight == 2)
+        status, answer, headers = await surface.post(one())
+        assert (status, answer["error"]) == (503, "the worker's queue is full (1 requests wait)")
+        assert headers["Retry-After"] == "1"
+        for _, writer in slow:
+            writer.close()
+        await until(lambda: surface.executor.in_flight == 0)
+        assert (await surface.post(one()))[0] == 200
+
+    served(check)
+
+
+def test_all_bodies_together_have_a_limit() -> None:
+    async def check(surface: Surface) -> None:
+        slow = [await begin(surface, head(LIMIT) + b"{") for _ in range(3)]
+        await until(lambda: surface.executor.in_flight == 3)
+        status, answer, headers = await surface.post(one())
+        assert (status, answer["error"]) == (503, f"the worker holds {TOGETHER} bytes of bodies, no room for more")
+        assert headers["Retry-After"] == "1"
+        slow[0][1].close()
+        await until(lambda: surface.executor.in_flight == 2)
+        assert (await surface.post(one()))[0] == 200
+        for _, writer in slow[1:]:
+            writer.close()
+
+    served(check, queue=9)
+
+
+def test_a_body_without_a_length_is_counted_as_it_comes() -> None:
+    async def check(surface: Surface) -> None:
+        async def chunks(text: bytes) -> AsyncIterator[bytes]:
+            for start in range(0, len(text), 1000):
+                yield text[start : start + 1000]
+
+        url = surface.server.make_url("/v2/models/m/infer")
+        answer = await surface.session.post(url, data=chunks(json.dumps(one()).encode()))
+        assert answer.status == 200
+        answer = await surface.session.post(url, data=chunks(b" " * (LIMIT + 1)))
+        assert (answer.status, await answer.json()) == (413, {"error": f"body is over the limit of {LIMIT} bytes"})
+        assert surface.bodies.held_bytes == 0
+
+    served(check)
+
+
+def test_a_caller_that_stops_in_the_middle_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies_of, "IDLE_S", 0.05)
+
+    async def check(surface: Surface) -> None:
+        reader, writer = await begin(surface, head(1000) + b"{")
+        assert (await reader.readline()).split()[1] == b"408"
+        writer.close()
+        await until(lambda: surface.executor.in_flight == 0)
+        assert surface.bodies.held_bytes == 0
+
+    served(check)
+
+
 def test_a_caller_that_leaves_ends_its_execution() -> None:
     async def check(surface: Surface) -> None:
         task = asyncio.create_task(surface.post(one()))
         await until(lambda: bool(surface.model.ran))
         task.cancel()
         await asyncio.wait({task})
-        await asyncio.wait_for(surface.executor.wait_idle(), 10)
+        await until(lambda: surface.executor.in_flight == 0)
         assert surface.model.cancelled == 1
         _, stats, _ = await surface.get("/stats")
         assert stats["models"]["m"]["cancelled"] == 1

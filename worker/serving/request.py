@@ -65,7 +65,7 @@ class InferRequest:
     parameters: Parameters
 
 
-def parse(body: bytes, model: LoadedModel) -> InferRequest:
+def parse(body: bytes | bytearray, model: LoadedModel) -> InferRequest:
     """Read ``body`` as an inference request for ``model``.
 
     Raises:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from worker.engines import Array, TensorSpec
 
 MAX_RANK = 16
+PIECE_BYTES = 64 << 10
+"""Larger data is read in pieces of about this size: no list of all its numbers is made, which would take some ten times
+its room, and other threads get the interpreter in between. It is written in pieces for the same reasons."""
+PIECE_ELEMENTS = 8 << 10
 _SPACE = b" \t\r\n"
 
 
@@ -50,6 +54,8 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: msgspec.
     if depth != 1 and depth != len(shape):
         deep = "flat" if len(shape) < 2 else f"flat or nested {len(shape)} deep"
         raise RequestError(f"input {name!r}: 'data' is nested {depth} deep, expected {deep} for shape {list(shape)}")
+    if len(raw) > PIECE_BYTES and datatype is not Datatype.BYTES:
+        return _decode_pieces(name, datatype, shape, raw, depth)
     try:
         values = _decoder(_element(datatype), depth).decode(raw)
     except msgspec.DecodeError:
@@ -72,6 +78,62 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: msgspec.
     if array.ndim != 1 or array.size != count:
         raise RequestError(f"input {name!r}: shape {list(shape)} takes {count} elements, 'data' has {array.size}")
     return array.reshape(shape)
+
+
+_BESIDES_STRUCTURE = bytes(byte for byte in range(256) if byte not in b"[],")
+
+
+def _decode_pieces(name: str, datatype: Datatype, shape: tuple[int, ...], raw: bytes, depth: int) -> Array:
+    """Read many numbers: compare the brackets and commas with what ``shape`` takes, then read from comma to comma."""
+    where, count = f"input {name!r}: ", math.prod(shape)
+    ragged = RequestError(f"{where}'data' is ragged or nested otherwise, its shape is {list(shape)}")
+    structure = raw.translate(None, _BESIDES_STRUCTURE)
+    expected = _structure(shape if depth > 1 else (count,), len(structure))
+    if structure != expected:
+        if depth == 1 and structure.count(b"[") == 1:
+            given = structure.count(b",") + 1
+            raise RequestError(f"{where}shape {list(shape)} takes {count} elements, 'data' has {given}")
+        raise ragged
+    if count == 0:
+        if raw.translate(None, b"[]," + _SPACE):
+            raise ragged
+        return np.empty(shape, dtype=NUMPY[datatype])
+    array: Array = np.empty(count, dtype=NUMPY[datatype])
+    decoder = _decoder(_element(datatype), 1)
+    start = done = 0
+    while start < len(raw):
+        comma = raw.find(b",", start + PIECE_BYTES)
+        end = len(raw) if comma < 0 else comma
+        piece = b"[" + raw[start:end].translate(None, b"[]") + b"]"
+        try:
+            values = decoder.decode(piece)
+            with np.errstate(over="ignore"):
+                part: Array = np.array(values, dtype=NUMPY[datatype])
+        except (msgspec.DecodeError, OverflowError):
+            raise _misfit_in_piece(name, datatype, shape if depth > 1 else (count,), piece, done) from None
+        if datatype.floating and np.isinf(part).any():
+            raise _misfit_in_piece(name, datatype, shape if depth > 1 else (count,), piece, done)
+        array[done : done + part.size] = part
+        done += part.size
+        start = end + 1
+    if done != count:  # [] and [1] have the same brackets and commas
+        raise ragged
+    return array.reshape(shape)
+
+
+def _structure(shape: tuple[int, ...], length: int) -> bytes | None:
+    """Return the brackets and commas of an array of ``shape``; None where they would not be ``length`` bytes."""
+    size = 1
+    for dim in reversed(shape):
+        size = 2 + max(0, dim - 1) + (dim * size if size > 1 else 0)
+        if size > length:
+            return None
+    if size != length:
+        return None
+    text = b""
+    for dim in reversed(shape):
+        text = b"[" + ((text + b",") * dim)[:-1] + b"]"
+    return text
 
 
 def _depth(raw: bytes) -> int:
@@ -110,6 +172,20 @@ def _misfit(name: str, datatype: Datatype, depth: int, raw: bytes) -> RequestErr
         return RequestError(f"{where}'data': {error}")
     found = _find(data, datatype, depth, "data")
     return RequestError(where + (found or f"'data' does not fit {datatype.value}"))
+
+
+def _misfit_in_piece(name: str, datatype: Datatype, shape: tuple[int, ...], piece: bytes, first: int) -> RequestError:
+    """Do as :func:`_misfit` in one piece of a tensor, which begins with its element ``first`` in row-major order."""
+    where = f"input {name!r}: "
+    try:
+        data = msgspec.json.decode(piece)
+    except msgspec.DecodeError:
+        return RequestError(f"{where}'data' is ragged or nested otherwise, its shape is {list(shape)}")
+    for index, value in enumerate(data, first):
+        if _find(value, datatype, 0, "data") is not None:
+            path = "data" + "".join(f"[{axis}]" for axis in np.unravel_index(index, shape))
+            return RequestError(where + (_find(value, datatype, 0, path) or ""))
+    return RequestError(f"{where}'data' does not fit {datatype.value}")
 
 
 def _find(value: Any, datatype: Datatype, depth: int, path: str) -> str | None:
@@ -178,4 +254,14 @@ def encode(name: str, array: Array) -> dict[str, Any]:
         KeyError: the array is of a type that the protocol has no name for.
     """
     datatype = _DATATYPE_OF[array.dtype]
-    return {"name": name, "shape": list(array.shape), "datatype": datatype.value, "data": array.ravel().tolist()}
+    flat = array.ravel()
+    data: Any = flat.tolist() if flat.size <= PIECE_ELEMENTS or datatype is Datatype.BYTES else _encode_pieces(flat)
+    return {"name": name, "shape": list(array.shape), "datatype": datatype.value, "data": data}
+
+
+def _encode_pieces(flat: Array) -> msgspec.Raw:
+    text = bytearray(b"[")
+    for start in range(0, flat.size, PIECE_ELEMENTS):
+        text += msgspec.json.encode(flat[start : start + PIECE_ELEMENTS].tolist())[1:-1] + b","
+    text[-1:] = b"]"
+    return msgspec.Raw(text)

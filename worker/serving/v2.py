@@ -30,14 +30,13 @@ if TYPE_CHECKING:
     from worker.execution import Executor
     from worker.log import EventLog
     from worker.replica import HeldReplica
+    from worker.serving.body import Bodies
     from worker.serving.request import InferRequest
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 WORKER_HEADER = "warmroute-worker"
 EXTENSIONS = ("classification",)
-DECODE_INLINE_BYTES = 64 << 10
-"""A larger body is decoded in a thread. The decoder holds the GIL, but lets the loop in between two bodies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Serving:
         replicas: Mapping[str, HeldReplica],
         executor: Executor,
         log: EventLog,
-        body_limit_bytes: int,
+        bodies: Bodies,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``replicas`` by model name; ``clock``: monotonic seconds."""
@@ -66,7 +65,7 @@ class Serving:
         self._replicas = replicas
         self._executor = executor
         self._log = log
-        self._body_limit_bytes = body_limit_bytes
+        self._bodies = bodies
         self._clock = clock
         self._started = clock()
         self._draining = False
@@ -74,7 +73,7 @@ class Serving:
 
     def application(self) -> web.Application:
         """Return the application that serves all this."""
-        app = web.Application(middlewares=[self._sign], client_max_size=self._body_limit_bytes)
+        app = web.Application(middlewares=[self._sign], client_max_size=self._bodies.each_bytes)
         app.router.add_get("/v2", self.server_metadata)
         app.router.add_get("/v2/health/live", self.live)
         app.router.add_get("/v2/health/ready", self.ready)
@@ -191,13 +190,10 @@ class Serving:
         model = replica.model
         if model is None:
             raise RequestError(f"model {replica.name!r} is not loaded", 503, 1)
-        body = await self._body(request)
-        if len(body) > DECODE_INLINE_BYTES:
-            parsed = await asyncio.to_thread(parse, body, model)
-        else:
-            parsed = parse(body, model)
         try:
-            answer = await self._executor.run(lambda cancellation: _execute(replica, parsed, cancellation))
+            with self._executor.place() as place, self._bodies.hold(request) as body:
+                held = [await body.read()]
+                answer = await place.run(lambda cancellation: _execute(replica, parse(held.pop(), model), cancellation))
         except QueueFullError as error:
             replica.counts.rejected += 1
             raise RequestError(str(error), 503, error.retry_after_s) from None
@@ -216,15 +212,6 @@ class Serving:
             self._last_active = self._clock()
         return web.Response(body=answer, content_type="application/json")
 
-    async def _body(self, request: web.Request) -> bytes:
-        limit = self._body_limit_bytes
-        if request.content_length is not None and request.content_length > limit:
-            raise RequestError(f"body of {request.content_length} bytes is over the limit of {limit}", 413)
-        try:
-            return await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            raise RequestError(f"body is over the limit of {limit} bytes", 413) from None
-
     def _find(self, request: web.Request) -> HeldReplica:
         name, version = request.match_info["model"], request.match_info.get("version")
         replica = self._replicas.get(name)
@@ -239,7 +226,7 @@ class Serving:
 
 
 def _execute(replica: HeldReplica, parsed: InferRequest, cancellation: Cancellation) -> bytes:
-    """Run in a thread: execute and encode."""
+    """Run in a thread: execute and encode. What a request costs to read and to write, the loop does not pay."""
     names = [output.name for output in parsed.outputs]
     arrays = replica.execute(parsed.inputs, names, parsed.parameters, cancellation)
     answer: dict[str, Any] = {"model_name": replica.name, "model_version": replica.version}

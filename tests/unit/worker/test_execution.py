@@ -27,6 +27,11 @@ class Held:
         return "done"
 
 
+async def threads_through(executor: Executor) -> None:
+    """Wait until no thread is at work any more; nothing can be handed in after that."""
+    await asyncio.to_thread(executor._pool.shutdown)
+
+
 def test_runs_calls_and_passes_on_what_they_return_and_raise() -> None:
     async def scenario() -> None:
         executor = Executor(1, 1)
@@ -37,7 +42,6 @@ def test_runs_calls_and_passes_on_what_they_return_and_raise() -> None:
 
         with pytest.raises(ValueError, match=r"^no$"):
             await executor.run(fail)
-        await asyncio.wait_for(executor.wait_idle(), 5)
         assert executor.in_flight == 0
         executor.close()
 
@@ -55,7 +59,6 @@ def test_rejects_what_neither_runs_nor_fits_the_queue() -> None:
             await executor.run(held)
         held.release.set()
         assert await asyncio.gather(*tasks) == ["done"] * 3
-        await asyncio.wait_for(executor.wait_idle(), 5)
         assert (executor.in_flight, executor.queue_depth) == (0, 0)
         executor.close()
 
@@ -76,7 +79,8 @@ def test_a_caller_that_leaves_cancels_what_runs_and_unqueues_what_waits() -> Non
         assert second.cancelled()
         first.cancel()
         await asyncio.wait({first})
-        await asyncio.wait_for(executor.wait_idle(), 5)
+        await threads_through(executor)
+        assert executor.in_flight == 0
         assert running.given_up.is_set()
         assert not waiting.started.is_set()
         executor.close()
@@ -101,8 +105,30 @@ def test_a_place_is_taken_until_the_thread_is_through() -> None:
         with pytest.raises(QueueFullError):
             await executor.run(lambda _: None)
         go_on.set()
-        await asyncio.wait_for(executor.wait_idle(), 5)
+        await threads_through(executor)
+        assert executor.in_flight == 0
         executor.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_place_may_be_taken_before_there_is_a_call() -> None:
+    async def scenario() -> None:
+        executor = Executor(1, 0)
+        with executor.place() as place:
+            assert executor.in_flight == 1
+            with pytest.raises(QueueFullError), executor.place():
+                pass
+            assert await place.run(lambda _: "done") == "done"
+        assert executor.in_flight == 0
+        with executor.place():
+            pass  # whoever wanted it thought better of it
+        assert executor.in_flight == 0
+        with executor.place() as place:
+            executor.close()
+            with pytest.raises(GivenUpError):
+                await place.run(lambda _: None)
+        assert executor.in_flight == 0
 
     asyncio.run(scenario())
 
@@ -119,7 +145,8 @@ def test_closing_gives_everything_up() -> None:
         results = await asyncio.gather(first, second, return_exceptions=True)
         assert isinstance(results[0], GivenUpError)
         assert isinstance(results[1], asyncio.CancelledError | GivenUpError)
-        await asyncio.wait_for(executor.wait_idle(), 5)
+        await threads_through(executor)
+        assert executor.in_flight == 0
 
     asyncio.run(scenario())
 

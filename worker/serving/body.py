@@ -1,0 +1,96 @@
+"""Reads request bodies within limits: of one body, of all together, and of the time that a caller lets pass."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from worker.serving.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from aiohttp import web
+
+IDLE_S = 30.0
+"""How long a caller may send nothing in the middle of a body: it holds a place in the queue meanwhile."""
+
+
+class Bodies:
+    """The bodies that are held at once."""
+
+    def __init__(self, each_bytes: int, together_bytes: int) -> None:
+        """``each_bytes`` is the limit of one body, ``together_bytes`` that of all (at least that of one)."""
+        self._each_bytes = each_bytes
+        self._together_bytes = max(each_bytes, together_bytes)
+        self.held_bytes = 0
+
+    @contextmanager
+    def hold(self, request: web.Request) -> Iterator[Body]:
+        """Give a body its share of the room; it has it back at the end of the ``with`` block.
+
+        Raises:
+            RequestError: its announced length is over the limit, or there is no room for it now.
+        """
+        length = request.content_length
+        if length is not None and length > self._each_bytes:
+            raise RequestError(f"body of {length} bytes is over the limit of {self._each_bytes}", 413)
+        body = Body(self, request)
+        try:
+            body.grow(length or 0)
+            yield body
+        finally:
+            self.held_bytes -= body.share_bytes
+
+    def take(self, count: int) -> None:
+        """Take ``count`` bytes of the room.
+
+        Raises:
+            RequestError: there are not as many.
+        """
+        if self.held_bytes + count > self._together_bytes:
+            raise RequestError(f"the worker holds {self.held_bytes} bytes of bodies, no room for more", 503, 1)
+        self.held_bytes += count
+
+    @property
+    def each_bytes(self) -> int:
+        """The limit of one body."""
+        return self._each_bytes
+
+
+class Body:
+    """One body on its way in."""
+
+    def __init__(self, bodies: Bodies, request: web.Request) -> None:
+        self._bodies = bodies
+        self._request = request
+        self.share_bytes = 0
+
+    def grow(self, to_bytes: int) -> None:
+        """Make its share at least ``to_bytes``."""
+        more = to_bytes - self.share_bytes
+        if more > 0:
+            self._bodies.take(more)
+            self.share_bytes = to_bytes
+
+    async def read(self) -> bytearray:
+        """Return it whole.
+
+        Raises:
+            RequestError: it is too large, there is no room for it, or its caller stopped sending.
+        """
+        data, limit = bytearray(), self._bodies.each_bytes
+        content = self._request.content
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    piece = await content.readany()
+            except TimeoutError:
+                raise RequestError(f"no more of the body came for {IDLE_S:g} s", 408) from None
+            if not piece:
+                return data
+            if len(data) + len(piece) > limit:
+                raise RequestError(f"body is over the limit of {limit} bytes", 413)
+            self.grow(len(data) + len(piece))
+            data += piece
