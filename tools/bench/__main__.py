@@ -32,7 +32,7 @@ def main() -> int:
     arguments = _arguments()
     signal.signal(signal.SIGTERM, _interrupted)  # so that what was started is ended
     try:
-        samples, versions = _proxies(arguments.only, arguments.rounds, arguments.seconds)
+        samples, versions = _proxies(arguments.only, arguments.rounds, arguments.seconds, arguments.heads)
         choices = choice.measure() if "warmroute" in arguments.only and not arguments.no_choice else []
     except (BenchError, EmbeddedRedisError) as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -64,6 +64,12 @@ def _arguments() -> argparse.Namespace:
         "--seconds", type=float, default=4, help="length of a round per contender (default: %(default)s)"
     )
     parser.add_argument("--check", action="store_true", help=f"exit 1 over a bound ({bounds})")
+    parser.add_argument(
+        "--heads",
+        choices=("usual", "new"),
+        default="usual",
+        help="usual: heads differ in the request id, as callers' do; new: no two have the same shape (default: usual)",
+    )
     parser.add_argument("--no-choice", action="store_true", help="leave the router's choice out")
     parser.add_argument(
         "--out", type=Path, default=Path("bench-results"), help="folder of results (default: %(default)s)"
@@ -77,7 +83,9 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _proxies(names: tuple[str, ...], rounds: int, seconds: float) -> tuple[dict[str, list[Sample]], dict[str, str]]:
+def _proxies(
+    names: tuple[str, ...], rounds: int, seconds: float, heads: str
+) -> tuple[dict[str, list[Sample]], dict[str, str]]:
     cores = sorted(os.sched_getaffinity(0))
     proxy_core, load_core = cores[0], cores[-1]
     if proxy_core == load_core:
@@ -90,11 +98,11 @@ def _proxies(names: tuple[str, ...], rounds: int, seconds: float) -> tuple[dict[
         url = state.start()
         proxies = [stack.enter_context(contender(name, directory, proxy_core, origins, url)) for name in names]
         for proxy in proxies:
-            measure(proxy, 1, load_core, "warm")
+            measure(proxy, 1, load_core, "warm", heads)
         samples: dict[str, list[Sample]] = {name: [] for name in names}
         for number in range(rounds):
             for proxy in _turn(proxies, number):
-                samples[proxy.name].append(measure(proxy, seconds, load_core, str(number)))
+                samples[proxy.name].append(measure(proxy, seconds, load_core, str(number), heads))
                 print(f"round {number + 1}/{rounds} {proxy.name:<18} {_line(samples[proxy.name][-1])}", flush=True)
         return samples, {proxy.name: proxy.version for proxy in proxies}
 

@@ -160,6 +160,7 @@ def origin(directory: Path, core: int) -> Iterator[tuple[int, int]]:
         default_type application/json;
         client_body_buffer_size 64k;
         add_header X-Request-Id $http_x_request_id;  # so that no two answers' heads are the same either
+        add_header X-Nonce $http_x_nonce;  # left out where the request has none
         location / {{ return 200 '{ANSWER}'; }}
     }}""",
     )

@@ -34,7 +34,7 @@ class Sample:
     by_process: dict[str, float]
 
 
-def measure(proxy: Contender, seconds: float, core: int, tag: str) -> Sample:
+def measure(proxy: Contender, seconds: float, core: int, tag: str, heads: str) -> Sample:
     """Load ``proxy`` for ``seconds`` from ``core`` and return what it cost.
 
     Raises:
@@ -42,7 +42,7 @@ def measure(proxy: Contender, seconds: float, core: int, tag: str) -> Sample:
     """
     before = {pid: procfs.cpu_s(pid) for pid in procfs.tree(proxy.pid)}
     began = time.monotonic()
-    result = _wrk(proxy.port, seconds, core, tag)
+    result = _wrk(proxy.port, seconds, core, tag, heads)
     took = time.monotonic() - began
     after = {pid: procfs.cpu_s(pid) for pid in procfs.tree(proxy.pid)}
     if before.keys() != after.keys():
@@ -63,11 +63,11 @@ def measure(proxy: Contender, seconds: float, core: int, tag: str) -> Sample:
     )
 
 
-def _wrk(port: int, seconds: float, core: int, tag: str) -> dict[str, int]:
+def _wrk(port: int, seconds: float, core: int, tag: str, heads: str) -> dict[str, int]:
     argv = [
         *(program("taskset", "util-linux"), "-c", str(core), program("wrk", "wrk")),
         *("-t1", f"-c{CONNECTIONS}", f"-d{max(1, round(seconds))}s", "--timeout", "5s", "-s", str(_SCRIPT)),
-        *(f"http://127.0.0.1:{port}{PATH}", "--", f"{os.getpid()}-{tag}"),
+        *(f"http://127.0.0.1:{port}{PATH}", "--", f"{os.getpid()}-{tag}", heads),
     ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds + 30, check=False)
     for line in done.stdout.splitlines():

@@ -1,5 +1,7 @@
--- One inference request of about 1 KB, every head different: the last field is a counter.
-local head, tail
+-- One inference request of about 1 KB, every head different: the last field is a counter. With "new" as second argument
+-- no two heads have the same shape: a field that nobody knows has an ever new value.
+local head, id, tail
+local new = false
 local count = 0
 
 function init(args)
@@ -9,13 +11,16 @@ function init(args)
   body = body .. table.concat(filler, ",") .. "]}]}"
   head = "POST " .. wrk.path .. " HTTP/1.1\r\nHost: " .. wrk.headers["Host"] ..
     "\r\nUser-Agent: warmroute-bench\r\nAccept: application/json\r\nContent-Type: application/json\r\nContent-Length: " ..
-    #body .. "\r\nX-Request-Id: " .. (args[1] or "0") .. "-"
+    #body
+  id = "\r\nX-Request-Id: " .. (args[1] or "0") .. "-"
+  new = args[2] == "new"
   tail = "\r\n\r\n" .. body
 end
 
 function request()
   count = count + 1
-  return head .. string.format("%012d", count) .. tail
+  local field = new and string.format("\r\nX-Nonce: %012d", count) or ""
+  return head .. field .. id .. string.format("%012d", count) .. tail
 end
 
 function done(summary, latency, requests)
