@@ -29,7 +29,7 @@ help:
 	@echo "make pictures  draw the pictures of docs/ again"
 	@echo "make demo-picture   run the demo and draw what it shows, for the README"
 	@echo "make lock      resolve the dependencies again (UPGRADE=1 for newer releases)"
-	@echo "make clean     remove what was made here, .venv too"
+	@echo "make clean     remove what was made here, .venv and the demo model too; other models stay"
 
 # --- environments: each stamp stands for what its locks said when it was made --------------------------------------
 
@@ -117,5 +117,6 @@ lock:
 	@$(PYTHON) tools/lock.py $(if $(UPGRADE),--upgrade)
 
 clean:
+	@$(PYTHON) tools/fetch_demo_model.py --models $(MODELS) --remove
 	rm -rf $(VENV) .venv-compiled build
-	rm -rf $(MODELS) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache bench-results
+	rm -rf .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache bench-results
