@@ -29,6 +29,8 @@ from sidecar.upstreams.adapters import HttpReadiness
 from sidecar.upstreams.probes import HttpProber
 
 if TYPE_CHECKING:
+    from aiohttp.web import AppRunner
+
     from sidecar.boot import ControlPlan
     from sidecar.discovery.source import DiscoverySource
 
@@ -45,6 +47,7 @@ class Control:
         self._plan = plan
         self._ended = asyncio.Event()
         self._orphan_until: float | None = None
+        self._runner: AppRunner  # from run() on
         clock, rng, settings = time.monotonic, random.SystemRandom().random, plan.settings
         policies = router_policies(settings)
         self._prober = HttpProber()
@@ -81,7 +84,7 @@ class Control:
         loop.add_signal_handler(signal.SIGUSR1, self._ended.set)
         context = self.context
         context.keeper.start()
-        runner = await serve(context, self._plan.admin_fds)
+        runner = self._runner = await serve(context, self._plan.admin_fds)
         _log.info("control.started", pid=os.getpid(), sources=[source.name for source in self._sources])
         try:
             async with self._prober, asyncio.TaskGroup() as tasks:
@@ -112,11 +115,14 @@ class Control:
             if context.store is not None:
                 context.store.observed = context.keeper.observed
             context.keeper.tick()
-            self._leave_if_orphaned()
+            await self._leave_if_orphaned()
             await asyncio.sleep(TICK_S)
 
-    def _leave_if_orphaned(self) -> None:
-        """End with the data processes where the supervisor is gone: nobody is left to tell us to."""
+    async def _leave_if_orphaned(self) -> None:
+        """End with the data processes where the supervisor is gone: nobody is left to tell us to.
+
+        The admin listeners close at once: who starts the sidecar again needs their addresses.
+        """
         if os.getppid() == self._plan.parent_pid:
             return
         now = time.monotonic()
@@ -124,6 +130,8 @@ class Control:
             self._orphan_until = now + self.context.settings.timeouts.drain_s + 1.0
             self.context.draining = True
             _log.warning("control.orphaned")
+            for site in tuple(self._runner.sites):
+                await site.stop()
         if now >= self._orphan_until or not any(process.speaks(now) for process in self.context.keeper.processes):
             self._ended.set()
 

@@ -64,10 +64,13 @@ def origin() -> Iterator[Origin]:
 
 
 @contextmanager
-def sidecar(tmp_path: Path, origin: Origin, *flags: str) -> Iterator[Process]:
-    command = [sys.executable, "-P", "-m", "sidecar.cli.main", "sidecar", "--listen", "127.0.0.1:0", "--to", origin.url]
-    command += ["--admin", "127.0.0.1:0", "--admin-socket", str(tmp_path / "run" / "admin.sock"), *flags]
-    with Process(command, tmp_path / "sidecar.log", env=os.environ | {"WARMROUTE__TIMEOUTS__DRAIN_S": "10"}) as process:
+def sidecar(
+    tmp_path: Path, origin: Origin, at: tuple[str, str] = ("127.0.0.1:0", "127.0.0.1:0"), log: str = "sidecar.log"
+) -> Iterator[Process]:
+    """Run a sidecar that listens, and serves its admin API, ``at`` these addresses."""
+    command = [sys.executable, "-P", "-m", "sidecar.cli.main", "sidecar", "--listen", at[0], "--to", origin.url]
+    command += ["--admin", at[1], "--admin-socket", str(tmp_path / "run" / "admin.sock")]
+    with Process(command, tmp_path / log, env=os.environ | {"WARMROUTE__TIMEOUTS__DRAIN_S": "10"}) as process:
         until(lambda: get(listen(process), "/")[0] == 200, "it serves")
         until(lambda: get(admin(process), "/readyz")[0] == 200, "it is ready")
         yield process
@@ -163,3 +166,33 @@ def test_a_killed_supervisor_leaves_no_process_and_a_successor_takes_over(tmp_pa
         successor.send(signal.SIGTERM)
         assert successor.wait() == 0
     assert not (tmp_path / "run" / "admin.sock").exists()
+
+
+def test_a_successor_need_not_wait_for_what_a_killed_supervisor_left_running(tmp_path: Path, origin: Origin) -> None:
+    with sidecar(tmp_path, origin) as process:
+        pids, at = children(process), (listen(process), admin(process))
+        caller_answers: list[tuple[int, bytes]] = []
+        caller = threading.Thread(target=lambda: caller_answers.append(get(at[0], "/held")))
+        caller.start()
+        assert origin.started.wait(10)
+        process.send(signal.SIGKILL)
+        process.wait()
+        until(lambda: not any(taken(address) for address in at), "the addresses are free", within_s=2.0)
+        with sidecar(tmp_path, origin, at, "successor.log") as successor:
+            assert not all(gone(pid) for pid in pids), "this was to be tried while they still run"
+            origin.let_go.set()
+            caller.join(20)
+            assert caller_answers == [(200, b"answer")]
+            assert get(at[0], "/")[0] == 200
+            for pid in pids:
+                until(lambda pid=pid: gone(pid), f"{pid} is gone")  # type: ignore[misc]
+            assert get(at[1], "/readyz")[0] == 200
+            successor.send(signal.SIGTERM)
+            assert successor.wait() == 0
+
+
+def taken(address: str) -> bool:
+    """Tell whether somebody listens there."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as sock:
+        return sock.connect_ex((host, int(port))) == 0
