@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from router import explain as explaining
 from router import model
+from router.breaker import GuardState
 from router.filters import default_filters
 from router.fleet import Fleet
 from router.model import EjectCause, EndpointEjected, EndpointReturned, Event, Observation
@@ -337,6 +338,22 @@ class Cluster:
                 out.append(Observation(id_, in_flight, ewma_ms, buckets, successes, endpoint.failures))
                 endpoint.failures = endpoint.other_successes = 0
                 endpoint.reported_in_flight = in_flight
+        return tuple(out)
+
+    def guards(self) -> tuple[EndpointEjected, ...]:
+        """Return every ejection in force here, those included that only wait for a probe or a trial to pass."""
+        out: list[EndpointEjected] = []
+        for endpoint in self._fleet.endpoints.values():
+            if endpoint.guarded:
+                quarantine, breaker = endpoint.quarantine, endpoint.breaker
+                if quarantine.active:
+                    out.append(
+                        EndpointEjected(
+                            endpoint.id, EjectCause.QUARANTINE, quarantine.until, quarantine.level, quarantine.since
+                        )
+                    )
+                if breaker.state is not GuardState.CLOSED:
+                    out.append(EndpointEjected(endpoint.id, EjectCause.BREAKER, breaker.until, 1, breaker.since))
         return tuple(out)
 
     # --- events --------------------------------------------------------------------------------------------------

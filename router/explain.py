@@ -63,7 +63,8 @@ class CandidateRow:
     """One replica in a route. Weights and shares are 0 where ``reason`` says why it may not be picked.
 
     ``share`` is the probability of one draw. ``for_s`` is how long ``reason`` has held, ``left_s`` how long an ejection
-    lasts at most. ``warm_for_s`` is None for a replica that counts as warm for ever (a static endpoint), and for one
+    lasts at most. ``probe_due``: it is in quarantine, and the next request goes there to see whether it answers again.
+    ``warm_for_s`` is None for a replica that counts as warm for ever (a static endpoint), and for one
     that is not warm. ``ewma_known`` is false where ``ewma_ms`` stands for the candidates' median.
     """
 
@@ -75,6 +76,7 @@ class CandidateRow:
     reason: Reason | None
     for_s: float | None
     left_s: float | None
+    probe_due: bool
     age_s: float
     warm_for_s: float | None
     freshness: float
@@ -204,14 +206,7 @@ def explain(view: View, route: Route, now: float, rng: Rng) -> Explanation:
     open_, out = view.look(route, now)
     weighing = weigh(open_, view.scorers, view.policies, view.mode)
     rows = _rows(view, open_, out, weighing, now)
-    probe = next(
-        (
-            glance.candidate.endpoint.id
-            for glance, reason in out
-            if reason is Reason.QUARANTINED and glance.candidate.endpoint.quarantine.probe_at(alone=not open_) <= now
-        ),
-        None,
-    )
+    probe = next((row.endpoint for row in rows if row.probe_due), None)
     draw = None
     if open_ and probe is None:
         picker = view.picker(weighing.weights)
@@ -291,7 +286,7 @@ def _rows(
             )
         )
     rows.sort(key=lambda row: (-row.share, row.endpoint, row.version))
-    return (*rows, *(_row(glance, now, middle, reason=reason) for glance, reason in out))
+    return (*rows, *(_row(glance, now, middle, reason=reason, alone=not open_) for glance, reason in out))
 
 
 def _terms(glance: Glance, weighing: Weighing, index: int, now: float) -> tuple[Term, ...]:
@@ -324,6 +319,7 @@ def _row(
     share: float = 0.0,
     floored: bool = False,
     terms: tuple[Term, ...] = (),
+    alone: bool = False,
 ) -> CandidateRow:
     candidate = glance.candidate
     endpoint = candidate.endpoint
@@ -339,6 +335,7 @@ def _row(
         reason=reason,
         for_s=_for_s(candidate, reason, now),
         left_s=_left_s(endpoint, reason, now),
+        probe_due=reason is Reason.QUARANTINED and endpoint.quarantine.probe_at(alone=alone) <= now,
         age_s=glance.age_s,
         warm_for_s=glance.warm_for_s if -inf < candidate.warm_at < inf else None,
         freshness=freshness,

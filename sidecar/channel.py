@@ -47,9 +47,28 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Control → data, twice a second: the control process is alive."""
+    """Control → data, twice a second: the control process is alive. ``epoch`` is random per control process."""
 
     at: float
+    epoch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardsInForce:
+    """Data → control, once a second: all that is ejected at this process, in parts; the first and last are marked.
+
+    So a control process that is new, or from which an event was lost, comes to show what requests meet.
+    """
+
+    ejected: tuple[model.EndpointEjected, ...]
+    first: bool
+    last: bool
+
+
+def guard_messages(ejected: tuple[model.EndpointEjected, ...]) -> Iterator[GuardsInForce]:
+    """Yield ``ejected`` in parts that fit a message; one empty part where nothing is."""
+    for start in range(0, max(1, len(ejected)), BATCH):
+        yield GuardsInForce(ejected[start : start + BATCH], start == 0, start + BATCH >= len(ejected))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +110,7 @@ _TYPES: tuple[type, ...] = (
     model.EndpointEjected,
     model.EndpointReturned,
     model.PeerObserved,
+    GuardsInForce,
 )
 _CODES = {kind: code for code, kind in enumerate(_TYPES)}
 _ENCODER = msgspec.msgpack.Encoder()

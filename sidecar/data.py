@@ -33,7 +33,7 @@ from router.model import (
     StoreMode,
     Tick,
 )
-from sidecar.channel import Channel, ChannelError, FaultsChanged, Hello, Listening, Ping
+from sidecar.channel import Channel, ChannelError, FaultsChanged, Hello, Listening, Ping, guard_messages
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.plane import SWEEP_S, Plane
 from sidecar.settings import model_policies, router_policies
@@ -100,6 +100,8 @@ class DataProcess:
         self._servers: list[asyncio.Server] = []
         self._sockets: list[tuple[socket.socket, str | None]] = []
         self._accepting = False
+        self._listening: list[Listening] = []
+        self._control_epoch = ""
         self._mode = StoreMode.LIVE
         self._pinged = now
         self._snapshot = False
@@ -150,7 +152,8 @@ class DataProcess:
             self._sockets.append((sock, default_model))
             grant = granted(sock, listener.backlog, listener.fastopen_queue)
             name = listener.name or held.address
-            self._channel.send(Listening(self._plan.index, name, held.address, grant.backlog, grant.fastopen_queue))
+            self._listening.append(Listening(self._plan.index, name, held.address, grant.backlog, grant.fastopen_queue))
+        self._say_listening()
         self._accepting = True
         self._log.info("process.accepting", listeners=[held.address for held in self._plan.listeners])
 
@@ -186,6 +189,10 @@ class DataProcess:
         self._hello_due = self._clock() + HELLO_S
         self._channel.send(Hello(self._plan.index, os.getpid(), self._epoch))
 
+    def _say_listening(self) -> None:
+        for one in self._listening:
+            self._channel.send(one)
+
     def _share(self, events: tuple[Event, ...]) -> None:
         for event in events:
             if not self._channel.send(event):
@@ -218,6 +225,10 @@ class DataProcess:
             self._share(self._cluster.apply(message, now))
         elif isinstance(message, Ping):
             self._pinged = now
+            if message.epoch != self._control_epoch:  # a new control process, which knows nothing of us
+                self._control_epoch = message.epoch
+                self._say_listening()
+                self._say_guards()
             if self._control_lost:
                 self._control_lost = False
                 self._plane.gauge(Scalar.CONTROL_LOST_NOW, 0)
@@ -278,6 +289,13 @@ class DataProcess:
             batch = observations[start : start + 64]
             if not self._channel.send(PeerObserved(self._plan.index, batch, now)):
                 self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
+        self._say_guards()
+
+    def _say_guards(self) -> None:
+        if self._snapshot:  # before that we know of no ejection, which does not mean that there is none
+            for part in guard_messages(self._cluster.guards()):
+                if not self._channel.send(part):
+                    self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
 
     # --- the end ------------------------------------------------------------------------------------------------
 

@@ -54,14 +54,17 @@ def processes(context: Context, now: float) -> list[dict[str, Any]]:
 
 
 def not_ready(context: Context, now: float) -> list[str]:
-    """Return why this sidecar should get no traffic; nothing where it should. The store alone is never a reason."""
+    """Return why this sidecar should get no traffic; nothing where it should. The store alone is never a reason.
+
+    A worker whose quarantine is over counts: only a request finds out whether it answers again.
+    """
     reasons = []
     if context.draining:
         reasons.append("draining")
     if not any(process.speaks(now) for process in context.keeper.processes):
         reasons.append("no data process speaks")
     routes = context.keeper.cluster.routes(now)
-    if not any(row.reason is None for route in routes for row in route.candidates):
+    if not any(row.reason is None or row.probe_due for route in routes for row in route.candidates):
         reasons.append(f"no routable worker for any model ({_why_nobody(routes)})")
     return reasons
 

@@ -7,9 +7,13 @@ Synchronous: every method runs to its end on the loop.
 
 from __future__ import annotations
 
+import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from router.breaker import GuardState
 from router.model import (
+    EjectCause,
     EndpointEjected,
     EndpointGone,
     EndpointHeld,
@@ -20,7 +24,7 @@ from router.model import (
     PeerObserved,
     Tick,
 )
-from sidecar.channel import FaultRule, Hello, Listening, Ping
+from sidecar.channel import FaultRule, GuardsInForce, Hello, Listening, Ping
 from sidecar.state.feed import Feed
 from sidecar.state.memory import Remembered
 from sidecar.state.roster import RECALLED, Roster, heard_messages
@@ -47,9 +51,15 @@ HEARD_S = 0.1
 
 _log = get_log("keeper")
 
+Guarded = tuple[str, EjectCause]
+"""An ejection by endpoint id and cause."""
+
 
 class DataProcess:
-    """What the control process knows of one data process: its last hello, its listeners, when it last spoke."""
+    """What the control process knows of one data process: its last hello, its listeners, when it last spoke.
+
+    ``guards`` is what is ejected there, ``guards_named`` the part of a new list of it that has come in so far.
+    """
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -57,6 +67,8 @@ class DataProcess:
         self.epoch = ""
         self.hellos = 0
         self.listeners: dict[str, Listening] = {}
+        self.guards: set[Guarded] = set()
+        self.guards_named: set[Guarded] = set()
         self.spoke_at: float | None = None
 
     def speaks(self, now: float) -> bool:
@@ -82,6 +94,7 @@ class Keeper:
         self.processes = tuple(DataProcess(index) for index in range(len(channels)))
         self.sources = tuple(sources)
         self._clock = clock
+        self._epoch = secrets.token_hex(8)
         self._sequence = 0
         self._heard: dict[str, None] = {}
         self._heard_at = 0.0
@@ -145,7 +158,7 @@ class Keeper:
     def snapshot_messages(self) -> list[object]:
         """Return all that a data process must know."""
         self._sequence += 1
-        return [Ping(self._clock()), *self.roster.snapshot(self._sequence, self._clock())]
+        return [self._ping(), *self.roster.snapshot(self._sequence, self._clock())]
 
     def from_data(self, index: int, message: object) -> None:
         """Take in what data process ``index`` says."""
@@ -159,12 +172,15 @@ class Keeper:
             )
         elif isinstance(message, EndpointEjected):
             self.roster.ejected(message)
+            for sibling in self.processes:  # they will all have it
+                sibling.guards.add((message.id, message.cause))
             self._own(message)
             self.feed.send(message, but=index)
         elif isinstance(message, EndpointReturned):
-            self.roster.returned(message)
-            self._own(message)
+            self._returned(message)
             self.feed.send(message, but=index)
+        elif isinstance(message, GuardsInForce):
+            self._guards(process, message)
         elif isinstance(message, Hello):
             self._hello(process, message)
         elif isinstance(message, Listening):
@@ -178,11 +194,47 @@ class Keeper:
                 fastopen_queue=message.fastopen_queue,
             )
 
+    def _returned(self, event: EndpointReturned) -> None:
+        self.roster.returned(event)
+        for process in self.processes:
+            process.guards.discard((event.id, event.cause))
+        self._own(event)
+
+    def _guards(self, process: DataProcess, message: GuardsInForce) -> None:
+        """Take in what is ejected at a data process; let in what is ejected at none that speaks.
+
+        Siblings have heard of it themselves: this is for the own cluster and for processes that are yet to start.
+        """
+        now = self._clock()
+        if message.first:
+            process.guards_named = set()
+        for event in message.ejected:
+            process.guards_named.add((event.id, event.cause))
+            endpoint = self.cluster.endpoints.get(event.id)
+            if endpoint is None:
+                continue
+            known = replace(event, at=max(event.at, endpoint.first_seen_at))
+            self._own(known)
+            guard = endpoint.quarantine if event.cause is EjectCause.QUARANTINE else endpoint.breaker
+            if guard.state is not GuardState.CLOSED and known.until > now:  # else it returned while the list came
+                self.roster.ejected(known)
+        if not message.last:
+            return
+        process.guards = process.guards_named
+        there: set[Guarded] = set()
+        for one in self.processes:
+            if one.speaks(now):
+                there |= one.guards
+        for own in self.cluster.guards():
+            if (own.id, own.cause) not in there:
+                self._returned(EndpointReturned(own.id, own.cause, now))
+
     def _hello(self, process: DataProcess, hello: Hello) -> None:
         if process.epoch != hello.epoch:
             process.epoch, process.pid = hello.epoch, hello.pid
             process.hellos += 1
             process.listeners.clear()
+            process.guards = set(self.roster.ejections)  # the snapshot that it gets will name them
             _log.info("process.hello", data_process=process.index, pid=hello.pid)
         self._expecting.add(process.index)
         self._greet()
@@ -251,7 +303,10 @@ class Keeper:
     def start(self) -> None:
         """Begin to feed, on the running loop. Say what is known; nothing is taken away yet."""
         self.feed.start()
-        self.feed.send(Ping(self._clock()))
+        self.feed.send(self._ping())
+
+    def _ping(self) -> Ping:
+        return Ping(self._clock(), self._epoch)
 
     def tick(self) -> None:
         """Let time pass; called about ten times a second."""
@@ -277,5 +332,5 @@ class Keeper:
             self._remember()
         if now >= self._ping_due:
             self._ping_due = now + PING_S
-            self.feed.ping(Ping(now))
+            self.feed.ping(self._ping())
         self._own(Tick())

@@ -6,7 +6,7 @@ behind, is brought up to date.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from router.model import (
@@ -117,6 +117,11 @@ class Roster:
 
     # --- what data processes and operators say ------------------------------------------------------------------
 
+    @property
+    def ejections(self) -> Iterable[tuple[str, EjectCause]]:
+        """Which ejections are in force, by endpoint id and cause."""
+        return self._ejected.keys()
+
     def ejected(self, event: EndpointEjected) -> None:
         """A data process ejected an endpoint."""
         if event.id in self._entries:
@@ -158,16 +163,20 @@ class Roster:
         """Return the whole list of faults in force."""
         return FaultsChanged(tuple(self.faults.values()))
 
-    def snapshot(self, sequence: int, now: float, *, whole: bool = True) -> list[object]:
-        """Return all of it as messages. Without ``whole`` it takes nothing away: what is not named stays."""
-        messages: list[object] = [SnapshotBegan(sequence, now)] if whole else []
+    def snapshot(self, sequence: int, now: float) -> list[object]:
+        """Return all of it as messages: what is not named is gone.
+
+        Ejections come as of the report that stands before them, or they would seem to be those of an earlier process.
+        """
+        messages: list[object] = [SnapshotBegan(sequence, now)]
         messages += (EndpointSeen(entry.record, entry.seen_at) for entry in self._entries.values())
         messages += self._heard()
-        if whole:
-            messages.append(SnapshotEnded(sequence, now))
+        messages.append(SnapshotEnded(sequence, now))
         messages.append(StoreChanged(self.mode, self._mode_at))
         messages += (EndpointHeld(name, held=True, at=now) for name in sorted(self.held))
-        messages += self._ejected.values()
+        messages += (
+            replace(event, at=max(event.at, self._entries[event.id].seen_at)) for event in self._ejected.values()
+        )
         messages.append(self.faults_message())
         return messages
 

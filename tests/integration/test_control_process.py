@@ -96,6 +96,23 @@ def test_what_one_process_saw_goes_to_the_others_and_into_the_next_snapshot(tmp_
         assert not any(isinstance(m, EndpointEjected) for m in control.receive(1, whole, "a snapshot"))
 
 
+def test_it_is_ready_again_when_only_a_request_can_tell_whether_the_worker_is_back(tmp_path: Path) -> None:
+    with ControlProcess(tmp_path, **STATIC) as control:
+        control.hello()
+        control.receive(0, whole, "a snapshot")
+        now = time.monotonic()
+        assert control.data[0].send(EndpointEjected("127.0.0.1:9001", EjectCause.QUARANTINE, now + 1.5, 1, now))
+        reasons = control.until_status("/readyz", 503).json["reasons"]
+        assert reasons == ["no routable worker for any model (m: quarantined)"]
+        deadline = time.monotonic() + 5
+        while not control.ask("/readyz").json["ready"]:
+            assert time.monotonic() < deadline
+            speak(control)
+            time.sleep(0.05)
+        (candidate,) = control.ask("/routes").json["routes"][0]["candidates"]
+        assert (candidate["reason"], candidate["probe_due"], candidate["share"]) == ("quarantined", True, 0.0)
+
+
 def test_registrations_in_the_store_reach_data_processes_and_heartbeats_come_in_batches(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     server.start()

@@ -29,7 +29,7 @@ from router.model import (
 )
 from router.outcomes import Outcome
 from sidecar import data as data_module
-from sidecar.channel import FaultRule, FaultsChanged, Hello, Listening, Ping
+from sidecar.channel import FaultRule, FaultsChanged, GuardsInForce, Hello, Listening, Ping
 from sidecar.telemetry.page import Scalar
 from tests.support.data_process import DataProcess, read_answer
 
@@ -147,6 +147,24 @@ def test_it_goes_on_without_its_control_process_and_says_so(tmp_path: Path) -> N
         assert data.scalar(Scalar.CONTROL_LOST_NOW) == 0
         assert data.scalar(Scalar.STORE_MODE_NOW) == list(StoreMode).index(StoreMode.LIVE)
         assert data.once() == 200
+        assert data.stop() == 0
+
+
+def test_a_new_control_process_is_told_what_the_one_before_knew(tmp_path: Path) -> None:
+    with DataProcess(tmp_path, **QUICK) as data:
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        data.snapshot(address)
+        first = data.receive(Listening)
+        assert data.once() == 503
+        ejected = data.receive(EndpointEjected)
+        data.send(Ping(time.monotonic(), "another"))
+        assert data.receive(Listening) == first
+        guards = data.receive(GuardsInForce)
+        while not guards.ejected:
+            guards = data.receive(GuardsInForce)
+        (told,) = guards.ejected
+        assert (told.id, told.cause, told.until) == (ejected.id, ejected.cause, ejected.until)
         assert data.stop() == 0
 
 

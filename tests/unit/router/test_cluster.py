@@ -766,3 +766,23 @@ def test_filters_scorers_and_pickers_are_plug_ins() -> None:
     attempt = cluster.choose(route, now, no_jitter)
     assert isinstance(attempt, Attempt)
     assert attempt.endpoint.id == "c"
+
+
+def test_guards_are_all_ejections_that_have_not_ended() -> None:
+    driven = Driven()
+    driven.seen(record("a"), record("b"))
+    assert driven.cluster.guards() == ()
+    driven.done(driven.to("a"), AttemptResult.CONNECT_REFUSED)
+    began, until = driven.now, driven.cluster.endpoints["a"].quarantine.until
+    waiting = (EndpointEjected("a", EjectCause.QUARANTINE, until, 1, began),)
+    assert driven.cluster.guards() == waiting
+    driven.wait(40, heard="ab")
+    assert driven.cluster.guards() == waiting  # it waits for a probe
+    driven.apply(EndpointEjected("b", EjectCause.BREAKER, driven.now + 60, 1, driven.now))
+    probe = driven.attempt()
+    assert {(event.id, event.cause) for event in driven.cluster.guards()} == {
+        ("a", EjectCause.QUARANTINE),
+        ("b", EjectCause.BREAKER),
+    }
+    driven.done(probe, AttemptResult.SUCCESS)
+    assert [event.id for event in driven.cluster.guards()] == ["b"]

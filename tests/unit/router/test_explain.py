@@ -8,6 +8,8 @@ import pytest
 
 from router.explain import CandidateRow, Explanation
 from router.model import (
+    EjectCause,
+    EndpointEjected,
     EndpointHeld,
     Observation,
     PeerObserved,
@@ -128,7 +130,21 @@ def test_the_next_probe_is_named() -> None:
     explanation = explain(driven)
     assert explanation.probe == "d"
     assert explanation.draw is None
+    assert [row.endpoint for row in explanation.rows if row.probe_due] == ["d"]
     assert driven.attempt().endpoint.id == "d"
+    assert not any(row.probe_due for row in explain(driven).rows)  # it is under way
+
+
+def test_where_nobody_else_is_left_the_probe_is_due_as_early_as_it_is_made() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    until = driven.now + 30
+    driven.apply(EndpointEjected("a", EjectCause.QUARANTINE, until, 6, driven.now))
+    assert not rows(driven)["a"].probe_due
+    driven.wait(1.1, heard="a")
+    assert rows(driven)["a"].probe_due
+    driven.seen(record("b"))
+    assert not rows(driven)["a"].probe_due
 
 
 def test_nobody_left_is_explained() -> None:

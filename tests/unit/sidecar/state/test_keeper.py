@@ -7,9 +7,12 @@ import pytest
 
 from router.cluster import Cluster
 from router.model import (
+    EjectCause,
+    EndpointEjected,
     EndpointGone,
     EndpointHeld,
     EndpointRecord,
+    EndpointReturned,
     EndpointSeen,
     EndpointsHeard,
     GoneReason,
@@ -22,7 +25,7 @@ from router.model import (
 )
 from router.policy import ModelPolicy, Policies
 from sidecar import channel
-from sidecar.channel import Channel, FaultRule, FaultsChanged, Hello, Ping
+from sidecar.channel import Channel, FaultRule, FaultsChanged, GuardsInForce, Hello, Ping
 from sidecar.discovery.source import Emit
 from sidecar.state.keeper import SPEAKS_S, Keeper
 from sidecar.state.memory import Memory
@@ -151,6 +154,80 @@ def test_a_process_speaks_while_it_was_heard_just_now(bench: Bench) -> None:
     bench.keeper.from_data(1, PeerObserved(1, (), bench.now))
     assert process.speaks(bench.now + SPEAKS_S)
     assert not process.speaks(bench.now + SPEAKS_S + 0.1)
+
+
+def quarantined(at: float, until: float) -> EndpointEjected:
+    return EndpointEjected("a", EjectCause.QUARANTINE, until, 1, at)
+
+
+def guards_of(bench: Bench) -> list[tuple[str, EjectCause]]:
+    return [(event.id, event.cause) for event in bench.keeper.cluster.guards()]
+
+
+def test_a_new_control_process_learns_what_is_ejected_from_the_data_processes(bench: Bench) -> None:
+    bench.source.tried = True
+    old = (quarantined(90.0, 130.0), EndpointEjected("a", EjectCause.BREAKER, 150.0, 1, 95.0))
+    bench.keeper.from_data(0, GuardsInForce(old, first=True, last=True))  # before anybody has named the endpoint
+    assert guards_of(bench) == []
+    bench.seen("a")
+    bench.now = 101.0
+    bench.keeper.from_data(0, GuardsInForce(old[:1], first=True, last=False))
+    bench.keeper.from_data(0, GuardsInForce(old[1:], first=False, last=True))
+    assert guards_of(bench) == [("a", EjectCause.QUARANTINE), ("a", EjectCause.BREAKER)]
+    bench.seen("a")  # a later report
+    bench.sent(1)
+    bench.keeper.from_data(1, Hello(1, 1, "e"))
+    told = [message for message in bench.sent(1) if isinstance(message, EndpointEjected)]
+    assert [(event.cause, event.until) for event in told] == [(event.cause, event.until) for event in old]
+    assert all(event.at >= bench.now for event in told)  # or they would be those of an earlier process
+
+
+def test_an_ejection_that_no_data_process_knows_any_more_ends(bench: Bench) -> None:
+    bench.source.tried = True
+    bench.seen("a")
+    event = quarantined(100.0, 101.0)
+    bench.keeper.from_data(0, event)
+    bench.keeper.from_data(1, GuardsInForce((), first=True, last=True))  # sent before it heard of it
+    assert guards_of(bench) == [("a", EjectCause.QUARANTINE)]
+    bench.now = 102.0
+    bench.keeper.tick()
+    bench.keeper.from_data(0, GuardsInForce((event,), first=True, last=True))  # over, but it waits for a probe there
+    bench.keeper.from_data(1, GuardsInForce((), first=True, last=True))
+    assert guards_of(bench) == [("a", EjectCause.QUARANTINE)]
+    bench.keeper.from_data(0, Hello(0, 2, "another process"))
+    bench.keeper.from_data(0, GuardsInForce((), first=True, last=True))
+    assert guards_of(bench) == []
+
+
+def test_a_process_that_starts_is_not_asked_what_it_is_about_to_be_told(bench: Bench) -> None:
+    bench.source.tried = True
+    bench.seen("a")
+    bench.keeper.from_data(0, quarantined(100.0, 130.0))
+    bench.keeper.from_data(0, Hello(0, 2, "another process"))
+    bench.keeper.from_data(1, GuardsInForce((), first=True, last=True))
+    assert guards_of(bench) == [("a", EjectCause.QUARANTINE)]
+
+
+def test_a_list_that_was_under_way_when_it_returned_brings_no_ejection_back(bench: Bench) -> None:
+    bench.seen("a")
+    event = quarantined(100.0, 130.0)
+    bench.keeper.from_data(0, event)
+    bench.now = 103.0
+    bench.keeper.from_data(0, EndpointReturned("a", EjectCause.QUARANTINE, 103.0))
+    bench.keeper.from_data(1, GuardsInForce((event,), first=True, last=True))
+    assert guards_of(bench) == []
+    assert list(bench.keeper.roster.ejections) == []
+
+
+def test_every_ping_names_the_control_process() -> None:
+    pings = []
+    for made in (Bench(), Bench()):
+        made.keeper.tick()
+        made.now += 1.0
+        made.keeper.tick()
+        pings += [message.epoch for message in made.data[0].receive() if isinstance(message, Ping)]
+        made.close()
+    assert [len(pings), len(set(pings))] == [4, 2]
 
 
 def test_faults_are_told_as_a_whole_and_end_by_themselves(bench: Bench) -> None:
