@@ -17,7 +17,7 @@ from sidecar.http1.chunked import ChunkError, ChunkScanner
 from sidecar.http1.exchange import ExchangeConnection
 from sidecar.http1.head import CHUNKED, HeadError, RequestHead, hopeless, parse_request
 from sidecar.http1.plane import NO_MODEL, VIA_END
-from sidecar.http1.shapes import LEARN_AT
+from sidecar.http1.shapes import FORGET_AT, LEARN_AT
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
@@ -152,12 +152,13 @@ class DownstreamConnection(ExchangeConnection):
         """Keep a head that was read in full; learn its shape where this connection has had several like it."""
         self._last_head = head
         self._full_reads += 1
+        if self._full_reads > FORGET_AT:
+            self._shape = None
         if self._full_reads >= self._learn_at and head.fits(head.raw):
-            shape = self._plane.shapes.learn(head.raw, self._plane.clock())
-            if shape is not None:
-                self._shape, self._shaped = shape, head
-                self._full_reads = 0
-                self._learn_at *= LEARN_AT
+            self._full_reads = 0
+            self._learn_at *= LEARN_AT
+            self._shape = self._plane.shapes.learn(head.raw, self._plane.clock())
+            self._shaped = head
 
     def _read_part_of_head(self, data: bytes) -> None:
         plane = self._plane

@@ -19,6 +19,8 @@ MAX_SHAPES: Final = 256
 """Shapes of one process; over it all are forgotten, and those in use are learned again."""
 LEARN_AT: Final = 8
 """Heads that a connection reads in full before its shape is learned; each further time takes eight times as many."""
+FORGET_AT: Final = 16
+"""Heads read in full since a shape was learned after which it is given up: it is not that of most of them."""
 LEARN_EVERY_S: Final = 0.1
 LEARN_AT_ONCE: Final = 16
 """Making an expression takes half a millisecond: callers whose heads have ever new shapes must not buy many. One may be

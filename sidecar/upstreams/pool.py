@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from router.outcomes import AttemptResult
 from sidecar.http1.chunked import ChunkError, ChunkScanner
 from sidecar.http1.head import CHUNKED, HeadError, ResponseHead, parse_response
-from sidecar.http1.shapes import LEARN_AT
+from sidecar.http1.shapes import FORGET_AT, LEARN_AT
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
@@ -466,13 +466,14 @@ class UpstreamConnection(asyncio.Protocol):
         """Keep a head that was read in full; learn its shape where this connection has had several like it."""
         self._last_raw, self._last_method, self._last = raw, method, head
         self._full_reads += 1
+        if self._full_reads > FORGET_AT:
+            self._shape = None
         bodiless = method == b"HEAD" or head.status < 200 or head.status in (204, 304)
         if self._full_reads >= self._learn_at and not bodiless and head.fits(raw):
-            shape = self._upstream.shapes.learn(raw, self._upstream.clock())
-            if shape is not None:
-                self._shape, self._shaped, self._shaped_method = shape, head, method
-                self._full_reads = 0
-                self._learn_at *= LEARN_AT
+            self._full_reads = 0
+            self._learn_at *= LEARN_AT
+            self._shape = self._upstream.shapes.learn(raw, self._upstream.clock())
+            self._shaped, self._shaped_method = head, method
 
     def _read_chunks(self, exchange: Exchange, head: ResponseHead | bytes, data: bytes) -> None:
         """Pass chunks on; with a head, nothing has gone downstream yet, so broken framing can still become a 502."""
