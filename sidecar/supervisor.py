@@ -273,6 +273,8 @@ class Supervisor:
                 log.info("process.exited", **fields)
             else:
                 log.warning("process.exited", **fields)
+                if ended.signal != "SIGTERM":  # ours, when it had only just begun
+                    self._exit = EXIT_FAILED
 
     def _plan_restart(self, child: Child, ended: Exit) -> None:
         delay_s = child.plan_restart(ended, self._clock())
@@ -342,6 +344,5 @@ class Supervisor:
             if child.pid is not None:
                 log.warning("process.killed", name=child.name, pid=child.pid)
                 child.send(Sig.SIGKILL)
-                if self._cut_short:
-                    self._exit = EXIT_FAILED
+                self._exit = EXIT_FAILED  # it should have ended by itself: it cuts what runs at the end of its time
         self._deadline = self._clock() + CUT_SHORT_S  # the kernel takes a moment; SIGCHLD wakes us

@@ -129,15 +129,28 @@ def test_a_terminal_s_ctrl_c_reaches_only_the_supervisor(tmp_path: Path) -> None
         assert event["signal"] == "SIGINT"
 
 
-def test_who_overstays_the_grace_period_is_killed_and_the_exit_code_is_still_zero(tmp_path: Path) -> None:
+def test_who_overstays_the_grace_period_is_killed_and_the_exit_code_says_so(tmp_path: Path) -> None:
     settings = {"models": [{"name": "data-hangs"}], "timeouts": {"drain_s": 0.2}}
     with stand_in(tmp_path, settings) as process:
         children = await_up(tmp_path, process)
         with connect(process) as sock:
             served_by(sock)
             process.send(signal.SIGTERM)
-            assert process.wait() == 0
+            assert process.wait() == 1
         assert {event["name"] for event in process.events("process.killed")} == {"data-0", "data-1"}
+        assert all(gone(pid) for pid in children)
+
+
+def test_a_data_process_that_dies_while_it_drains_is_no_end_in_order(tmp_path: Path) -> None:
+    with stand_in(tmp_path, {}) as process:
+        children = await_up(tmp_path, process)
+        with connect(process) as sock:
+            pid = served_by(sock)
+            process.send(signal.SIGTERM)
+            process.await_event("sidecar.draining")
+            os.kill(pid, signal.SIGKILL)
+            assert process.wait() == 1
+        assert not process.events("process.killed")
         assert all(gone(pid) for pid in children)
 
 

@@ -65,12 +65,16 @@ def origin() -> Iterator[Origin]:
 
 @contextmanager
 def sidecar(
-    tmp_path: Path, origin: Origin, at: tuple[str, str] = ("127.0.0.1:0", "127.0.0.1:0"), log: str = "sidecar.log"
+    tmp_path: Path,
+    origin: Origin,
+    at: tuple[str, str] = ("127.0.0.1:0", "127.0.0.1:0"),
+    log: str = "sidecar.log",
+    drain_s: float = 10.0,
 ) -> Iterator[Process]:
     """Run a sidecar that listens, and serves its admin API, ``at`` these addresses."""
     command = [sys.executable, "-P", "-m", "sidecar.cli.main", "sidecar", "--listen", at[0], "--to", origin.url]
     command += ["--admin", at[1], "--admin-socket", str(tmp_path / "run" / "admin.sock")]
-    with Process(command, tmp_path / log, env=os.environ | {"WARMROUTE__TIMEOUTS__DRAIN_S": "10"}) as process:
+    with Process(command, tmp_path / log, env=os.environ | {"WARMROUTE__TIMEOUTS__DRAIN_S": str(drain_s)}) as process:
         until(lambda: get(listen(process), "/")[0] == 200, "it serves")
         until(lambda: get(admin(process), "/readyz")[0] == 200, "it is ready")
         yield process
@@ -126,6 +130,20 @@ def test_sigterm_finishes_what_runs_refuses_what_comes_and_ends_with_zero(tmp_pa
         assert not (tmp_path / "run" / "admin.sock").exists()
         assert not process.events("process.killed")
         assert {event["code"] for event in process.events("process.exited")} == {0}
+
+
+def test_what_the_end_of_the_grace_period_cuts_is_still_an_end_in_order(tmp_path: Path, origin: Origin) -> None:
+    with sidecar(tmp_path, origin, drain_s=0.3) as process:
+        answers: list[tuple[int, bytes]] = []
+        caller = threading.Thread(target=lambda: answers.append(get(listen(process), "/held")))
+        caller.start()
+        assert origin.started.wait(10)
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+        caller.join(20)
+        assert answers != [(200, b"answer")]
+        assert process.await_event("drain.cut")["requests"] == 1
+        assert not process.events("process.killed")
 
 
 def test_a_killed_data_process_is_replaced_and_serves(tmp_path: Path, origin: Origin) -> None:
