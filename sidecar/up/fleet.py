@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from dataclasses import dataclass, field
@@ -15,28 +16,35 @@ OUTPUT = "output"
 """The event name given to a line that is no structured event: a traceback, a library's word."""
 
 _READ_BYTES = 1 << 20
-_TRUNCATE_BYTES = 4 << 20
+_KEEP_BYTES = 4 << 20
+_PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of fallocate(2)
 
 
 class LogTail:
-    """Reads the events that a process appends to its log file, and keeps the file from growing without end.
+    """Reads the events that a process appends to its log file, and keeps the file from taking ever more room.
 
     A file and not a pipe: a process must not block on its log, nor fail, when whoever reads it stands still or dies.
+    What was read is given back as a hole at the beginning of the file. To cut the file would lose what is written
+    between the last look and the cut. Where the file system knows no holes, the file grows.
     """
 
     def __init__(self, path: Path) -> None:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         """For the writer, which must append."""
         self._offset = 0
+        self._freed = 0
         self._rest = b""
+        self._fallocate = getattr(ctypes.CDLL(None), "fallocate", None)  # Linux only
+        if self._fallocate is not None:
+            self._fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 
     def read(self) -> list[dict[str, Any]]:
         """Return the events of the whole lines that are new."""
         data = os.pread(self.fd, _READ_BYTES, self._offset)
         self._offset += len(data)
-        if self._offset > _TRUNCATE_BYTES and len(data) < _READ_BYTES:
-            os.ftruncate(self.fd, 0)
-            self._offset = 0
+        if self._fallocate is not None and self._offset - self._freed > _KEEP_BYTES:
+            self._fallocate(self.fd, _PUNCH_HOLE, self._freed, self._offset - self._freed)
+            self._freed = self._offset
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [_event(line) for line in lines if line]
 
