@@ -388,7 +388,7 @@ def test_an_acl_user_in_the_url(server: RedisServer, client: redis.Redis) -> Non
             "+script|load",
             "+hget",
         ),
-        *("+hset", "+incr", "+pexpire", "+time", "+zadd", "+publish", "+del", "+zrem", "+hello", "+client|setinfo"),
+        *("+hset", "+incr", "+pexpire", "+time", "+zadd", "+publish", "+del", "+zrem", "+hello", "+client"),
     )
     url = server.url.replace("unix://", "unix://w:pw@")
     with WorkerProcess(*ECHO, "--state", url, "--settle-s", "0") as worker:

@@ -31,13 +31,14 @@ def _die_with_parent() -> None:
 class RedisServer:
     """One server process in ``directory``; may be stopped, killed, paused and started again, always empty at start."""
 
-    def __init__(self, directory: Path, *extra: str) -> None:
-        """``extra`` are further arguments of the server, such as ``--requirepass``, ``SECRET``."""
+    def __init__(self, directory: Path, *extra: str, program: str | None = None) -> None:
+        """``extra`` are further arguments of the server; ``program`` is another server than the package's own."""
         self.socket = directory / "redis.sock"
         if len(str(self.socket)) > _UNIX_PATH_LIMIT:
             raise ValueError(f"{self.socket}: longer than a Unix socket's path may be ({_UNIX_PATH_LIMIT})")
         self._directory = directory
         self._extra: Sequence[str] = extra
+        self._program = str(get_binary_path()) if program is None else program
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -59,7 +60,7 @@ class RedisServer:
         with (self._directory / "redis.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(str(get_binary_path()), "--port", "0", "--unixsocket", str(self.socket)),
+                    *(self._program, "--port", "0", "--unixsocket", str(self.socket)),
                     *("--unixsocketperm", "600", "--dir", str(self._directory), "--daemonize", "no"),
                     *("--save", "", "--appendonly", "no", "--maxmemory", "64mb", *self._extra),
                 ],

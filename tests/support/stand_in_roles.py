@@ -93,7 +93,8 @@ def main(arguments: list[str]) -> int:
     assert isinstance(plan, boot.ControlPlan | boot.DataPlan)
     faults = {model.name for model in plan.settings.models}
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    boot.die_with_parent(plan.parent_pid)
+    # a stand-in that ignores SIGTERM must not outlive its test
+    boot.die_with_parent(plan.parent_pid, signal.SIGTERM if "control-leaves" in faults else signal.SIGKILL)
     return control(plan, faults) if isinstance(plan, boot.ControlPlan) else data(plan, faults)
 
 
