@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from router.urls import masked_url
 from router.wire import REMOVE_LUA, SCHEMA_VERSION, WRITE_LUA, Keys
 from worker.report import StoreUnavailableError
 
@@ -35,9 +35,7 @@ class StateAddress:
     @property
     def shown(self) -> str:
         """The URL without its secrets, for logs."""
-        parts = urlsplit(self.url)
-        place = parts.netloc.rpartition("@")[2]
-        return f"{parts.scheme}://{'***@' if '@' in parts.netloc else ''}{place}{parts.path}"
+        return masked_url(self.url)
 
 
 class RedisWriter:

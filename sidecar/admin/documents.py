@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sidecar.telemetry.logs import mask_url
+from router.urls import masked_url
 
 if TYPE_CHECKING:
     from router.explain import Explanation, RouteRow
@@ -128,7 +128,7 @@ def endpoints(context: Context, now: float) -> dict[str, Any]:
 def config(context: Context) -> dict[str, Any]:
     """Return the effective settings; credentials are masked, files that hold them are only named."""
     document: dict[str, Any] = msgspec.to_builtins(context.settings)
-    document["state"]["url"] = mask_url(document["state"]["url"])
+    document["state"]["url"] = masked_url(document["state"]["url"])
     return document
 
 

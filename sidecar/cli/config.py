@@ -10,9 +10,9 @@ from typing import Annotated
 import yaml
 from cyclopts import App, Parameter
 
+from router.urls import masked_url
 from sidecar.cli.kernel import KernelLimits, caps, kernel_limits
 from sidecar.config.load import load
-from sidecar.config.problems import masked
 from sidecar.config.reference import effective, reference
 from sidecar.settings import Model, Settings
 
@@ -64,7 +64,7 @@ def summary(settings: Settings, limits: KernelLimits) -> Iterator[str]:
     if settings.state.url == "none":
         yield "state     none: static endpoints only"
     else:
-        yield f"state     {masked(settings.state.url)}, namespace {settings.state.namespace}"
+        yield f"state     {masked_url(settings.state.url)}, namespace {settings.state.namespace}"
     for model in settings.models:
         yield f"model     {model.name}: {_endpoints(settings, model)}{_traits(model)}"
     for cap in caps(settings, limits):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?\Z"
@@ -89,6 +89,11 @@ def check_state_url(text: str) -> str:
         raise AddressError("must start with redis://, rediss:// or unix://, or be none")
     if scheme in {"sentinel", "cluster"}:
         raise AddressError(f"{scheme}:// is not supported yet: use redis:// or rediss:// with one server's address")
+    if any(one.isspace() or not one.isprintable() for one in text):
+        raise AddressError("must hold no spaces: write what is in a user or password as %20")
+    for name, _ in parse_qsl(rest.partition("?")[2], keep_blank_values=True):
+        if "user" in name.lower() or "pass" in name.lower():
+            raise AddressError(f"must not hold {name} after a ?: write {scheme}://USER:PASSWORD@…, or password_file")
     if scheme == "unix":
         path = rest.rpartition("@")[2].partition("?")[0]
         if not path or path == "/":

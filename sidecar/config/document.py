@@ -13,7 +13,8 @@ from typing import NoReturn, Protocol
 
 import yaml
 
-from sidecar.config.problems import Problem, SettingsError, Where, dotted, masked, may_be_secret, shown
+from router.urls import masked_url
+from sidecar.config.problems import Problem, SettingsError, Where, dotted, may_be_secret, shown
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
@@ -48,7 +49,7 @@ class Node:
     def shown(self) -> str:
         """The value as errors show it: numbers as written, all else as :func:`shown` renders it."""
         number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
-        return masked(self.text) if number and self.text else shown(self.value)
+        return masked_url(self.text) if number and self.text else shown(self.value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from router.urls import masked_url
+
 Path = tuple[str | int, ...]
 
-_USERINFO = re.compile(r"(?<=://)\S*@")
 _SECRET = re.compile(r"password|secret|token", re.IGNORECASE)
 _LEAST_PREFIX = 3
 _SHOWN_CHARACTERS = 120
@@ -66,11 +67,6 @@ def dotted(path: Path) -> str:
     return text
 
 
-def masked(text: str) -> str:
-    """Return ``text`` with user and password of every URL in it replaced by ``***``."""
-    return _USERINFO.sub("***@", text)
-
-
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return which of ``known`` was probably meant by ``name``."""
     names = list(known)
@@ -92,7 +88,7 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(_shortened(masked(value)), ensure_ascii=not value.isprintable())
+        return json.dumps(_shortened(masked_url(value)), ensure_ascii=not value.isprintable())
     if isinstance(value, list | tuple):
         return "a list" if value else "an empty list"
     if isinstance(value, dict):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import inspect
 
+from router.urls import masked_url
 from sidecar.config.policy_texts import POLICY_TEXTS
-from sidecar.config.problems import masked
 from sidecar.config.structure import Object, bare, schema
 from sidecar.settings import Reload, Settings
 
@@ -62,7 +62,7 @@ def reference() -> str:
 def effective(settings: Settings) -> dict[str, object]:
     """Return ``settings`` as plain values, defaults included, without passwords."""
     plain = msgspec.to_builtins(settings)
-    plain["state"]["url"] = masked(plain["state"]["url"])
+    plain["state"]["url"] = masked_url(plain["state"]["url"])
     if not isinstance(plain, dict):
         raise TypeError("settings are a mapping")
     return plain

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoPermissionError, RedisError
 
 from router.model import EndpointGone, EndpointSeen, StoreChanged
+from router.urls import masked_url
 from router.wire import READ_LUA, Keys, WireError
 from sidecar.state.connect import CONNECT_TIMEOUT_S, PasswordFileError, open_client
 from sidecar.state.modes import StoreModes
 from sidecar.state.view import StoreView
-from sidecar.telemetry.logs import Throttle, get_log, mask_url
+from sidecar.telemetry.logs import Throttle, get_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -134,7 +135,7 @@ class RedisSource:
             expected = all(isinstance(error, (*_DOWN, WireError, PasswordFileError)) for error in errors)
             (_log.warning if expected else partial(_log.error, exc_info=True))(
                 "store.down",
-                url=mask_url(self._settings.url),
+                url=masked_url(self._settings.url),
                 causes=causes,
                 mode=self.modes.mode,
                 held_back=suppressed,
@@ -179,7 +180,7 @@ class RedisSource:
         self.modes.heard(heard, self._clock())
         _log.info(
             "store.connected",
-            url=mask_url(self._settings.url),
+            url=masked_url(self._settings.url),
             namespace=self._settings.namespace,
             endpoints=len(self.view.ids),
             emptied=emptied,

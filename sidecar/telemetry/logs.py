@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
+from router.urls import MASK, masked_urls
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-MASK = "***"
 MAX_VALUE_CHARS = 2048
 """Longer field values are cut: what others send us must not fill a disk."""
 
 _FIELDS = "warmroute_fields"
 _COMPONENT = "warmroute_component"
 _SECRET_NAME = re.compile(r"password|passwd|secret|token(?!_file)|authorization|cookie|credential", re.IGNORECASE)
-_USERINFO = re.compile(r"(?<=://)[^/@\s]*@")
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@+\-\[\]{},*%]+")
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -112,11 +112,6 @@ def setup_logging(format: str, level: str, process: str, stream: TextIO | None =
     logging.captureWarnings(capture=True)
 
 
-def mask_url(text: str) -> str:
-    """Return ``text`` with the user and password inside any URL masked."""
-    return _USERINFO.sub(MASK + "@", text) if "://" in text else text
-
-
 def line_fields(record: logging.LogRecord, process: str) -> dict[str, Any]:
     """Return one line's fields in order: ts, level, process, component, event, then the event's own."""
     out: dict[str, Any] = {
@@ -134,7 +129,7 @@ def line_fields(record: logging.LogRecord, process: str) -> dict[str, Any]:
         for name, value in fields.items():
             out[name if name not in out else f"{name}_"] = _clean(name, value)
     if record.exc_info and record.exc_info[0] is not None:
-        out["exception"] = mask_url("".join(traceback.format_exception(*record.exc_info)))
+        out["exception"] = masked_urls("".join(traceback.format_exception(*record.exc_info)))
     return out
 
 
@@ -177,7 +172,7 @@ def _clean(name: str, value: object) -> object:
         return {str(key): _clean(str(key), item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_clean(name, item) for item in value]
-    text = mask_url(value if isinstance(value, str) else str(value))
+    text = masked_urls(value if isinstance(value, str) else str(value))
     return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "…"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from router.urls import masked_url
 from sidecar.config.document import MAX_BYTES
 from sidecar.config.load import load_settings, parse_settings
 from sidecar.config.problems import SettingsError
@@ -407,13 +408,24 @@ def test_senseless_text(content: str, lines: list[str]) -> None:
         ("redis://", "must name a server, for example redis://127.0.0.1:6379"),
         ("redis://h:x", "must be redis://HOST:PORT/DATABASE, the port between 1 and 65535"),
         ("rediss://h:0", "must have a port between 1 and 65535"),
+        ("redis://a b@h:1", "must hold no spaces: write what is in a user or password as %20"),
         ("redis://h:1/main", "must end in the number of a database, for example redis://h/0"),
     ],
 )
 def test_state_url(url: str, remedy: str) -> None:
     with pytest.raises(SettingsError) as caught:
         parse_settings(f"{GOOD}state: {{url: '{url}'}}\n".encode(), "w.yaml")
-    assert str(caught.value) == f'w.yaml:4:14: state.url: "{url}": {remedy}'
+    assert str(caught.value) == f'w.yaml:4:14: state.url: "{masked_url(url)}": {remedy}'
+
+
+@pytest.mark.parametrize("name", ["password", "username", "ssl_password", "Password"])
+@pytest.mark.parametrize("place", ["redis://h:1/0", "unix:///run/s.sock"])
+def test_credentials_in_the_query_of_the_state_url(place: str, name: str) -> None:
+    scheme = place.partition(":")[0]
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(f"{GOOD}state: {{url: '{place}?db=1&{name}=hunter2'}}\n".encode(), "w.yaml")
+    remedy = f"must not hold {name} after a ?: write {scheme}://USER:PASSWORD@…, or password_file"
+    assert str(caught.value) == f'w.yaml:4:14: state.url: "{place}": {remedy}'
 
 
 def test_password_in_two_places(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sidecar.telemetry.logs import MASK, MAX_VALUE_CHARS, Throttle, get_log, mask_url, setup_logging
+from router.urls import MASK
+from sidecar.telemetry.logs import MAX_VALUE_CHARS, Throttle, get_log, setup_logging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,12 +70,13 @@ def test_fields_named_like_a_secret_are_masked(stream: io.StringIO, name: str) -
 
 def test_credentials_in_urls_are_masked_wherever_they_stand(stream: io.StringIO) -> None:
     setup_logging("json", "info", "control", stream)
-    get_log("x").info("e", url="redis://u:hunter2@h:1/0", nested={"urls": ["rediss://:hunter2@h"]}, token_file="run/t")
+    nested = {"urls": ["rediss://:hunter2@h", "redis://:hunter2@X@h"], "text": "at redis://h?password=hunter2 now"}
+    get_log("x").info("e", url="redis://u:hunter2@h:1/0", nested=nested, token_file="run/t")
     assert "hunter2" not in stream.getvalue()
     (line,) = lines(stream)
     assert line["url"] == f"redis://{MASK}@h:1/0"
     assert line["token_file"] == "run/t"
-    assert mask_url("unix:///run/x.sock") == "unix:///run/x.sock"
+    assert line["nested"]["text"] == "at redis://h now"
 
 
 def test_an_exception_comes_with_its_traceback_and_without_credentials(stream: io.StringIO) -> None:
