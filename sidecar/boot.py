@@ -85,9 +85,25 @@ def read_plan(fd: int) -> Plan:
 _PR_SET_PDEATHSIG = 1
 
 
+class DieWithParent:
+    """Asks the kernel for ``signum`` when the parent dies (prctl(2); Linux), in the process that calls it.
+
+    Everything is looked up when it is made, so it may be called between fork and exec.
+    """
+
+    def __init__(self, parent_pid: int, signum: int = signal.SIGTERM) -> None:
+        self._parent_pid = parent_pid
+        self._signum = int(signum)
+        self._prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+    def __call__(self) -> bool:
+        """Ask; return False where the parent has died already."""
+        if self._prctl is not None:
+            self._prctl(_PR_SET_PDEATHSIG, self._signum, 0, 0, 0)
+        return os.getppid() == self._parent_pid
+
+
 def die_with_parent(parent_pid: int, signum: int = signal.SIGTERM) -> None:
-    """Ask the kernel for ``signum`` when the parent dies (prctl(2), PR_SET_PDEATHSIG); exit now if it already has."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
-    if os.getppid() != parent_pid:
+    """Ask the kernel for ``signum`` when the parent dies; exit now if it already has."""
+    if not DieWithParent(parent_pid, signum)():
         raise SystemExit(0)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from sidecar.config.addresses import MAX_UNIX_PATH_BYTES, AddressError, split_address
+from sidecar.config.addresses import MAX_UNIX_PATH_BYTES, AddressError, fits_unix_socket, split_address
+from sidecar.sysctl import fastopen_for_servers, sysctl
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from sidecar.settings import Admin, Listener
 
 TCP_FASTOPEN = getattr(socket, "TCP_FASTOPEN", 23)
-_FASTOPEN_SERVER = 2  # bit of net.ipv4.tcp_fastopen that lets servers accept data in a SYN
 _TCP_INFO_MAX_BACKLOG = 28  # tcp_info.tcpi_sacked: of a listening socket, its largest backlog (tcp(7), ss(8))
 _ADMIN_BACKLOG = 64
 _TRY_CONNECT_S = 0.5
@@ -163,7 +163,11 @@ def granted(sock: socket.socket, backlog_asked: int, fastopen_asked: int) -> Gra
     """Ask the kernel what a listening socket really got."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_MAX_BACKLOG + 4)
     (backlog,) = struct.unpack_from("I", info, _TCP_INFO_MAX_BACKLOG)
-    queue = sock.getsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN) if _fastopen_allowed() else 0
+    queue = (
+        sock.getsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN)
+        if fastopen_for_servers(sysctl("net.ipv4.tcp_fastopen"))
+        else 0
+    )
     return Granted(backlog, backlog_asked, queue, fastopen_asked)
 
 
@@ -210,7 +214,7 @@ def _bind_admin(address: str, undo: ExitStack) -> tuple[socket.socket, str]:
 
 def _bind_unix(path: Path, undo: ExitStack) -> socket.socket:
     change = "--admin-socket PATH or admin.socket"
-    if len(os.fsencode(path)) > MAX_UNIX_PATH_BYTES:
+    if not fits_unix_socket(path):
         raise BindError(
             f"{path} is longer than the {MAX_UNIX_PATH_BYTES} bytes a Unix socket may have; set a shorter one with "
             f"{change}"
@@ -260,13 +264,6 @@ def _refusal(address: str, change: str) -> Iterator[None]:
         else:
             why = f"cannot be listened on ({error.strerror or error})"
         raise BindError(f"{address} {why}; choose another with {change}") from error
-
-
-def _fastopen_allowed() -> bool:
-    try:
-        return bool(int(Path("/proc/sys/net/ipv4/tcp_fastopen").read_text()) & _FASTOPEN_SERVER)
-    except (OSError, ValueError):  # another system: it says so itself, if at all
-        return True
 
 
 def _inode(path: Path) -> tuple[int, int]:

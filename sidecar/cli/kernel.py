@@ -5,12 +5,10 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from sidecar.settings import Settings
+from sidecar.sysctl import FASTOPEN_SERVER, fastopen_for_servers, sysctl
 
-_NET = Path("/proc/sys/net")
-_FASTOPEN_SERVER = 2  # bit of net.ipv4.tcp_fastopen (tcp(7))
 _DESCRIPTORS_BESIDES = 64  # channel, metrics, loop, logs
 
 
@@ -27,8 +25,8 @@ def kernel_limits() -> KernelLimits:
     """Read the limits of this machine."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return KernelLimits(
-        somaxconn=_number(_NET / "core/somaxconn"),
-        tcp_fastopen=_number(_NET / "ipv4/tcp_fastopen"),
+        somaxconn=sysctl("net.core.somaxconn"),
+        tcp_fastopen=sysctl("net.ipv4.tcp_fastopen"),
         open_files=None if hard == resource.RLIM_INFINITY else hard,
     )
 
@@ -39,8 +37,9 @@ def caps(settings: Settings, limits: KernelLimits) -> Iterator[str]:
     queue = max(listener.fastopen_queue for listener in settings.listeners)
     if limits.somaxconn is not None and backlog > limits.somaxconn:
         yield f"backlog {backlog} is capped at {limits.somaxconn}: sysctl net.core.somaxconn={backlog}"
-    if queue and limits.tcp_fastopen is not None and not limits.tcp_fastopen & _FASTOPEN_SERVER:
-        yield f"TCP fast open is off for servers: sysctl net.ipv4.tcp_fastopen={limits.tcp_fastopen | _FASTOPEN_SERVER}"
+    if queue and not fastopen_for_servers(limits.tcp_fastopen):
+        wanted = (limits.tcp_fastopen or 0) | FASTOPEN_SERVER
+        yield f"TCP fast open is off for servers: sysctl net.ipv4.tcp_fastopen={wanted}"
     elif limits.somaxconn is not None and queue > limits.somaxconn:
         yield f"fastopen_queue {queue} is capped at {limits.somaxconn}: sysctl net.core.somaxconn={queue}"
     wanted = 2 * settings.limits.connections + _DESCRIPTORS_BESIDES  # each connection may need one upstream
@@ -48,10 +47,3 @@ def caps(settings: Settings, limits: KernelLimits) -> Iterator[str]:
         connections = settings.limits.connections
         allowed = limits.open_files
         yield f"limits.connections {connections} needs {wanted} open files, {allowed} allowed: raise ulimit -Hn"
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from urllib.parse import parse_qsl, urlsplit
 
@@ -122,8 +123,13 @@ def check_unix_path(path: str) -> None:
     """
     if not path:
         raise AddressError("must be the path of a Unix socket")
-    if len(path.encode("utf-8", "surrogateescape")) > MAX_UNIX_PATH_BYTES:
+    if not fits_unix_socket(path):
         raise AddressError(f"must be at most {MAX_UNIX_PATH_BYTES} bytes: the kernel takes no longer socket path")
+
+
+def fits_unix_socket(path: str | os.PathLike[str]) -> bool:
+    """Say whether the kernel takes ``path`` for a Unix socket: it may not be longer than MAX_UNIX_PATH_BYTES."""
+    return len(os.fsencode(path)) <= MAX_UNIX_PATH_BYTES
 
 
 def _host(host: str) -> str:

@@ -7,11 +7,9 @@ that one ends. Synchronous, so that it can be used before there is a loop.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -19,12 +17,11 @@ import time
 from pathlib import Path
 from typing import IO
 
+from sidecar.boot import DieWithParent
+from sidecar.config.addresses import MAX_UNIX_PATH_BYTES, fits_unix_socket
+
 SOCKET_NAME = "state.sock"
 MAX_MEMORY = "64mb"
-MAX_SOCKET_PATH_BYTES = 107
-"""sockaddr_un's sun_path less its terminating zero (unix(7))."""
-
-_PR_SET_PDEATHSIG = 1
 _LOG_TAIL_BYTES = 2000
 
 
@@ -94,9 +91,9 @@ class EmbeddedRedis:
         if self.running:
             return self.url
         self.stop()
-        if len(os.fsencode(self.socket_path)) > MAX_SOCKET_PATH_BYTES:
+        if not fits_unix_socket(self.socket_path):
             raise EmbeddedRedisError(
-                f"{self.socket_path}: longer than the {MAX_SOCKET_PATH_BYTES} bytes a Unix socket may have; "
+                f"{self.socket_path}: longer than the {MAX_UNIX_PATH_BYTES} bytes a Unix socket may have; "
                 "choose a shorter directory"
             )
         self.socket_path.unlink(missing_ok=True)
@@ -108,7 +105,7 @@ class EmbeddedRedis:
             stderr=subprocess.STDOUT,
             cwd=self._directory,
             start_new_session=True,  # Ctrl-C in a terminal is for us; we stop the server when nobody needs it any more
-            preexec_fn=_DieWithParent(),
+            preexec_fn=_LeaveWithParent(),
         )
         self._await_pong(time.monotonic() + timeout_s)
         return self.url
@@ -167,15 +164,12 @@ def _answers(path: Path) -> bool:
             return False
 
 
-class _DieWithParent:
-    """SIGTERM to the child when this process dies. Everything is looked up before the fork."""
+class _LeaveWithParent:
+    """What the server's process does between fork and exec. Everything is looked up before the fork."""
 
     def __init__(self) -> None:
-        self._parent = os.getpid()
-        self._prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux only
+        self._ask = DieWithParent(os.getpid())
 
     def __call__(self) -> None:
-        if self._prctl is not None:
-            self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-            if os.getppid() != self._parent:  # it died between fork and prctl
-                os._exit(0)
+        if not self._ask():
+            os._exit(0)
