@@ -9,8 +9,11 @@ import msgspec
 
 from router.matching import Surface
 from router.outcomes import OUTCOMES, Outcome, OutcomeSpec
+from sidecar.version import installed_version
 
 _ENCODE: Final = msgspec.json.Encoder().encode
+SERVER_METADATA: Final = _ENCODE({"name": "warmroute", "version": installed_version(), "extensions": []})
+"""What a V2 client reads at ``/v2``."""
 
 
 def error_body(surface: Surface, outcome: Outcome, detail: str = "", status: int = 0) -> tuple[bytes, bytes]:
@@ -60,6 +63,16 @@ def error_answer(
     if spec.retry_after:
         wait = 1.0 if retry_after_s is None else retry_after_s
         lines.append(b"Retry-After: %d" % max(1, -int(-wait // 1)))
+    if close:
+        lines.append(b"Connection: close")
+    return b"\r\n".join(lines) + b"\r\n\r\n" + (b"" if head_only else body)
+
+
+def own_answer(body: bytes, *, request_id: bytes, close: bool, head_only: bool) -> bytes:
+    """Return a whole 200 of warmroute's own, with a JSON body or none."""
+    lines = [b"HTTP/1.1 200 OK", b"Content-Length: %d" % len(body), b"x-request-id: " + request_id]
+    if body:
+        lines.append(b"Content-Type: application/json")
     if close:
         lines.append(b"Connection: close")
     return b"\r\n".join(lines) + b"\r\n\r\n" + (b"" if head_only else body)

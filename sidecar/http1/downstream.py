@@ -235,7 +235,10 @@ class DownstreamConnection(ExchangeConnection):
             self._end_with(Outcome.BODY_TOO_LARGE, f"{length} bytes, at most {plane.body_bytes}")
             return
         if target.route is None:
-            self._end_with(Outcome.NO_ROUTE, target.why)
+            if target.own and head.method in (b"GET", b"HEAD"):
+                self._answer_for_server(target.own, now)
+            else:
+                self._end_with(Outcome.NO_ROUTE, target.why)
             return
         self._dispatch(target.route, None, now)
         if length == CHUNKED and end < len(data) and self._phase == BODY:

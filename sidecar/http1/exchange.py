@@ -13,7 +13,7 @@ from router.outcomes import OUTCOMES, AttemptResult, Outcome
 from router.retry import RetryDenied
 from router.routes import NoCandidate
 from sidecar.faults import strike
-from sidecar.http1.answers import error_answer
+from sidecar.http1.answers import SERVER_METADATA, error_answer, own_answer
 from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_S, LINGERING, CallerConnection
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead, without_fields
 from sidecar.http1.plane import NO_MODEL, VIA, VIA_END
@@ -347,6 +347,29 @@ class ExchangeConnection(CallerConnection):
             )
         )
         plane.request_ended(target.row, outcome, now - self._started)
+        self._next(now)
+
+    def _answer_for_server(self, path: bytes, now: float) -> None:
+        """Answer what V2 clients ask a server as a whole (Open Inference Protocol: metadata, live, ready)."""
+        plane = self._plane
+        if path.endswith(b"/ready"):
+            if plane.draining:
+                self._end_with(Outcome.DRAINING, "")
+                return
+            if not plane.routable(now):
+                self._end_with(Outcome.NO_CANDIDATE, "no model has a replica that can be picked")
+                return
+        self._close_after = plane.draining or not self.request_done or not self._head.keep_alive or self.old_client
+        about = path == b"/v2"
+        self._say(
+            own_answer(
+                SERVER_METADATA if about else b"",
+                request_id=self._request_id or self._head.request_id(),
+                close=self._close_after,
+                head_only=self.method == b"HEAD",
+            )
+        )
+        plane.request_ended(self._target.row, Outcome.OK, now - self._started)
         self._next(now)
 
     def _next(self, now: float) -> None:

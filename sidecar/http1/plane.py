@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 NO_MODEL: Final = "_none"
 """Metrics row of requests that matched no model."""
 
+OWN_PATHS: Final = frozenset({b"/v2", b"/v2/health/live", b"/v2/health/ready"})
+"""What V2 clients ask the server as a whole: answered here unless a default model takes such paths."""
+
 VIA: Final = b"via: 1.1 warmroute\r\n"
 VIA_END: Final = VIA + b"\r\n"
 _TRACE_END: Final = b"-00\r\n" + VIA_END
@@ -60,13 +63,14 @@ LAME_DUCK_S: Final = 1.0
 class Target:
     """What a request target means here: the surface, the route (None: nothing matches) and the metrics row."""
 
-    __slots__ = ("route", "row", "surface", "why")
+    __slots__ = ("own", "route", "row", "surface", "why")
 
-    def __init__(self, surface: Surface, route: Route | None, row: int, why: str) -> None:
+    def __init__(self, surface: Surface, route: Route | None, row: int, why: str, *, own: bytes = b"") -> None:
         self.surface = surface
         self.route = route
         self.row = row
         self.why = why  # why there is no route
+        self.own = own  # a path that warmroute answers itself where there is no route
 
 
 class Plane:
@@ -143,7 +147,16 @@ class Plane:
             route = cluster.route(default_model)
         if route is None and not (model and cluster.missing(model, version) is Reason.WRONG_VERSION):
             route = cluster.default_route
-        return Target(surface, route, self.page.model_row(NO_MODEL if route is None else route.model), why)
+        row = self.page.model_row(NO_MODEL if route is None else route.model)
+        return Target(surface, route, row, why, own=path if route is None and path in OWN_PATHS else b"")
+
+    def routable(self, now: float) -> bool:
+        """Return whether any replica of any model can take a request now."""
+        return any(
+            now < candidate.open_until
+            for endpoint in self.cluster.endpoints.values()
+            for candidate in endpoint.candidates.values()
+        )
 
     def new_request_id(self) -> bytes:
         """Return a new request id: random per process, then counted."""

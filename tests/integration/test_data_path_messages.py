@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 
 import pytest
 
+from router.model import EndpointHeld
 from tests.support.data_path import (
     CHUNKED,
     DataPath,
@@ -374,3 +376,30 @@ async def test_an_empty_request_id_is_none(path: DataPath) -> None:
     assert len(arrived.values(b"x-request-id")) == 1
     assert arrived.value(b"x-request-id")
     assert got.value(b"x-request-id") == arrived.value(b"x-request-id")
+
+
+@on_data_path(echo, default=False)
+async def test_what_v2_clients_ask_the_server_is_answered_here(path: DataPath) -> None:
+    client = await path.connect()
+    got = await client.ask(request(b"GET /v2/health/live HTTP/1.1", b"X-Request-Id: r"))
+    assert (got.status, got.body, got.value(b"x-request-id")) == (200, b"", b"r")
+    assert (await client.ask(request(b"GET /v2/health/ready HTTP/1.1"))).status == 200
+    about = await client.ask(request(b"GET /v2 HTTP/1.1"))
+    assert json.loads(about.body)["name"] == "warmroute"
+    head = await client.ask(request(b"HEAD /v2 HTTP/1.1"), b"HEAD")
+    assert (head.status, head.body) == (200, b"")
+    assert (await client.ask(post(b"x", target=b"/v2"))).status == 404
+    assert path.outcomes == {"ok": 4, "no_route": 1}
+    for held in (True, False):
+        path.cluster.apply(EndpointHeld("o0", held=held, at=path.plane.clock()), path.plane.clock())
+        got = await client.ask(request(b"GET /v2/health/ready HTTP/1.1"))
+        assert got.status == (503 if held else 200)
+        assert (got.values(b"retry-after") != []) is held
+    assert not path.origin.requests
+
+
+@on_data_path(echo)
+async def test_a_default_model_takes_those_paths_too(path: DataPath) -> None:
+    client = await path.connect()
+    assert (await client.ask(request(b"GET /v2/health/ready HTTP/1.1"))).status == 200
+    assert len(path.origin.requests) == 1
