@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.up.announce import Places
+from sidecar.up.announce import Places, WorkerPlace
 from sidecar.up.janitor import Identity
 from sidecar.up.ready_file import ReadyFile, ReadyFileError
 
-PLACES = Places("a:1", "a:2", "s", "r", "d", "q", (), 1, 2, (3,), 4, 5)
+PLACES = Places("a:1", "a:2", "s", "r", "d", "q", (WorkerPlace("worker-1", 7, "u"),), 1, 2, (3, 4), 4, 5)
 
 
 class Noted:
@@ -35,7 +35,10 @@ def test_the_janitor_knows_before_the_file_is_there(tmp_path: Path) -> None:
     (part, _), last = noted.files
     assert last == (path, False)
     assert part.parent == tmp_path
-    assert json.loads(path.read_bytes())["data_pids"] == [3]
+    content = json.loads(path.read_bytes())
+    assert content["workers"] == [{"id": "worker-1", "pid": 7, "address": "u"}]
+    assert content["data_pids"] == [3, 4]
+    assert list(tmp_path.iterdir()) == [path]
     file.remove()
     assert list(tmp_path.iterdir()) == []
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.up.announce import Places, WorkerPlace, tries, write_ready_file, write_request
+from sidecar.up.announce import Places, WorkerPlace, tries, write_request
 from sidecar.up.sample import magika_features, sample_request
 
 MAGIKA: dict[str, Any] = {
@@ -94,15 +94,6 @@ def test_what_to_try_is_three_lines_that_can_be_pasted() -> None:
         ),
         ("is it ready?", r"curl -sw '\n' http://127.0.0.1:9901/readyz"),
     ]
-
-
-def test_the_ready_file_is_whole_json_and_leaves_no_part(tmp_path: Path) -> None:
-    path = tmp_path / "ready.json"
-    write_ready_file(path, PLACES)
-    content = json.loads(path.read_bytes())
-    assert content["workers"] == [{"id": "worker-1", "pid": 7, "address": "http://127.0.0.1:9001"}]
-    assert content["data_pids"] == [3, 4]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["ready.json"]
 
 
 def test_the_request_file_is_the_request(tmp_path: Path) -> None:
