@@ -21,10 +21,10 @@ from router.model import EjectCause, EndpointEjected, EndpointReturned, Event, O
 from router.outcomes import ATTEMPT_BLAME, BROKEN_OFF, AttemptResult, Blame, Reason
 from router.pickers import AliasPicker
 from router.retry import RetryBudget, RetryVerdict, judge_retry
-from router.routes import PROBE, TRIAL, Attempt, NoCandidate, Route
+from router.routes import PROBE, TRIAL, Attempt, NoCandidate, Route, expected_wait, second_wins
 from router.scorers import default_scorers
 from router.stats import LEAST_MS, MOST_MS, LogBuckets
-from router.tables import IDLE_REBUILD_S, REBUILD_S, USED_FOR, Tables, expected_wait
+from router.tables import IDLE_REBUILD_S, REBUILD_S, USED_FOR, Tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +43,7 @@ SLOWER_AT_LEAST: Final[frozenset[AttemptResult]] = frozenset(
 """
 
 _SUCCESS: Final = AttemptResult.SUCCESS
+_BUSY: Final = AttemptResult.BUSY
 
 
 def no_jitter() -> float:
@@ -203,7 +204,7 @@ class Cluster:
         Probes go before draws, so an endpoint is back soon after it answers again; a retry probes only where nobody
         else is left, so that one request does not meet two dead endpoints.
         """
-        alone = not route.drawn
+        alone = not route.drawn and not route.busy
         for candidate in route.waiting:
             endpoint = candidate.endpoint
             if endpoint is not tried and endpoint.quarantine.probe_at(alone=alone) <= now:
@@ -228,7 +229,7 @@ class Cluster:
 
     def _nobody(self, route: Route, now: float, tried: Endpoint | None) -> NoCandidate:
         if tried is not None and any(
-            now < candidate.open_until for candidate in route.candidates if candidate.endpoint is tried
+            now < candidate.fit_until for candidate in route.candidates if candidate.endpoint is tried
         ):
             return explaining.only_tried(tried.id, self.policies.retry.backoff_max_ms / 1000)
         if route.none is None or now - route.none_at >= REBUILD_S:
@@ -239,10 +240,12 @@ class Cluster:
 
     # --- learning ------------------------------------------------------------------------------------------------
 
-    def done(self, attempt: Attempt, result: AttemptResult, now: float) -> tuple[Event, ...]:
+    def done(
+        self, attempt: Attempt, result: AttemptResult, now: float, retry_after_s: float | None = None
+    ) -> tuple[Event, ...]:
         """Learn how an attempt ended and release it; the second call for one attempt does nothing.
 
-        Returns events for sibling processes.
+        ``retry_after_s`` is what an answer that was BUSY named. Returns events for sibling processes.
         """
         if attempt.ended:
             return ()
@@ -250,7 +253,7 @@ class Cluster:
         endpoint = attempt.endpoint
         endpoint.in_flight -= 1
         if result is not _SUCCESS or endpoint.guarded:
-            return self._done_with_care(attempt, result, now)
+            return self._done_with_care(attempt, result, now, retry_after_s)
         # Latency.sample and Breaker.record by hand: this is every request
         latency = endpoint.latency
         ms = (now - attempt.started) * 1000.0
@@ -268,7 +271,9 @@ class Cluster:
         calls.yes += 1
         return ()
 
-    def _done_with_care(self, attempt: Attempt, result: AttemptResult, now: float) -> tuple[Event, ...]:
+    def _done_with_care(
+        self, attempt: Attempt, result: AttemptResult, now: float, retry_after_s: float | None
+    ) -> tuple[Event, ...]:
         endpoint = attempt.endpoint
         ms = (now - attempt.started) * 1000
         blame = ATTEMPT_BLAME[result]
@@ -282,6 +287,7 @@ class Cluster:
             endpoint.failures += 1
         if endpoint.gone:
             return ()
+        became_busy = result is _BUSY and endpoint.pushed_back(now + self._busy_s(retry_after_s), now)
         events: list[Event] = []
         began, permits = attempt.began, attempt.permits
         alone = result in BROKEN_OFF and not any(
@@ -291,9 +297,15 @@ class Cluster:
             events.append(_moved(endpoint, EjectCause.QUARANTINE, now))
         if endpoint.breaker.record(blame, now, started=began, trial=bool(permits & TRIAL)):
             events.append(_moved(endpoint, EjectCause.BREAKER, now))
-        if events or permits:
+        if events or permits or became_busy:
             self._fleet.judge(endpoint, now)
         return tuple(events)
+
+    def _busy_s(self, retry_after_s: float | None) -> float:
+        policy = self.policies.back_pressure
+        if retry_after_s is None:
+            return policy.default_s
+        return min(retry_after_s, policy.max_s) if retry_after_s > 0 else 0.0
 
     def retry(
         self,
@@ -409,12 +421,18 @@ class Cluster:
 
 
 def _draw_two(route: Route, now: float, rng: Rng, tried: Endpoint | None) -> Candidate | None:
-    """Choose by the law where some of the table may be out."""
-    first = route.draw_open(now, rng, tried)
-    if first is None:
-        return None
-    second = route.draw_open(now, rng, tried)
-    return first if second is None or expected_wait(second) >= expected_wait(first) else second
+    """Choose by the law where some of the table may be out; among those that pushed back where nobody else is left."""
+    for busy in (False, True):
+        first = route.draw_one(now, rng, tried, busy=busy)
+        if first is not None:
+            second = route.draw_one(now, rng, tried, busy=busy)
+            return second if second is not None and second_wins(_wait_ms(first), _wait_ms(second)) else first
+    return None
+
+
+def _wait_ms(candidate: Candidate) -> float:
+    endpoint = candidate.endpoint
+    return expected_wait(endpoint.latency.ewma_ms or candidate.prior_ms, endpoint.in_flight, endpoint.peers_in_flight)
 
 
 def _moved(endpoint: Endpoint, cause: EjectCause, now: float) -> Event:

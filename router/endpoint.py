@@ -125,13 +125,14 @@ class Endpoint:
 
     ``in_flight`` counts this process's attempts, ``peers_in_flight`` the siblings' as last reported. ``shell`` is free
     for the shell (its pool and metrics row); the cluster never looks at it. ``guarded``: quarantine or breaker is not
-    closed, so an attempt on it is counted as a trial. ``heard_at`` is the arrival of the last word from it.
+    closed, so an attempt on it is counted as a trial. ``heard_at`` is the arrival of the last word from it,
+    ``busy_until`` the time for which it pushed back.
     """
 
     __slots__ = (
         "id", "address", "epoch", "record", "in_flight", "shell",
-        "breaker", "candidates", "failures", "first_seen_at", "gone", "guarded", "heard_at", "held", "latency",
-        "other_successes", "peers", "peers_in_flight", "quarantine", "reported_in_flight",
+        "breaker", "busy_until", "candidates", "failures", "first_seen_at", "gone", "guarded", "heard_at", "held",
+        "latency", "other_successes", "peers", "peers_in_flight", "quarantine", "reported_in_flight",
     )  # fmt: skip
 
     def __init__(self, record: EndpointRecord, policies: Policies, buckets: LogBuckets, at: float) -> None:
@@ -144,6 +145,7 @@ class Endpoint:
         self.latency = Latency(policies.latency, buckets, at)
         self.quarantine = Quarantine(policies.quarantine)
         self.breaker = Breaker(policies.breaker, at)
+        self.busy_until = -inf
         self.candidates: dict[tuple[str, str], Candidate] = {}  # by model and version
         self.first_seen_at = at
         self.heard_at = at
@@ -159,6 +161,12 @@ class Endpoint:
     def regard(self) -> None:
         """Bring ``guarded`` in line with the guards."""
         self.guarded = self.quarantine.state is not GuardState.CLOSED or self.breaker.state is not GuardState.CLOSED
+
+    def pushed_back(self, until: float, now: float) -> bool:
+        """Take it as busy until then; True where it was not before. The latest time that an answer named stands."""
+        was_busy = now < self.busy_until
+        self.busy_until = max(self.busy_until, until)
+        return not was_busy and now < until
 
     def peer_reported(self, source: int, in_flight: int, ewma_ms: float | None, at: float) -> None:
         """Replace what a sibling process said of itself."""
@@ -183,12 +191,15 @@ class Candidate:
     """One model version on one endpoint: what filters and scorers see.
 
     ``open_until`` is what a draw checks: minus infinity while a filter objects, else the moment at which it goes stale.
-    ``prior_ms`` stands for the EWMA where that is unknown. ``age_s`` and ``warm_for_s`` are as of the last look.
+    ``fit_until`` is the same for one that may be picked where nobody else is left: it overlooks that it is busy.
+    ``prior_ms`` stands for the EWMA where that is unknown. ``age_s``, ``warm_for_s`` and ``busy`` are as of the last
+    look.
     """
 
     __slots__ = (
         "endpoint", "open_until", "prior_ms",
-        "age_s", "model", "reason", "reason_since", "replica", "routes", "version", "warm_at", "warm_for_s",
+        "age_s", "busy", "fit_until", "model", "reason", "reason_since", "replica", "routes", "version", "warm_at",
+        "warm_for_s",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, replica: Replica, routes: tuple[Route, ...]) -> None:
@@ -198,12 +209,14 @@ class Candidate:
         self.replica = replica
         self.routes = routes
         self.open_until = -inf
+        self.fit_until = -inf
         self.prior_ms = 1.0
         self.reason: Reason | None = None
         self.reason_since = -inf
         self.warm_at = inf
         self.age_s = 0.0
         self.warm_for_s = 0.0
+        self.busy = False
 
     @property
     def record(self) -> EndpointRecord:

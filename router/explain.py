@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from router.breaker import GuardState
 from router.model import StoreMode
 from router.outcomes import Reason
-from router.routes import NoCandidate, Weighing, weigh
+from router.routes import UNMEASURED_MS, NoCandidate, Weighing, expected_wait, second_wins, weigh
 from router.stats import median
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from router.routes import Route
 
 _SOONEST_FIRST = (
+    Reason.BUSY,
     Reason.QUARANTINED,
     Reason.BREAKER_OPEN,
     Reason.STALE,
@@ -38,6 +39,8 @@ _SOONEST_FIRST = (
     Reason.GROUP_INCOMPLETE,
 )
 """Which reason is named where as many candidates share it: the one that is likely to pass first."""
+
+_ALL_BUSY = "; all that are left pushed back, so they are picked all the same"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,11 @@ class Glance:
         breaker = self.candidate.endpoint.breaker
         return breaker.blocks and not (breaker.state is GuardState.OPEN and self._now >= breaker.until)
 
+    @property
+    def busy(self) -> bool:
+        """It pushed back for longer than this moment."""
+        return self._now < self.candidate.endpoint.busy_until
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -204,6 +212,8 @@ class View:
 def explain(view: View, route: Route, now: float, rng: Rng) -> Explanation:
     """Lay open the decision that would be made on ``route`` now."""
     open_, out = view.look(route, now)
+    all_busy = not open_
+    open_, out = _overlook_busy(open_, out)
     weighing = weigh(open_, view.scorers, view.policies, view.mode)
     rows = _rows(view, open_, out, weighing, now)
     probe = next((row.endpoint for row in rows if row.probe_due), None)
@@ -221,7 +231,7 @@ def explain(view: View, route: Route, now: float, rng: Rng) -> Explanation:
         model=route.model,
         version=route.version,
         mode=view.mode,
-        law=_law(view, weighing),
+        law=_law(view, weighing) + (_ALL_BUSY if all_busy and open_ else ""),
         rows=rows,
         probe=probe,
         draw=draw,
@@ -231,10 +241,20 @@ def explain(view: View, route: Route, now: float, rng: Rng) -> Explanation:
 
 def route_row(view: View, route: Route, now: float, *, default: bool) -> RouteRow:
     """Show one route."""
-    open_, out = view.look(route, now)
+    open_, out = _overlook_busy(*view.look(route, now))
     weighing = weigh(open_, view.scorers, view.policies, view.mode)
     rows = _rows(view, open_, out, weighing, now)
     return RouteRow(route.key, route.model, route.version, default, route.policy.idempotent, rows)
+
+
+def _overlook_busy(
+    open_: list[Glance], out: list[tuple[Glance, Reason]]
+) -> tuple[list[Glance], list[tuple[Glance, Reason]]]:
+    """Let in those that pushed back where nobody else is left, as a choice does."""
+    if open_:
+        return open_, out
+    busy = [glance for glance, reason in out if reason is Reason.BUSY]
+    return busy, [(glance, reason) for glance, reason in out if reason is not Reason.BUSY]
 
 
 def nobody(route: Route, out: Sequence[tuple[Glance, Reason]], policy: FreshnessPolicy, now: float) -> NoCandidate:
@@ -261,6 +281,8 @@ def _back_in_s(endpoint: Endpoint, reason: Reason, policy: FreshnessPolicy, now:
         return policy.heartbeat_s if at == inf else max(0.0, at - now)
     if reason is Reason.BREAKER_OPEN:
         return max(0.0, endpoint.breaker.until - now) or policy.heartbeat_s
+    if reason is Reason.BUSY:
+        return max(0.0, endpoint.busy_until - now)
     return policy.heartbeat_s
 
 
@@ -325,7 +347,6 @@ def _row(
     endpoint = candidate.endpoint
     known = endpoint.known_ewma_ms()
     ewma_ms = middle if known is None else known
-    load = endpoint.in_flight + endpoint.peers_in_flight + 1
     return CandidateRow(
         endpoint=endpoint.id,
         address=endpoint.address,
@@ -349,7 +370,9 @@ def _row(
         ewma_known=known is not None,
         in_flight=endpoint.in_flight,
         peers_in_flight=endpoint.peers_in_flight,
-        expected_wait_ms=None if ewma_ms is None else ewma_ms * load,
+        expected_wait_ms=(
+            None if ewma_ms is None else expected_wait(ewma_ms, endpoint.in_flight, endpoint.peers_in_flight)
+        ),
     )
 
 
@@ -368,6 +391,8 @@ def _left_s(endpoint: Endpoint, reason: Reason | None, now: float) -> float | No
         return max(0.0, endpoint.quarantine.until - now)
     if reason is Reason.BREAKER_OPEN:
         return max(0.0, endpoint.breaker.until - now)
+    if reason is Reason.BUSY:
+        return max(0.0, endpoint.busy_until - now)
     return None
 
 
@@ -381,14 +406,14 @@ def _sample(first: CandidateRow, second: CandidateRow) -> SampleDraw:
     if first is second:
         return SampleDraw(first.endpoint, second.endpoint, first.endpoint, f"drawn twice; {wait(first)}")
     first_ms, second_ms = _comparable(first), _comparable(second)
-    winner = second if second_ms < first_ms else first
+    winner = second if second_wins(first_ms, second_ms) else first
     why = "equal waits, the first drawn wins" if first_ms == second_ms else "the lower expected wait wins"
     return SampleDraw(first.endpoint, second.endpoint, winner.endpoint, f"{why}; {wait(first)}; {wait(second)}")
 
 
 def _comparable(row: CandidateRow) -> float:
-    load = row.in_flight + row.peers_in_flight + 1
-    return load if row.expected_wait_ms is None else row.expected_wait_ms
+    ewma_ms = UNMEASURED_MS if row.ewma_ms is None else row.ewma_ms
+    return expected_wait(ewma_ms, row.in_flight, row.peers_in_flight)
 
 
 def _law(view: View, weighing: Weighing) -> str:

@@ -1,7 +1,8 @@
 """Who may be picked. One class per reason; the first that objects names the reason.
 
-Order matters for what people read: what the endpoint itself says comes before what this sidecar thinks of it, and
-quarantine is last, so that ``quarantined`` means "would be picked but for that".
+Order matters for what people read: what the endpoint itself says comes before what this sidecar thinks of it.
+Quarantine is next to last, and being busy last, so that ``busy`` means "would be picked but for that": those are picked
+all the same where nobody else is left.
 """
 
 from __future__ import annotations
@@ -99,6 +100,25 @@ class NotQuarantined:
         return Reason.QUARANTINED if candidate.quarantined else None
 
 
+class NotBusy:
+    """Not an endpoint that pushed back, until the time it named."""
+
+    name = "not_busy"
+
+    def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
+        """Object where it is busy."""
+        return Reason.BUSY if candidate.busy else None
+
+
 def default_filters(ttl_s: float) -> tuple[Filter, ...]:
     """Return the filters in the order in which they are asked."""
-    return (Warm(), NotDraining(), NotHeld(), GroupComplete(), Fresh(ttl_s), BreakerAdmits(), NotQuarantined())
+    return (
+        Warm(),
+        NotDraining(),
+        NotHeld(),
+        GroupComplete(),
+        Fresh(ttl_s),
+        BreakerAdmits(),
+        NotQuarantined(),
+        NotBusy(),
+    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from router.ages import Ages
 from router.endpoint import Candidate, Endpoint, offered
+from router.outcomes import Reason
 from router.policy import ModelPolicy
 from router.routes import Route
 from router.stats import LogBuckets
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         StoreChanged,
         StoreMode,
     )
-    from router.outcomes import Reason
     from router.policy import Policies
     from router.protocols import Candidate as CandidateView
     from router.protocols import Filter
@@ -80,9 +80,12 @@ class Fleet:
         endpoint = candidate.endpoint
         candidate.age_s = self.ages.age_s(endpoint, now)
         candidate.warm_for_s = max(0.0, now - candidate.warm_at)
+        candidate.busy = now < endpoint.busy_until
         was_open = candidate.open_until != -inf
         reason = self.verdict(candidate)
-        candidate.open_until = -inf if reason is not None else self.ages.stale_at(endpoint)
+        stale_at = self.ages.stale_at(endpoint)
+        candidate.open_until = stale_at if reason is None else -inf
+        candidate.fit_until = stale_at if reason is None or reason is Reason.BUSY else -inf
         if reason is not candidate.reason:
             candidate.reason = reason
             candidate.reason_since = now
@@ -224,7 +227,7 @@ class Fleet:
         self.departed.append(endpoint)
 
     def _unlink(self, candidate: Candidate, now: float) -> None:
-        candidate.open_until = -inf
+        candidate.open_until = candidate.fit_until = -inf
         for route in candidate.routes:
             route.candidates.remove(candidate)
             route.mark(opened=False)

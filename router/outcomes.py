@@ -118,6 +118,7 @@ class Reason(StrEnum):
     BREAKER_OPEN = "breaker_open"
     GROUP_INCOMPLETE = "group_incomplete"
     ALREADY_TRIED = "already_tried"
+    BUSY = "busy"  # it pushed back (429, or 503 with Retry-After); picked all the same where nobody else is left
 
 
 @dataclass(frozen=True, slots=True)

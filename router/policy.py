@@ -95,6 +95,20 @@ class QuarantinePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class BackPressurePolicy:
+    """After 429, or 503 with Retry-After: others are picked until Retry-After, while there are others."""
+
+    default_s: float = 1.0  # where the answer names no time
+    max_s: float = 10.0  # whatever it names
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.default_s < float("inf"):
+            raise PolicyError("back_pressure.default_s", self.default_s, "must be 0 or more")
+        if not self.default_s <= self.max_s < float("inf"):
+            raise PolicyError("back_pressure.max_s", self.max_s, f"must be at least default_s ({self.default_s})")
+
+
+@dataclass(frozen=True, slots=True)
 class BreakerPolicy:
     """Opens when ``failure_ratio`` of at least ``minimum_calls`` within ``window_s`` failed."""
 
@@ -163,6 +177,7 @@ class Policies:
     freshness: FreshnessPolicy = field(default_factory=FreshnessPolicy)
     ramp: RampPolicy = field(default_factory=RampPolicy)
     quarantine: QuarantinePolicy = field(default_factory=QuarantinePolicy)
+    back_pressure: BackPressurePolicy = field(default_factory=BackPressurePolicy)
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     latency: LatencyPolicy = field(default_factory=LatencyPolicy)

@@ -32,6 +32,8 @@ class Candidate(Protocol):
     def quarantined(self) -> bool: ...  # noqa: D102
     @property
     def breaker_open(self) -> bool: ...  # noqa: D102
+    @property
+    def busy(self) -> bool: ...  # noqa: D102
 
 
 class Filter(Protocol):

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 REDRAWS: Final = 8
 """Draws that may hit a replica that is out, before all of the table is looked at."""
 
+UNMEASURED_MS: Final = 1.0
+"""Stands for every EWMA where none is known at all: attempts in flight decide."""
+
 PROBE: Final = 1
 TRIAL: Final = 2
 """What an attempt holds and gives back when it is done: the one quarantine probe, a half-open place."""
@@ -86,15 +89,16 @@ class Route:
     """The replicas of one model, all versions of it or one. ``key`` is ``name`` or ``name@version``.
 
     The cluster owns everything but the first four fields. ``drawn`` are the candidates in the table, ``draw`` the
-    table; ``due`` is when the next choice must look closer, ``rebuild_at`` when the table has to be made again;
+    table; ``busy`` and ``draw_busy`` the same of those that would be in it but pushed back, for when nobody else is
+    left. ``due`` is when the next choice must look closer, ``rebuild_at`` when the tables have to be made again;
     ``used`` counts down from the last choice.
     """
 
     __slots__ = (
         "key", "model", "version", "policy",
         "due", "drawn", "draw", "used",
-        "built_at", "candidates", "dirty", "empty_since", "interval_s", "learned", "none", "none_at", "rebuild_at",
-        "waiting", "weights",
+        "built_at", "busy", "busy_weights", "candidates", "dirty", "draw_busy", "empty_since", "interval_s", "learned",
+        "none", "none_at", "rebuild_at", "waiting", "weights",
     )  # fmt: skip
 
     def __init__(self, model: str, version: str, policy: ModelPolicy, *, learned: bool, now: float) -> None:
@@ -105,10 +109,13 @@ class Route:
         self.due = -inf
         self.drawn: list[Candidate] = []
         self.draw: Callable[[Rng], int] = _nothing_to_draw
+        self.busy: list[Candidate] = []
+        self.draw_busy: Callable[[Rng], int] = _nothing_to_draw
         self.used = 0
         self.candidates: list[Candidate] = []  # by endpoint id and version
         self.waiting: list[Candidate] = []  # ejected, else fit
         self.weights: list[float] = []
+        self.busy_weights: list[float] = []
         self.built_at = -inf
         self.rebuild_at = -inf
         self.interval_s = 0.0
@@ -122,27 +129,29 @@ class Route:
         """Note that a candidate changed. The table follows within its interval, at once for the first candidate."""
         self.dirty = True
         self.none = None
-        if self.drawn:
+        if self.drawn or self.busy:
             self.rebuild_at = min(self.rebuild_at, self.built_at + self.interval_s)
             self.due = min(self.due, self.rebuild_at)
         elif opened:
             self.rebuild_at = -inf
 
-    def draw_open(self, now: float, rng: Rng, tried: Endpoint | None) -> Candidate | None:
-        """Draw by weight among those of the table that may still be picked, ``tried`` apart; None where none may.
+    def draw_one(self, now: float, rng: Rng, tried: Endpoint | None, *, busy: bool) -> Candidate | None:
+        """Draw by weight among those of a table that may still be picked, ``tried`` apart; None where none may.
 
-        A few draws first, as nearly all of the table is open; then a look at all of it.
+        ``busy``: the table of those. A few draws first, as nearly all of a table may be picked; then a look at all.
         """
-        if not self.drawn:
+        drawn = self.busy if busy else self.drawn
+        if not drawn:
             return None
+        draw = self.draw_busy if busy else self.draw
         for _ in range(REDRAWS):
-            candidate = self.drawn[self.draw(rng)]
-            if now < candidate.open_until and candidate.endpoint is not tried:
+            candidate = drawn[draw(rng)]
+            if now < (candidate.fit_until if busy else candidate.open_until) and candidate.endpoint is not tried:
                 return candidate
         left = [
             (candidate, weight)
-            for candidate, weight in zip(self.drawn, self.weights, strict=True)
-            if now < candidate.open_until and candidate.endpoint is not tried
+            for candidate, weight in zip(drawn, self.busy_weights if busy else self.weights, strict=True)
+            if now < (candidate.fit_until if busy else candidate.open_until) and candidate.endpoint is not tried
         ]
         if not left:
             return None
@@ -153,6 +162,19 @@ class Route:
         self.dirty = True
         self.none = None
         self.rebuild_at = self.due = -inf
+
+
+def expected_wait(ewma_ms: float, in_flight: int, peers_in_flight: int) -> float:
+    """Return the expected wait of one more attempt in ms: EWMA x (in flight + 1), siblings' attempts included."""
+    return ewma_ms * (in_flight + peers_in_flight + 1)
+
+
+def second_wins(first_wait_ms: float, second_wait_ms: float) -> bool:
+    """Say which of two drawn is taken: the one with the lower expected wait, the first where they are equal.
+
+    ``Cluster.choose`` has these two written out for speed; tests/property/test_choosing.py compares.
+    """
+    return second_wait_ms < first_wait_ms
 
 
 def freshness_at(age_s: float, policy: FreshnessPolicy) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from router.explain import View
 from router.outcomes import Reason
-from router.routes import weigh
+from router.routes import UNMEASURED_MS, weigh
 from router.stats import median
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ class Tables:
     def rebuild(self, route: Route, now: float) -> None:
         """Make a route's table from what is known now."""
         open_: list[Candidate] = []
+        busy: list[Candidate] = []
         waiting: list[Candidate] = []
+        busy_until = inf
         for candidate in route.candidates:
             endpoint = candidate.endpoint
             endpoint.latency.settle_seldom(now)
@@ -89,19 +91,28 @@ class Tables:
                 self._fleet.look(candidate, now)
             if candidate.reason is None:
                 open_.append(candidate)
+            elif candidate.reason is Reason.BUSY:
+                busy.append(candidate)
+                busy_until = min(busy_until, endpoint.busy_until)
             elif candidate.reason is Reason.QUARANTINED or candidate.reason is Reason.BREAKER_OPEN:
                 waiting.append(candidate)
         route.drawn = open_
+        route.busy = busy
         route.waiting = waiting
         if open_:
             route.weights = weigh(open_, self._scorers, self._policies, self._fleet.mode).weights
             route.draw = self._picker(route.weights).draw
             _set_priors(open_)
+        if busy:
+            route.busy_weights = weigh(busy, self._scorers, self._policies, self._fleet.mode).weights
+            route.draw_busy = self._picker(route.busy_weights).draw
+            _set_priors(busy)
         route.dirty = False
         route.none = None
         route.built_at = now
         route.interval_s = min(max(REBUILD_S, REBUILD_PER_CANDIDATE_S * len(route.candidates)), REBUILD_MOST_S)
-        route.rebuild_at = now + max(IDLE_REBUILD_S, 2 * route.interval_s)
+        at_latest = now + max(IDLE_REBUILD_S, 2 * route.interval_s)
+        route.rebuild_at = min(at_latest, max(busy_until, now + route.interval_s))
         self.plan_due(route)
 
     def plan_due(self, route: Route) -> None:
@@ -119,15 +130,9 @@ class Tables:
         route.due = due
 
 
-def expected_wait(candidate: Candidate) -> float:
-    """Return the expected wait of one more attempt in ms: EWMA x (in flight + 1), siblings' attempts included."""
-    endpoint = candidate.endpoint
-    return (endpoint.latency.ewma_ms or candidate.prior_ms) * (endpoint.in_flight + endpoint.peers_in_flight + 1)
-
-
 def _set_priors(candidates: list[Candidate]) -> None:
     known = [candidate.endpoint.known_ewma_ms() for candidate in candidates]
-    middle = median(known) or 1.0
+    middle = median(known) or UNMEASURED_MS
     for candidate, ewma_ms in zip(candidates, known, strict=True):
         candidate.prior_ms = middle if ewma_ms is None else ewma_ms
 

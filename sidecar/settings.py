@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from router.policy import (
+    BackPressurePolicy,
     BreakerPolicy,
     FreshnessPolicy,
     LatencyPolicy,
@@ -235,6 +236,7 @@ class Policy(Base, frozen=True):
     freshness: FreshnessPolicy = msgspec.field(default_factory=FreshnessPolicy)
     ramp: RampPolicy = msgspec.field(default_factory=RampPolicy)
     quarantine: QuarantinePolicy = msgspec.field(default_factory=QuarantinePolicy)
+    back_pressure: BackPressurePolicy = msgspec.field(default_factory=BackPressurePolicy)
     breaker: BreakerPolicy = msgspec.field(default_factory=BreakerPolicy)
     retry: RetryPolicy = msgspec.field(default_factory=RetryPolicy)
     latency: LatencyPolicy = msgspec.field(default_factory=LatencyPolicy)

@@ -21,6 +21,8 @@ POLICY_TEXTS: dict[str, tuple[str, str]] = {
     "quarantine.base_s": ("first time out after a connection was refused, reset or timed out", "seconds"),
     "quarantine.max_s": ("the time out doubles up to this", "seconds"),
     "quarantine.jitter_ratio": ("random part of the time out", "ratio"),
+    "back_pressure.default_s": ("time for which others are picked where the answer names none", "seconds"),
+    "back_pressure.max_s": ("longest such time, whatever the answer names; both 0: never", "seconds"),
     "breaker.failure_ratio": ("opens when this share of the calls in the window failed", "ratio"),
     "breaker.minimum_calls": ("fewer calls in the window never open it", "calls"),
     "breaker.window_s": ("the calls that count", "seconds"),

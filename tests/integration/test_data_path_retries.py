@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from router.model import EjectCause, EndpointEjected
-from router.policy import ModelPolicy, Policies, QuarantinePolicy, RetryPolicy
+from router.policy import BackPressurePolicy, ModelPolicy, Policies, QuarantinePolicy, RetryPolicy
 from sidecar.channel import FaultRule
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
@@ -172,13 +172,29 @@ async def test_a_caller_that_leaves_during_the_back_off_is_let_go(path: DataPath
     assert path.results == {"connect_refused": 1}
 
 
-@on_data_path(says(answer(b"no", b"Retry-After: 1", status=b"503 Busy"), answer(b"bad", status=b"500 Broken")), echo)
+BUSY_ANSWER = answer(b"no", b"Retry-After: 1", status=b"503 Busy")
+
+
+@on_data_path(
+    says(BUSY_ANSWER, answer(b"bad", status=b"500 Broken")),
+    echo,
+    policies=Policies(back_pressure=BackPressurePolicy(0.0, 0.0)),
+)
 async def test_a_worker_s_own_errors_pass_and_are_told_apart(path: DataPath) -> None:
     client = await path.connect()
     assert (await client.ask(request())).start == b"HTTP/1.1 503 Busy"
     assert (await client.ask(request())).start == b"HTTP/1.1 500 Broken"
     assert path.outcomes == {"upstream_busy": 1, "upstream_5xx": 1}
     assert path.results == {"busy": 1, "server_error": 1}
+
+
+@on_data_path(says(BUSY_ANSWER), echo)
+async def test_while_a_worker_pushes_back_the_other_is_asked(path: DataPath) -> None:
+    client = await path.connect()
+    assert (await client.ask(request())).start == b"HTTP/1.1 503 Busy"
+    for _ in range(10):
+        assert (await client.ask(request())).status == 200
+    assert path.results == {"busy": 1, "success": 10}
 
 
 @on_data_path(policies=Policies(), models=(ModelPolicy("m", default=True),))

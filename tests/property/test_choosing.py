@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.cluster import Cluster
-from router.model import EndpointRecord, EndpointSeen
+from router.model import EndpointRecord, EndpointSeen, Observation, PeerObserved
 from router.outcomes import AttemptResult
 from router.pickers import AliasPicker
 from router.policy import ModelPolicy, Policies
@@ -89,6 +90,47 @@ def test_the_order_of_arrival_never_changes_a_decision(members: list[Member], or
         picks.append([attempt.endpoint.id for attempt in chosen if isinstance(attempt, Attempt)])
     assert picks[0] == picks[1]
     assert len(picks[0]) == 30
+
+
+@settings(deadline=None)
+@given(
+    MEMBERS,
+    st.data(),
+    st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True)),
+)
+def test_the_choosing_law_is_the_same_wherever_it_stands(
+    members: list[Member], data: st.DataObject, numbers: tuple[float, float]
+) -> None:
+    """The usual choice, the careful one and the explanation take the same endpoint for the same draws."""
+    cluster = cluster_of(reports(members), members)
+    route = cluster.route("m")
+    assert route is not None
+    for id_, endpoint in cluster.endpoints.items():
+        if data.draw(st.booleans()):
+            endpoint.latency.ewma_ms = data.draw(st.sampled_from([0.0, 1.0, 7.5, 200.0]))
+        endpoint.in_flight = data.draw(st.integers(0, 3))
+        if data.draw(st.booleans()):
+            seen = Observation(id_, data.draw(st.integers(0, 3)), data.draw(st.sampled_from([None, 15.0])), (), 0, 0)
+            cluster.apply(PeerObserved(1, (seen,), 0.0), 0.0)
+        if data.draw(st.booleans()):
+            endpoint.in_flight += 1
+            cluster.done(Attempt(endpoint, route, 0.0), AttemptResult.BUSY, 0.0, 1.0)
+
+    def take(*, carefully: bool) -> str:
+        route.due = float("-inf") if carefully else route.due
+        attempt = cluster.choose(route, 0.0, itertools.cycle(numbers).__next__)
+        assert isinstance(attempt, Attempt)
+        attempt.endpoint.in_flight -= 1
+        return attempt.endpoint.id
+
+    route.expire()
+    take(carefully=True)  # makes the table
+    open_ = len(route.drawn)
+    draw = cluster.explain(route, 0.0, iter(numbers).__next__).draw
+    assert draw is not None
+    assert take(carefully=True) == draw.winner
+    assert (route.due > 0.0) is (open_ > 0)
+    assert take(carefully=False) == draw.winner
 
 
 @settings(deadline=None)

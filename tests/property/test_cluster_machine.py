@@ -156,6 +156,10 @@ class ClusterMachine(RuleBasedStateMachine):
         if isinstance(first, NoCandidate):
             assert first == second
             assert first.retry_after_s >= 0
+            left_out = None if tried is None else self.first.endpoints.get(tried.endpoint.id)
+            route = self.first.route("m", version)
+            assert route is not None
+            assert not any(self.now < each.fit_until for each in route.candidates if each.endpoint is not left_out)
             return multiple()
         assert isinstance(first, Attempt)
         assert isinstance(second, Attempt)
@@ -175,17 +179,29 @@ class ClusterMachine(RuleBasedStateMachine):
         assert endpoint.quarantine.state is GuardState.CLOSED or attempt.probe
         assert endpoint.breaker.state is not GuardState.OPEN
         assert endpoint.breaker.trials <= POLICIES.breaker.half_open_calls
+        if self.now < endpoint.busy_until and not attempt.probe:  # only where the table has nobody else
+            others = [each for each in attempt.route.drawn if tried is None or each.endpoint is not tried.endpoint]
+            assert not any(self.now < each.open_until for each in others)
         live = self.first.mode is StoreMode.LIVE and self.now - self.silent_since <= POLICIES.freshness.full_s
         if live and not report.static:
             # a silence may have been credited to the age, so the plain age bounds it only from above
             assert endpoint.heard_at >= self.model.heard[endpoint.id]
             assert self.now - endpoint.heard_at < POLICIES.freshness.ttl_s
 
-    @rule(target=attempts, pair=consumes(attempts), result=st.sampled_from(AttemptResult), took=st.floats(0.001, 3))
-    def end(self, pair: tuple[Attempt, Attempt, str], result: AttemptResult, took: float) -> Any:
+    @rule(
+        target=attempts,
+        pair=consumes(attempts),
+        result=st.sampled_from([*AttemptResult, *[AttemptResult.BUSY] * 3]),
+        took=st.floats(0.001, 3),
+        retry_after_s=st.sampled_from([None, 0.0, 0.05, 3.0, 99.0]),
+    )
+    def end(
+        self, pair: tuple[Attempt, Attempt, str], result: AttemptResult, took: float, retry_after_s: float | None
+    ) -> Any:
         self.now += took
         first, second, version = pair
-        assert self.first.done(first, result, self.now) == self.twin.done(second, result, self.now)
+        events = self.first.done(first, result, self.now, retry_after_s)
+        assert events == self.twin.done(second, result, self.now, retry_after_s)
         assert self.first.done(first, result, self.now) == ()
         verdicts = [
             cluster.retry(attempt, result, answered=False, replayable=True, tries=1, now=self.now, rng=lambda: 0.5)

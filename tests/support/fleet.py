@@ -116,9 +116,11 @@ class Driven:
         assert isinstance(picked, NoCandidate), picked
         return picked
 
-    def done(self, attempt: Attempt, result: AttemptResult, after_s: float = 0.0) -> tuple[Event, ...]:
+    def done(
+        self, attempt: Attempt, result: AttemptResult, after_s: float = 0.0, retry_after_s: float | None = None
+    ) -> tuple[Event, ...]:
         self.now += after_s
-        events = self.cluster.done(attempt, result, self.now)
+        events = self.cluster.done(attempt, result, self.now, retry_after_s)
         self.shared += events
         return events
 

@@ -17,6 +17,7 @@ from router.outcomes import (
     Outcome,
 )
 from router.policy import (
+    BackPressurePolicy,
     BreakerPolicy,
     FreshnessPolicy,
     LatencyPolicy,
@@ -48,6 +49,9 @@ NAN, INF = float("nan"), float("inf")
         (lambda: QuarantinePolicy(base_s=0), "quarantine.base_s"),
         (lambda: QuarantinePolicy(base_s=2, max_s=1), "quarantine.max_s"),
         (lambda: QuarantinePolicy(jitter_ratio=-0.1), "quarantine.jitter_ratio"),
+        (lambda: BackPressurePolicy(default_s=-1), "back_pressure.default_s"),
+        (lambda: BackPressurePolicy(default_s=2, max_s=1), "back_pressure.max_s"),
+        (lambda: BackPressurePolicy(max_s=INF), "back_pressure.max_s"),
         (lambda: BreakerPolicy(failure_ratio=0), "breaker.failure_ratio"),
         (lambda: BreakerPolicy(minimum_calls=0), "breaker.minimum_calls"),
         (lambda: BreakerPolicy(half_open_calls=0), "breaker.half_open_calls"),
@@ -75,6 +79,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert (policies.freshness.full_s, policies.freshness.ttl_s) == (2, 5)
     assert (policies.ramp.start_ratio, policies.ramp.duration_s) == (0.1, 10)
     assert (policies.quarantine.base_s, policies.quarantine.max_s) == (1, 30)
+    assert (policies.back_pressure.default_s, policies.back_pressure.max_s) == (1, 10)
     assert (breaker.failure_ratio, breaker.minimum_calls, breaker.window_s, breaker.open_s) == (0.5, 20, 10, 60)
     assert (retry.attempts, retry.backoff_min_ms, retry.backoff_max_ms, retry.budget_ratio) == (1, 25, 250, 0.2)
 

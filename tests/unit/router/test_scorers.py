@@ -23,7 +23,7 @@ class View:
         self.age_s = 0.0
         self.warm_for_s = 1e6
         self.p95_ms: float | None = None
-        self.held = self.quarantined = self.breaker_open = False
+        self.held = self.quarantined = self.breaker_open = self.busy = False
         for name, value in fields.items():
             setattr(self, name, value)
 
@@ -48,6 +48,8 @@ def reason(view: View) -> Reason | None:
         (View(record("e"), breaker_open=True), Reason.BREAKER_OPEN),
         (View(record("e"), quarantined=True), Reason.QUARANTINED),
         (View(record("e"), quarantined=True, breaker_open=True), Reason.BREAKER_OPEN),
+        (View(record("e"), busy=True), Reason.BUSY),
+        (View(record("e"), busy=True, quarantined=True), Reason.QUARANTINED),
         (View(record("e", state=State.COLD, draining=True), held=True, age_s=9.0, quarantined=True), Reason.NOT_WARM),
     ],
 )
