@@ -271,7 +271,10 @@ class DownstreamConnection(ExchangeConnection):
             self._left = left
         if self.request_done and self._phase == BODY:
             self._phase = WAITING
-            self.deadline = self._plane.clock() + self._plane.response_head_s
+            now = self._plane.clock()
+            self.deadline = now + self._plane.response_head_s
+            if self._attempt is not None:  # how long the caller took to send is not the worker's time
+                self._attempt.started = now
         upstream = self._upstream
         if upstream is not None:
             upstream.transport.write(out)

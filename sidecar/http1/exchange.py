@@ -161,6 +161,7 @@ class ExchangeConnection(CallerConnection):
             or head.status >= 400
             or plane.draining
             or not self.request_done
+            or attempt.started != self._started
         ):
             self.transport.write(self.begin_answer(head) + body)
             self.answer_ended(now, head)
@@ -188,7 +189,7 @@ class ExchangeConnection(CallerConnection):
             return
         status = head.status
         self._upstream = None
-        if status < 400 and not self._tries:
+        if status < 400 and not self._tries and attempt.started == self._started:
             plane.answered(attempt, row, now)
         else:
             if status < 400:
@@ -199,7 +200,7 @@ class ExchangeConnection(CallerConnection):
                 result, outcome = AttemptResult.CLIENT_ERROR, Outcome.UPSTREAM_4XX
             else:
                 result, outcome = AttemptResult.SERVER_ERROR, Outcome.UPSTREAM_5XX
-            plane.attempt_ended(attempt, result, now)
+            plane.attempt_ended(attempt, result, now, head.retry_after_s)
             plane.request_ended(row, outcome, now - self._started)
         self._attempt = None
         self._next(now)

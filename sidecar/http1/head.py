@@ -127,17 +127,23 @@ class RequestHead(Head):
 class ResponseHead(Head):
     """What a proxy needs of a response head."""
 
-    __slots__ = ("has_request_id", "has_retry_after", "keep_alive", "status")
+    __slots__ = ("has_request_id", "keep_alive", "retry_after", "status")
 
     status: int
     keep_alive: bool
     has_request_id: bool
-    has_retry_after: bool
+    retry_after: bytes  # as it came; nothing where there was none
 
     @property
     def busy(self) -> bool:
         """True for back-pressure: 429, or 503 with Retry-After."""
-        return self.status == 429 or (self.status == 503 and self.has_retry_after)
+        return self.status == 429 or (self.status == 503 and self.retry_after != b"")
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Retry-After in seconds, None where there is none or it is a date (RFC 9110 10.2.3)."""
+        value = self.retry_after.rstrip(b" \t")
+        return float(value) if value.isdigit() and len(value) <= MAX_LENGTH_DIGITS else None
 
 
 class _Ignore:
@@ -273,7 +279,8 @@ def parse_response(raw: bytes, method: bytes, max_fields: int = 1000) -> Respons
     head = ResponseHead()
     head.status = status
     head.keep_alive = minor == b"1"
-    head.has_request_id = head.has_retry_after = False
+    head.has_request_id = False
+    head.retry_after = b""
     lowered = raw.lower()
     length = UNTIL_CLOSE
     strip = chunked = False
@@ -300,7 +307,7 @@ def parse_response(raw: bytes, method: bytes, max_fields: int = 1000) -> Respons
             if value.rstrip(b" \t") != b"chunked":
                 raise HeadError(Outcome.UPSTREAM_PROTOCOL, f"transfer coding {value[:40]!r}")
         elif name == b"retry-after":
-            head.has_retry_after = True
+            head.retry_after = value
         else:
             strip = True
     if chunked:

@@ -209,7 +209,9 @@ class Plane:
         if shared:
             self.share(shared)
 
-    def attempt_ended(self, attempt: Attempt, result: AttemptResult, now: float) -> None:
+    def attempt_ended(
+        self, attempt: Attempt, result: AttemptResult, now: float, retry_after_s: float | None = None
+    ) -> None:
         """Settle one attempt with the router and the metrics."""
         words = self.words
         row = attempt.endpoint.shell.row
@@ -217,7 +219,7 @@ class Plane:
         seconds = now - attempt.started
         words[row + ENDPOINT_HISTOGRAM + bucket(seconds)] += 1
         words[row + _ATTEMPT_SUM] += int(seconds * 1e6)
-        shared = self.cluster.done(attempt, result, now)
+        shared = self.cluster.done(attempt, result, now, retry_after_s)
         if shared:
             words[row + ENDPOINT_EJECTIONS] += sum(isinstance(event, EndpointEjected) for event in shared)
             self.share(shared)

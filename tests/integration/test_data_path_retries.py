@@ -291,3 +291,23 @@ def test_a_fault_strikes_within_its_scope_ratio_and_time(fields: dict[str, objec
         assert (await client.ask(request())).status == (503 if strikes else 200)
 
     scenario()
+
+
+@on_data_path(says(answer(b"busy", b"Retry-After: 5", status=b"503 Busy")), echo)
+async def test_a_busy_worker_is_left_alone_for_as_long_as_it_asks(path: DataPath) -> None:
+    client = await path.connect()
+    statuses = [(await client.ask(post(b"x"))).status for _ in range(60)]
+    assert statuses.count(503) <= 1
+    assert path.results.get("busy", 0) == statuses.count(503)
+
+
+@on_data_path(echo)
+async def test_a_slow_upload_is_not_the_worker_s_time(path: DataPath) -> None:
+    client = await path.connect()
+    whole = post(b"x" * 100)
+    await client.send(whole[:-50])
+    await asyncio.sleep(0.25)
+    await client.send(whole[-50:])
+    assert (await client.answer()).status == 200
+    assert path.cluster.endpoints["o0"].latency.ewma_ms < 100
+    assert path.outcomes == {"ok": 1}
