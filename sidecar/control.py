@@ -63,6 +63,8 @@ class Control:
             Memory(plan.memory_fd),
             clock=clock,
         )
+        if store is not None:
+            store.answered_at = keeper.answered_at
         self.context = Context(
             settings=settings,
             keeper=keeper,

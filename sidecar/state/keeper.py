@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from router.breaker import GuardState
@@ -103,6 +104,7 @@ class Keeper:
         self._told_whole = False
         self._expecting: set[int] = set()
         self._measured: set[str] = set()
+        self._answered: dict[str, float] = {}
         self._contested = Throttle(10.0)
         self._memory = memory
         remembered = memory.load()
@@ -116,6 +118,10 @@ class Keeper:
     def observed(self) -> bool:
         """Whether any endpoint that is there has a latency measured by this sidecar."""
         return bool(self._measured)
+
+    def answered_at(self, id: str) -> float:  # noqa: A002
+        """Return when a data process last said that an endpoint answered a request, minus infinity where none did."""
+        return self._answered.get(id, -inf)
 
     @property
     def complete(self) -> bool:
@@ -143,6 +149,7 @@ class Keeper:
             return
         if isinstance(mine, EndpointGone):
             self._measured.discard(mine.id)
+            self._answered.pop(mine.id, None)
             self._heard.pop(mine.id, None)
         self._unsaved = True
         self.feed.send(mine)
@@ -167,9 +174,9 @@ class Keeper:
         if isinstance(message, PeerObserved):
             self._own(message)
             self.feed.send(message, but=index)
-            self._measured.update(
-                seen.id for seen in message.observations if seen.ewma_ms is not None and seen.id in self.roster
-            )
+            there = [seen for seen in message.observations if seen.id in self.roster]
+            self._measured.update(seen.id for seen in there if seen.ewma_ms is not None)
+            self._answered.update((seen.id, self._clock()) for seen in there if seen.successes)
         elif isinstance(message, EndpointEjected):
             self.roster.ejected(message)
             for sibling in self.processes:  # they will all have it

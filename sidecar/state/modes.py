@@ -70,6 +70,7 @@ class StoreModes:
         self._heard_at = now
         self._awaited: set[str] = set()
         self._settle_by = now
+        self._believed_from = now
 
     def connected(self, now: float, known: Iterable[str], *, emptied: bool = False) -> None:
         """The store answers. ``known`` endpoints get a TTL to be heard again; the longer grace where it was emptied."""
@@ -78,6 +79,7 @@ class StoreModes:
         self._awaited = set(known)
         self._emptied = emptied and bool(self._awaited)
         self._settle_by = now + (self._policy.empty_store_grace_s if emptied else self._policy.ttl_s)
+        self._believed_from = self._settle_by
 
     def lost(self) -> None:
         """The connection went down, does not answer, or could not be made."""
@@ -97,6 +99,13 @@ class StoreModes:
     def flowing(self, now: float) -> bool:
         """Whether the store is live and somebody was heard just now: only then does one endpoint's silence count."""
         return self.mode is StoreMode.LIVE and now - self._heard_at <= self._policy.full_s
+
+    def stands(self, now: float) -> bool:
+        """Whether the connection has stood, and kept its content, for long enough that what a read lacks is gone.
+
+        That is as long as known endpoints get to be heard again; unlike :meth:`flowing` it does not take anybody else.
+        """
+        return self._connected and now >= self._believed_from
 
     def check(self, now: float, known: Collection[str], *, observed: bool) -> bool:
         """Let time pass; return whether the mode changed.

@@ -79,6 +79,9 @@ class RedisSource:
         self.counts = StoreCounts()
         self.observed = False
         """Whether any endpoint has a latency measured here; set by the composition."""
+        self.answered_at: Callable[[str], float] = _never
+        """When an endpoint last answered a request of ours; set by the composition."""
+        self._ttl_s = policy.ttl_s
         self._run_id = ""
         self._whole_at = float("inf")
         self._grace_s = policy.empty_store_grace_s
@@ -283,9 +286,15 @@ class RedisSource:
             say = _log.info if self.modes.mode == "live" else _log.warning
             say("store.mode", mode=self.modes.mode, before=before, endpoints=len(self.view.ids))
         if self.modes.flowing(now):
-            for event in self.view.expire(now):
-                self._emit(event)
-                _log.info("endpoint.expired", id=event.id)
+            self._let_go(self.view.expire(now))
+        elif self.modes.stands(now):
+            self._let_go(self.view.expire_missing(now, lambda name: now - self.answered_at(name) <= self._ttl_s))
+
+    def _let_go(self, gone: Iterable[EndpointGone]) -> None:
+        for event in gone:
+            self._emit(event)
+            self.modes.left(event.id)
+            _log.info("endpoint.expired", id=event.id)
 
 
 def _leaves(group: BaseExceptionGroup[Exception]) -> Iterable[Exception]:
@@ -294,6 +303,10 @@ def _leaves(group: BaseExceptionGroup[Exception]) -> Iterable[Exception]:
             yield from _leaves(error)
         else:
             yield error
+
+
+def _never(_endpoint_id: str) -> float:
+    return float("-inf")
 
 
 def _nowhere(_event: Found) -> None:

@@ -16,7 +16,7 @@ from router.model import EndpointGone, EndpointRecord, EndpointSeen, EndpointsHe
 from router.wire import SCHEMA_VERSION, Delta, WireError, decode_delta, decode_fields, decode_revision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, KeysView, Sequence
+    from collections.abc import Callable, Iterator, KeysView, Sequence
 
 Told = EndpointSeen | EndpointsHeard | EndpointGone
 
@@ -43,12 +43,16 @@ class Count(StrEnum):
 
 @dataclass(slots=True)
 class _Known:
-    """One endpoint as last told. ``reported_at`` is when its replicas were last sent; ``shown_at`` any sign of it."""
+    """One endpoint as last told. ``reported_at`` is when its replicas were last sent; ``shown_at`` any sign of it.
+
+    ``missing_since`` is when a full read first lacked it, None where that, or any message since, showed it.
+    """
 
     fields: dict[str, str]
     record: EndpointRecord
     reported_at: float
     shown_at: float
+    missing_since: float | None = None
 
 
 class StoreView:
@@ -87,6 +91,11 @@ class StoreView:
         self._waiting.clear()
         self._last_delta = _FORGOTTEN
         self.needs_read = True
+        self._none_missing()
+
+    def _none_missing(self) -> None:
+        for known in self._known.values():
+            known.missing_since = None
 
     def read_begins(self) -> None:
         """A full read is about to be asked for; what happens from here on is covered by it."""
@@ -105,8 +114,14 @@ class StoreView:
         if self._read_base is not None and revision < self._read_base:
             self.forget()
         self._refused.clear()
+        lacked = set(self._known)
         for id, fields in told:  # noqa: A001
+            lacked.discard(id)
             yield from self._read_one(id, fields, now)
+        for id in lacked:  # noqa: A001
+            known = self._known[id]
+            if known.missing_since is None:
+                known.missing_since = now
         self._base = revision if self._base is None else max(self._base, revision)
         self._complete = True
         if self.needs_read:  # a gap opened while this one was under way: the next read closes it
@@ -121,6 +136,8 @@ class StoreView:
         except WireError as error:
             self._refused.add(id)
             self._complain(str(error))
+            if id in self._known:
+                self._known[id].missing_since = None
             return
         known = self._known.get(id)
         if known is None:
@@ -129,7 +146,7 @@ class StoreView:
             self._known[id] = _Known(fields, record, now, now)
             yield EndpointSeen(record, now)
             return
-        known.shown_at = max(known.shown_at, now)
+        known.shown_at, known.missing_since = max(known.shown_at, now), None
         if record.revision <= known.record.revision:
             return
         same = _told(fields) == _told(known.fields)
@@ -145,6 +162,7 @@ class StoreView:
         self._base = None
         self._last_delta = _FORGOTTEN
         self._waiting.clear()
+        self._none_missing()
         for known in self._known.values():
             known.record = replace(known.record, revision=_FORGOTTEN)
 
@@ -198,7 +216,7 @@ class StoreView:
         fields = {} if known is None else dict(known.fields)
         fields.update(delta.fields, epoch=delta.epoch, rev=str(delta.revision))
         if delta.kind == "beat" and known is not None:
-            known.fields, known.shown_at = fields, now
+            known.fields, known.shown_at, known.missing_since = fields, now, None
             known.record = replace(known.record, revision=delta.revision)
             yield EndpointsHeard((delta.id,), now)
             return
@@ -220,7 +238,26 @@ class StoreView:
 
     def expire(self, now: float) -> Iterator[EndpointGone]:
         """Let go of endpoints that neither delta nor read has shown for a TTL. Only asked while the store is live."""
-        for id in [id for id, known in self._known.items() if now - known.shown_at > self._ttl_s]:  # noqa: A001
+        return self._let_go([name for name, known in self._known.items() if now - known.shown_at > self._ttl_s], now)
+
+    def expire_missing(self, now: float, answers: Callable[[str], bool]) -> Iterator[EndpointGone]:
+        """Let go of endpoints whose key a read lacked a TTL ago and of which nothing was heard since.
+
+        That is what the store says itself, so it needs no other endpoint that speaks. One that ``answers`` requests is
+        there all the same: what it lost is its way to the store.
+        """
+        lacked_before = now - self._ttl_s
+        return self._let_go(
+            [
+                name
+                for name, known in self._known.items()
+                if known.missing_since is not None and known.missing_since < lacked_before and not answers(name)
+            ],
+            now,
+        )
+
+    def _let_go(self, ids: list[str], now: float) -> Iterator[EndpointGone]:
+        for id in ids:  # noqa: A001
             del self._known[id]
             self.counts[Count.EXPIRED] += 1
             yield EndpointGone(id, GoneReason.EXPIRED, now)

@@ -208,6 +208,26 @@ def test_everybody_silent_freezes_and_takes_nobody_away(server: RedisServer) -> 
     follow(server, scenario)
 
 
+def test_the_only_worker_that_dies_is_let_go_although_nobody_speaks(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.state.store.RECONCILE_S", 0.5)
+
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        watched.source.answered_at = lambda name: time.monotonic() if name == "b" else float("-inf")
+        await writer.put(A)
+        await writer.put(B)
+        await watched.until_knows("a", "b")
+        await watched.until_mode(StoreMode.FROZEN)
+        await watched.until_knows("b")  # it answers requests
+        watched.source.answered_at = lambda _: float("-inf")
+        await watched.until_knows()
+        await watched.until_mode(StoreMode.LIVE)
+        assert watched.gone == [("a", GoneReason.EXPIRED), ("b", GoneReason.EXPIRED)]
+
+    follow(server, scenario)
+
+
 def test_a_lost_message_is_made_up_for_by_a_read(server: RedisServer) -> None:
     async def scenario(watched: Watched, writer: StateWriter) -> None:
         await writer.put(A)

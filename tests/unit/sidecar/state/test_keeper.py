@@ -148,6 +148,17 @@ def test_observed_means_a_latency_of_an_endpoint_that_is_there(bench: Bench) -> 
     assert not bench.keeper.observed
 
 
+def test_who_answered_is_known_while_it_is_there(bench: Bench) -> None:
+    bench.seen("a")
+    for name, successes, failures in (("x", 1, 0), ("a", 0, 3)):
+        bench.keeper.from_data(0, PeerObserved(0, (Observation(name, 1, 3.0, (), successes, failures),), bench.now))
+        assert bench.keeper.answered_at(name) == float("-inf")
+    bench.keeper.from_data(0, PeerObserved(0, (Observation("a", 1, 3.0, (), 1, 0),), bench.now))
+    assert bench.keeper.answered_at("a") == bench.now
+    bench.keeper.found("redis", EndpointGone("a", GoneReason.EXPIRED, bench.now))
+    assert bench.keeper.answered_at("a") == float("-inf")
+
+
 def test_a_process_speaks_while_it_was_heard_just_now(bench: Bench) -> None:
     process = bench.keeper.processes[1]
     assert not process.speaks(bench.now)

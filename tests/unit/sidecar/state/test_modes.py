@@ -197,3 +197,19 @@ def test_every_step_down_is_one_step_and_settling_always_leads_to_live(mode: Sto
         assert after is LIVE
     else:
         assert order.index(after) <= order.index(mode) + 1
+
+
+def test_what_a_read_lacks_counts_once_the_connection_has_stood_for_long_enough() -> None:
+    fleet = Fleet()
+    assert not fleet.modes.stands(fleet.now)
+    fleet.wait(POLICY.ttl_s + 0.1)
+    assert fleet.modes.stands(fleet.now)
+    assert fleet.wait(POLICY.ttl_s) is FROZEN
+    assert fleet.modes.stands(fleet.now)  # nobody speaks, and the store itself is well
+    fleet.lose()
+    assert not fleet.modes.stands(fleet.now)
+    fleet.reconnect(emptied=True)
+    fleet.wait(POLICY.empty_store_grace_s - 0.1)
+    assert not fleet.modes.stands(fleet.now)
+    fleet.wait(0.2)
+    assert fleet.modes.stands(fleet.now)

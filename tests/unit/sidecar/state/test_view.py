@@ -183,6 +183,44 @@ def test_expired_are_those_that_neither_delta_nor_read_showed_for_a_ttl() -> Non
     assert view.counts[Count.EXPIRED] == 3
 
 
+def nobody(_endpoint_id: str) -> bool:
+    return False
+
+
+def test_what_a_read_lacks_is_let_go_a_ttl_later_unless_it_is_shown_or_answers() -> None:
+    store, view = started("a", "b", "c")
+    del store.hashes["a"]
+    del store.hashes["b"]
+    read(view, store.reply(), 10.0)
+    read(view, store.reply(), 14.0)  # it counts from the first read that lacked it
+    assert list(view.expire_missing(15.0, nobody)) == []
+    assert list(view.expire_missing(15.1, lambda name: name == "b")) == [EndpointGone("a", GoneReason.EXPIRED, 15.1)]
+    list(view.message(store.put(record("b")), 16.0))
+    assert list(view.expire_missing(99.0, nobody)) == []
+    assert sorted(view.ids) == ["b", "c"]
+
+
+@pytest.mark.parametrize("how", ["reconnect", "emptied", "beat", "shown", "unreadable"])
+def test_a_read_that_lacked_something_says_nothing_after(how: str) -> None:
+    store, view = started("a", "b")
+    held = store.hashes.pop("a")
+    read(view, store.reply(), 10.0)
+    if how == "reconnect":
+        view.reconnected()
+    elif how == "emptied":
+        view.forget()
+    else:
+        store.hashes["a"] = held
+        if how == "beat":
+            list(view.message(store.beat("a"), 11.0))
+        elif how == "shown":
+            read(view, store.reply(), 11.0)
+        else:
+            held["replicas"] = "{"
+            read(view, store.reply(), 11.0)
+    assert list(view.expire_missing(99.0, nobody)) == []
+
+
 def test_a_bad_record_is_counted_named_and_skipped_and_the_rest_stays() -> None:
     store, view = started("a")
     store.put(record("bad"))
