@@ -47,6 +47,7 @@ class Surface:
         self.serving: Serving = parts["serving"]
         self.executor: Executor = parts["executor"]
         self.bodies: Bodies = parts["bodies"]
+        self.log: ReadableLog = parts["log"]
 
     async def post(self, body: Any, path: str = "/v2/models/m/infer", **headers: str) -> tuple[int, Any, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -86,7 +87,7 @@ def served(
         await server.start_server()
         try:
             async with ClientSession() as session:
-                parts = {"model": echo, "serving": serving, "executor": executor, "bodies": bodies}
+                parts = {"model": echo, "serving": serving, "executor": executor, "bodies": bodies, "log": log}
                 await asyncio.wait_for(check(Surface(server, session, parts)), 30)
         finally:
             executor.close()
@@ -481,6 +482,7 @@ def test_a_place_is_taken_before_the_body_is_read() -> None:
             writer.close()
         await until(lambda: surface.executor.in_flight == 0)
         assert (await surface.post(one()))[0] == 200
+        assert surface.log.events("request.failed") == [], "a caller that leaves is no defect of the worker"
 
     served(check)
 
