@@ -54,7 +54,6 @@ class AttemptResult(StrEnum):
     SERVER_ERROR = "server_error"  # a whole 5xx
     CONNECT_REFUSED = "connect_refused"  # refused, unreachable or reset before the connection stood
     CONNECT_TIMEOUT = "connect_timeout"
-    STALE = "stale"  # a pooled connection turned out closed before a byte of the request was written
     RESET = "reset"  # closed or reset after the request was (partly) written, before a head came back
     PROTOCOL = "protocol"  # the answer had more than one reading, or none
     HEAD_TIMEOUT = "head_timeout"  # no response head in time
@@ -78,7 +77,6 @@ ATTEMPT_BLAME: dict[AttemptResult, Blame] = {
     AttemptResult.SERVER_ERROR: Blame.FAILURE,
     AttemptResult.CONNECT_REFUSED: Blame.FAILURE,
     AttemptResult.CONNECT_TIMEOUT: Blame.FAILURE,
-    AttemptResult.STALE: Blame.NEUTRAL,
     AttemptResult.RESET: Blame.FAILURE,
     AttemptResult.PROTOCOL: Blame.FAILURE,
     AttemptResult.HEAD_TIMEOUT: Blame.FAILURE,
@@ -87,9 +85,7 @@ ATTEMPT_BLAME: dict[AttemptResult, Blame] = {
     AttemptResult.CANCELLED: Blame.NEUTRAL,
 }
 
-NOT_STARTED: frozenset[AttemptResult] = frozenset(
-    {AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT, AttemptResult.STALE}
-)
+NOT_STARTED: frozenset[AttemptResult] = frozenset({AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT})
 """Results after which the upstream surely did not start the request: always safe to retry."""
 
 MAYBE_STARTED: frozenset[AttemptResult] = frozenset({AttemptResult.RESET, AttemptResult.PROTOCOL})

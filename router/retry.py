@@ -92,8 +92,7 @@ def judge_retry(
 ) -> RetryVerdict:
     """Decide on one more try after ``tries`` of them, and withdraw it from the budget where it is allowed.
 
-    The wait is drawn evenly between the policy's bounds. A pooled connection that turned out closed says nothing of
-    any load, so there the next try is at once.
+    The wait is drawn evenly between the policy's bounds.
     """
     denied = may_repeat(result, answered=answered, idempotent=idempotent, replayable=replayable)
     if denied is None and tries > policy.attempts:
@@ -102,7 +101,5 @@ def judge_retry(
         denied = RetryDenied.BUDGET
     if denied is not None:
         return _DENIED[denied]
-    if result is AttemptResult.STALE:
-        return RetryVerdict(True)
     spread_ms = policy.backoff_max_ms - policy.backoff_min_ms
     return RetryVerdict(True, (policy.backoff_min_ms + spread_ms * rng()) / 1000)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _OUTCOME_OF: Final[dict[AttemptResult, Outcome]] = {
     AttemptResult.CONNECT_REFUSED: Outcome.CONNECT_FAILED,
     AttemptResult.CONNECT_TIMEOUT: Outcome.CONNECT_TIMEOUT,
-    AttemptResult.STALE: Outcome.UPSTREAM_RESET,
     AttemptResult.RESET: Outcome.UPSTREAM_RESET,
     AttemptResult.PROTOCOL: Outcome.UPSTREAM_PROTOCOL,
     AttemptResult.HEAD_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,

@@ -7,7 +7,7 @@ from router.policy import RetryPolicy
 from router.retry import RetryBudget, RetryDenied, RetryVerdict, judge_retry, may_repeat
 
 POLICY = RetryPolicy()
-SAFE = {AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT, AttemptResult.STALE}
+SAFE = {AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT}
 IF_IDEMPOTENT = {AttemptResult.RESET, AttemptResult.PROTOCOL}
 
 
@@ -51,10 +51,6 @@ def test_the_wait_is_jittered_between_the_bounds(rng: float, delay_s: float) -> 
     assert verdict.allowed
     assert verdict.delay_s == pytest.approx(delay_s)
     assert verdict.denied is None
-
-
-def test_a_stale_connection_is_replaced_at_once() -> None:
-    assert judge(RetryBudget(POLICY, 0.0), AttemptResult.STALE) == RetryVerdict(True, 0.0, None)
 
 
 def test_one_more_try_only() -> None:
