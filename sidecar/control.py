@@ -12,6 +12,7 @@ import random
 import signal
 import time
 from importlib import metadata
+from math import inf
 from typing import TYPE_CHECKING
 
 from router.cluster import Cluster
@@ -20,11 +21,11 @@ from sidecar.admin.context import Context
 from sidecar.channel import Channel
 from sidecar.discovery.static import StaticSource, static_endpoints
 from sidecar.settings import model_policies, router_policies
-from sidecar.state.keeper import Keeper
+from sidecar.state.keeper import SPEAKS_S, Keeper
 from sidecar.state.memory import Memory
 from sidecar.state.store import RedisSource
 from sidecar.telemetry.logs import get_log
-from sidecar.telemetry.page import Page
+from sidecar.telemetry.page import Page, Scalar
 from sidecar.upstreams.adapters import HttpReadiness
 from sidecar.upstreams.probes import HttpProber
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from sidecar.discovery.source import DiscoverySource
 
 TICK_S = 0.1
+ALONE_S = SPEAKS_S + 1.0
+"""After a SIGTERM: a data process that still speaks has run since then, and would be draining if it had got one."""
+
 NO_STORE = "none"
 
 _log = get_log("control")
@@ -47,6 +51,7 @@ class Control:
         self._plan = plan
         self._ended = asyncio.Event()
         self._orphan_until: float | None = None
+        self._alone_from = inf
         self._runner: AppRunner  # from run() on
         clock, rng, settings = time.monotonic, random.SystemRandom().random, plan.settings
         policies = router_policies(settings)
@@ -80,7 +85,7 @@ class Control:
         )
 
     async def run(self) -> int:
-        """Run until the second SIGTERM or SIGUSR1; return the exit code."""
+        """Run until SIGUSR1, or until a SIGTERM turns out to have been for this process alone; return the exit code."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_term)
         loop.add_signal_handler(signal.SIGUSR1, self._ended.set)
@@ -105,11 +110,27 @@ class Control:
         return 0
 
     def _on_term(self) -> None:
+        """Drain. It may come from the supervisor and from who stops all processes at once, so a second one is none."""
         if self.context.draining:
-            self._ended.set()
+            if self._orphaned():
+                self._ended.set()
             return
         self.context.draining = True
+        self._alone_from = time.monotonic() + ALONE_S
         _log.info("control.draining")
+
+    def _orphaned(self) -> bool:
+        return os.getppid() != self._plan.parent_pid
+
+    def _leave_if_alone(self) -> None:
+        """End, to be started again, where nobody else was told to drain: nothing else would end this drain."""
+        now = time.monotonic()
+        if now < self._alone_from or not any(process.speaks(now) for process in self.context.keeper.processes):
+            return
+        self._alone_from = inf
+        if not any(page.words[page.scalar(Scalar.DRAINING_NOW)] for page in self.context.pages):
+            _log.warning("control.alone")
+            self._ended.set()
 
     async def _tick(self) -> None:
         context = self.context
@@ -117,6 +138,7 @@ class Control:
             if context.store is not None:
                 context.store.observed = context.keeper.observed
             context.keeper.tick()
+            self._leave_if_alone()
             await self._leave_if_orphaned()
             await asyncio.sleep(TICK_S)
 
@@ -125,11 +147,12 @@ class Control:
 
         The admin listeners close at once: who starts the sidecar again needs their addresses.
         """
-        if os.getppid() == self._plan.parent_pid:
+        if not self._orphaned():
             return
         now = time.monotonic()
         if self._orphan_until is None:
             self._orphan_until = now + self.context.settings.timeouts.drain_s + 1.0
+            self._alone_from = inf
             self.context.draining = True
             _log.warning("control.orphaned")
             for site in tuple(self._runner.sites):

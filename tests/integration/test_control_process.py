@@ -28,6 +28,8 @@ from router.model import (
     StoreMode,
 )
 from sidecar.channel import FaultsChanged
+from sidecar.control import ALONE_S
+from sidecar.telemetry.page import Scalar
 from tests.support.control_process import ControlProcess
 from tests.support.redis_server import RedisServer
 from tests.support.state_writer import StateWriter, worker_record
@@ -196,7 +198,7 @@ def test_ready_needs_a_worker_and_a_data_process_that_speaks(tmp_path: Path) -> 
         control.until_status("/readyz", 200)
 
 
-def test_first_sigterm_drains_and_keeps_serving_the_second_ends(tmp_path: Path) -> None:
+def test_a_sigterm_drains_and_keeps_serving_a_second_one_is_none(tmp_path: Path) -> None:
     with ControlProcess(tmp_path, **STATIC) as control:
         speak(control)
         control.until_status("/readyz", 200)
@@ -205,7 +207,31 @@ def test_first_sigterm_drains_and_keeps_serving_the_second_ends(tmp_path: Path) 
         assert "draining" in control.until_status("/readyz", 503).json["reasons"]
         control.hello()
         control.receive(0, whole, "a snapshot while draining")
+        drained = control.pages[0]
+        drained.words[drained.scalar(Scalar.DRAINING_NOW)] = 1
         control.signal(signal.SIGTERM)
+        until = time.monotonic() + ALONE_S + 1.0
+        while time.monotonic() < until:
+            speak(control, 1)
+            assert control.ask("/healthz").status == 200
+            time.sleep(0.2)
+        assert not any(event["event"] == "control.alone" for event in control.events())
+        control.signal(signal.SIGUSR1)
+        assert control.wait() == 0
+
+
+def test_a_sigterm_that_no_other_process_got_ends_it(tmp_path: Path) -> None:
+    with ControlProcess(tmp_path, **STATIC) as control:
+        speak(control)
+        control.until_status("/readyz", 200)
+        control.signal(signal.SIGTERM)
+        began = time.monotonic()
+        control.until_status("/readyz", 503)
+        while not any(event["event"] == "control.stopped" for event in control.events()):
+            assert time.monotonic() - began < ALONE_S + 5
+            speak(control)
+            time.sleep(0.1)
+        assert time.monotonic() - began > ALONE_S - 0.5
         assert control.wait() == 0
 
 
