@@ -63,7 +63,7 @@ _PER_PROCESS: dict[Scalar, tuple[Family, float]] = {
     Scalar.DRAINING_NOW: (f.PROCESS_DRAINING, 1),
     Scalar.RESTARTS_TOTAL: (f.PROCESS_RESTARTS, 1),
 }
-"""Scalars by process, with the factor to the family's unit. STORE_MODE_NOW is not shown: the control process knows."""
+"""Scalars by process, with the factor to the family's unit."""
 
 _COUNTED: dict[Count, Family] = {
     Count.READS: f.STORE_READS,
@@ -148,6 +148,9 @@ def _scalars(out: Exposition, seen: Seen, now: float) -> None:
         label = str(process.index)
         for scalar, (family, factor) in _PER_PROCESS.items():
             out.add(family, page.words[page.scalar(scalar)] * factor, label)
+        mode_now = page.words[page.scalar(Scalar.STORE_MODE_NOW)]
+        for index, mode in enumerate(StoreMode):
+            out.add(f.PROCESS_STORE_MODE, index == mode_now, label, mode.value)
         up = process.speaks(now)
         out.add(f.PROCESS_UP, up, label)
         if up:

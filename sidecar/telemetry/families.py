@@ -82,6 +82,9 @@ PROCESS_DRAINING = Family("warmroute_process_draining", _G, "1 while the data pr
 PROCESS_CONTROL_LOST = Family(
     "warmroute_process_control_lost", _G, "1 while the data process does not hear the control process.", _PROCESS
 )
+PROCESS_STORE_MODE = Family(
+    "warmroute_process_store_mode", _G, "1 for the mode that the data process goes by.", ("process", "mode")
+)
 CHANNEL_BEHIND = Family("warmroute_channel_behind", _G, "1 while the data process does not read its channel.", _PROCESS)
 CHANNEL_BEHIND_TOTAL = Family(
     "warmroute_channel_behind_total", _C, "Times it fell so far behind that it needs a whole snapshot.", _PROCESS

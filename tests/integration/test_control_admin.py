@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from router.model import EndpointSeen, PeerObserved
+from router.model import EndpointSeen, PeerObserved, StoreMode
 from sidecar.channel import FaultsChanged
 from sidecar.telemetry.families import FAMILIES
 from sidecar.telemetry.page import OVERFLOW_KEY, Scalar
@@ -94,6 +94,17 @@ def test_settings_are_shown_without_their_secrets(tmp_path: Path) -> None:
         assert "hunter2" not in answer.text
         control.until_status("/readyz", 503)
         assert "hunter2" not in json.dumps(control.events())
+
+
+def test_metrics_show_the_mode_that_each_data_process_goes_by(tmp_path: Path) -> None:
+    with ControlProcess(tmp_path, **SETTINGS) as control:
+        away = control.pages[1]
+        away.words[away.scalar(Scalar.STORE_MODE_NOW)] = list(StoreMode).index(StoreMode.FROZEN)
+        lines = control.ask("/metrics").text.splitlines()
+        assert [line for line in lines if line.startswith("warmroute_process_store_mode{") and line.endswith(" 1")] == [
+            'warmroute_process_store_mode{process="0",mode="live"} 1',
+            'warmroute_process_store_mode{process="1",mode="frozen"} 1',
+        ]
 
 
 def test_unknown_paths_and_methods_answer_in_json(unchanged: ControlProcess) -> None:
