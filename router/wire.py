@@ -188,12 +188,16 @@ def decode_fields(id: str, fields: Mapping[str, str]) -> EndpointRecord:  # noqa
 
 def record_bytes(record: EndpointRecord) -> int:
     """Return how many bytes ``record`` takes at most as a map of its fields in MessagePack, frames included."""
-    size = _RECORD_FRAME_BYTES + sum(_utf8(text) for text in (record.id, record.address, record.epoch, record.protocol))
-    for replica in record.replicas:
-        size += _REPLICA_FRAME_BYTES + len(replica.warmth) * _WARMTH_FRAME_BYTES
-        size += sum(_utf8(name) for name, _ in replica.warmth)
-        size += sum(_utf8(text) for text in (replica.model, replica.version, replica.content_hash, replica.reason))
-    return size
+    texts = (record.id, record.address, record.epoch, record.protocol)
+    return _RECORD_FRAME_BYTES + sum(map(_utf8, texts)) + sum(map(replica_bytes, record.replicas))
+
+
+def replica_bytes(replica: Replica) -> int:
+    """Return how many bytes ``replica`` adds to those of its record at most."""
+    texts = (replica.model, replica.version, replica.content_hash, replica.reason)
+    names = (name for name, _ in replica.warmth)
+    frames = _REPLICA_FRAME_BYTES + len(replica.warmth) * _WARMTH_FRAME_BYTES
+    return frames + sum(map(_utf8, texts)) + sum(map(_utf8, names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from router.model import Replica
+from router.wire import MAX_RECORD_BYTES, replica_bytes
 from sidecar.config.addresses import (
     AddressError,
     check_endpoint_url,
@@ -15,6 +17,12 @@ from sidecar.config.addresses import (
 )
 from sidecar.config.problems import Path, nearest
 from sidecar.settings import Endpoint, Settings
+
+_PLACE_BYTES = 1024
+"""More than an endpoint's name and address take."""
+
+_REASON_BYTES = 256
+"""More than a probe says of why an endpoint is not ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _state(settings)
     yield from _models(settings)
     yield from _endpoints(settings)
+    yield from _too_many_models(settings)
     if settings.limits.target_bytes > settings.limits.head_bytes:
         head = settings.limits.head_bytes
         yield Finding(
@@ -179,6 +188,34 @@ def _held(index: int, endpoint: Endpoint, names: list[str]) -> Iterator[Finding]
             yield Finding(path, _no_model(name, names))
     for number, first in _repeated(endpoint.models):
         yield Finding(("endpoints", index, "models", number), f"the same as models[{first}]: name each once")
+
+
+def _too_many_models(settings: Settings) -> Iterator[Finding]:
+    """Refuse what no data process could be told: one message holds all that one endpoint has."""
+    placed = [
+        (endpoint.url, entry, endpoint.probe, ("endpoints", index, "models", number))
+        for index, endpoint in enumerate(settings.endpoints)
+        for number, entry in enumerate(endpoint.models)
+    ]
+    placed += [
+        (url, model.name, model.probe, ("models", index, "endpoints", number))
+        for index, model in enumerate(settings.models)
+        for number, url in enumerate(model.endpoints)
+    ]
+    held: dict[str, set[str]] = {}
+    sizes: dict[str, int] = {}
+    for url, entry, probe, path in placed:
+        url = url.rstrip("/")
+        names = held.setdefault(url, set())
+        if entry in names:
+            continue
+        names.add(entry)
+        reason = "" if probe is None else "x" * _REASON_BYTES
+        before = sizes.get(url, _PLACE_BYTES)
+        sizes[url] = before + replica_bytes(Replica(entry, reason=reason))
+        if before <= MAX_RECORD_BYTES < sizes[url]:
+            remedy = f"one endpoint can hold no more than the {len(names) - 1} models before this one"
+            yield Finding(path, remedy)
 
 
 def _model_name(entry: str) -> str:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from router.model import EndpointRecord, EndpointSeen, Replica
 from router.urls import masked_url
+from sidecar.channel import encode
 from sidecar.config.document import MAX_BYTES
 from sidecar.config.load import load_settings, parse_settings
 from sidecar.config.problems import SettingsError
+from sidecar.discovery.static import static_endpoints
 
 GOOD = """\
 version: 1
@@ -448,6 +451,24 @@ def test_a_password_file_that_is_not_utf8(tmp_path: Path) -> None:
         parse_settings(text.encode(), "w.yaml")
     remedy = "byte 4 of it is not UTF-8: save the file as UTF-8"
     assert str(caught.value) == f'w.yaml:6:18: state.password_file: "{secret}": {remedy}'
+
+
+@pytest.mark.parametrize("probe", ["null", "{}"])
+def test_more_models_than_one_endpoint_can_tell_of(probe: str) -> None:
+    names = [f"model-{number:04d}" for number in range(1000)]
+    models = ", ".join(f"{{name: {name}}}" for name in names)
+    endpoint = f"{{url: 'http://127.0.0.1:1', models: [{', '.join(names)}], probe: {probe}}}"
+    head = "version: 1\nlisteners: [{address: 'h:1'}]\nstate: {url: 'redis://h:1'}\n"
+    text = f"{head}models: [{models}]\nendpoints: [{endpoint}]\n"
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text.encode(), "w.yaml")
+    (problem,) = caught.value.problems
+    most = int(problem.path.removeprefix("endpoints[0].models[").removesuffix("]"))
+    assert f"no more than the {most} models before this one" in problem.remedy
+    fits = parse_settings(text.replace(f"[{', '.join(names)}]", f"[{', '.join(names[:most])}]").encode(), "w.yaml")
+    (planned,) = static_endpoints(fits.settings)
+    replicas = tuple(Replica(one.model, one.version, reason="not ready" * 10) for one in planned.replicas)
+    assert encode(EndpointSeen(EndpointRecord(planned.id, planned.address, replicas=replicas, static=True), 0.1))
 
 
 def test_empty_token_file(tmp_path: Path) -> None:
