@@ -202,7 +202,7 @@ class DataProcess:
                     "endpoint.ejected",
                     endpoint=event.id,
                     cause=event.cause.value,
-                    level=event.level,
+                    step=event.level,
                     for_s=round(event.until - event.at, 3),
                 )
             elif isinstance(event, EndpointReturned):
