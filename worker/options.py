@@ -92,7 +92,7 @@ def parse(argv: list[str]) -> Options:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m worker",
+        prog="warmroute worker",
         description="Serve models over the Open Inference Protocol and report to the shared state how warm they are.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,

@@ -61,7 +61,24 @@ def _named(environ: Mapping[str, str], problems: list[Problem]) -> list[tuple[Pa
             except _NoPlaceError as error:
                 value = "***" if may_be_secret(name) else shown(environ[name])
                 problems.append(Problem(Where(f"environment variable {name}"), "", value, str(error)))
+        elif (meant := _with_two(name)) is not None:
+            value = "***" if may_be_secret(name) else shown(environ[name])
+            remedy = f"has no effect; did you mean {meant}?"
+            problems.append(Problem(Where(f"environment variable {name}"), "", value, remedy))
     return sorted(paths, key=lambda pair: [(isinstance(step, str), step) for step in pair[0]])
+
+
+def _with_two(name: str) -> str | None:
+    """Return what ``WARMROUTE_SECTION...`` was meant to be, where one underscore stands for two; None where it is not."""
+    kind = bare(schema())
+    if not name.startswith("WARMROUTE_") or not isinstance(kind, inspect.StructType):
+        return None
+    words = name.removeprefix("WARMROUTE_")
+    for field in kind.fields:
+        if words.lower().startswith(f"{field.name}_"):
+            section, rest = words[: len(field.name)], words[len(field.name) :].lstrip("_")
+            return f"{PREFIX}{section}__{rest}" if rest else None
+    return None
 
 
 def _path(name: str) -> Path:

@@ -261,3 +261,13 @@ def test_model_names_may_hold_everything_that_urls_do() -> None:
         'w.yaml:6:12: models[0].name: "a\\n": must not hold control characters or halves of surrogate pairs'
     ]
     assert parsed(BASE.replace("name: a", "name: Meta.Llama_3:8b-x")).models[0].name == "Meta.Llama_3:8b-x"
+
+
+@pytest.mark.parametrize("name", ["WARMROUTE_LIMITS__HEAD_BYTES", "WARMROUTE_LIMITS_HEAD_BYTES"])
+def test_one_underscore_too_few_is_told(name: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parsed(BASE, **{name: "2048"})
+    assert str(caught.value) == (
+        f'environment variable {name}: "2048": has no effect; did you mean WARMROUTE__LIMITS__HEAD_BYTES?'
+    )
+    parsed(BASE, WARMROUTE_ADMIN="http://127.0.0.1:1", WARMROUTE_COMPILE="1", WARMROUTE_ROLE="x")

@@ -69,7 +69,7 @@ def test_wrong_flags_end_with_2_and_their_name(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as caught:
         parse(["--state", "redis://h", *argv])
     assert caught.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1] == f"python -m worker: error: {error}"
+    assert capsys.readouterr().err.splitlines()[-1] == f"warmroute worker: error: {error}"
 
 
 @pytest.mark.parametrize(
