@@ -69,7 +69,7 @@ def _named(environ: Mapping[str, str], problems: list[Problem]) -> list[tuple[Pa
 
 
 def _with_two(name: str) -> str | None:
-    """Return what ``WARMROUTE_SECTION...`` was meant to be, where one underscore stands for two; None where it is not."""
+    """Return the name that was meant where one underscore stands for two behind a section; None where it is not so."""
     kind = bare(schema())
     if not name.startswith("WARMROUTE_") or not isinstance(kind, inspect.StructType):
         return None
