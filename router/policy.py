@@ -140,7 +140,11 @@ class RetryPolicy:
         if not 0 <= self.attempts <= 5:
             raise PolicyError("retry.attempts", self.attempts, "must lie between 0 and 5")
         if not 0 <= self.backoff_min_ms <= self.backoff_max_ms:
-            raise PolicyError("retry.backoff_min_ms", self.backoff_min_ms, "must lie between 0 and backoff_max_ms")
+            raise PolicyError(
+                "retry.backoff_min_ms",
+                self.backoff_min_ms,
+                f"must lie between 0 and backoff_max_ms ({self.backoff_max_ms})",
+            )
         _ratio("retry", "budget_ratio", self.budget_ratio)
         _positive("retry", "budget_window_s", self.budget_window_s)
         if not 0 <= self.budget_min_per_s < float("inf"):

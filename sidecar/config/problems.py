@@ -52,7 +52,7 @@ class SettingsError(ValueError):
     """A configuration that cannot be used; ``problems`` holds everything found. As text: a line each, of the first."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(dict.fromkeys(problems))  # two looks may find the same
         lines = [str(problem) for problem in self.problems[:_SHOWN_PROBLEMS]]
         if len(self.problems) > _SHOWN_PROBLEMS:
             lines.append(f"and {len(self.problems) - _SHOWN_PROBLEMS} more")

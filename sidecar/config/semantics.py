@@ -97,7 +97,10 @@ def _no_model(name: str, names: list[str]) -> str:
 def _admin(settings: Settings) -> Iterator[Finding]:
     admin = settings.admin
     if admin.socket is None and admin.address is None:
-        yield Finding(("admin",), "must have a socket or an address: there would be no way to see or steer the sidecar")
+        yield Finding(
+            ("admin",),
+            "must have a socket (--admin-socket) or an address: there would be no way to see or steer the sidecar",
+        )
     if admin.socket is not None:
         yield from _refusal(("admin", "socket"), check_unix_path, admin.socket)
     if admin.address is None:

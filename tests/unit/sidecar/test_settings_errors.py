@@ -334,7 +334,7 @@ SENSELESS: list[tuple[str, str, list[str]]] = [
         GOOD + "admin: {address: null}\n",
         [
             (
-                "w.yaml:4:8: admin: a mapping: must have a socket or an address: "
+                "w.yaml:4:8: admin: a mapping: must have a socket (--admin-socket) or an address: "
                 "there would be no way to see or steer the sidecar"
             )
         ],
