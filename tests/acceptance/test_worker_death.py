@@ -61,7 +61,7 @@ def refused_unasked(sidecar: Sidecar, endpoint: str) -> float:
     """Return how often an endpoint refused, less the probes that end its quarantines (and lengthen them)."""
     refused = attempts(sidecar, endpoint, "connect_refused")
     ejections = sidecar.process.events("endpoint.ejected", endpoint=endpoint, cause="quarantine")
-    return refused - len([event for event in ejections if event["level_"] > 1])
+    return refused - len([event for event in ejections if event["step"] > 1])
 
 
 def test_a_killed_worker_costs_no_request_and_comes_back_warm_before_it_is_asked(tmp_path: Path) -> None:
