@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sidecar.http1.chunked import ChunkScanner
     from sidecar.http1.head import RequestHead
     from sidecar.http1.plane import Plane, Target
-    from sidecar.upstreams.pool import UpstreamConnection
+    from sidecar.upstreams.connection import UpstreamConnection
 
 NEW: Final = 0
 IDLE: Final = 1

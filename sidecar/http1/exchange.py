@@ -22,7 +22,8 @@ from sidecar.telemetry.page import Scalar
 if TYPE_CHECKING:
     from router.endpoint import Endpoint
     from router.routes import Route
-    from sidecar.upstreams.pool import Upstream, UpstreamConnection
+    from sidecar.upstreams.connection import UpstreamConnection
+    from sidecar.upstreams.pool import Upstream
 
 _OUTCOME_OF: Final[dict[AttemptResult, Outcome]] = {
     AttemptResult.CONNECT_REFUSED: Outcome.CONNECT_FAILED,

@@ -17,7 +17,8 @@ from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.plane import VIA, Plane
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Page, create
-from sidecar.upstreams.pool import Upstream, UpstreamConnection
+from sidecar.upstreams.connection import UpstreamConnection
+from sidecar.upstreams.pool import Upstream
 from tests.support.fake_transport import FakeTransport
 
 

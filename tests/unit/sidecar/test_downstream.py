@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.http1.caller import CLOSE_STALL_S, LINGER_BYTES, LINGER_S
 from sidecar.telemetry.page import Scalar
-from sidecar.upstreams.pool import UpstreamConnection
+from sidecar.upstreams.connection import UpstreamConnection
 from tests.support.by_hand import Bench, bench
 from tests.support.data_path import answer, post, request
 from tests.support.fake_transport import FakeTransport

@@ -1,0 +1,355 @@
+"""One connection to a worker: idle in its pool, or reading the answer to one request.
+
+It is trusted with one answer at a time. Whatever it says while nobody asked poisons it: those bytes would become the
+next caller's answer. Before it is used again the kernel is asked whether bytes or an end wait unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import select
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from router.outcomes import AttemptResult
+from sidecar.http1.chunked import ChunkError, ChunkScanner
+from sidecar.http1.head import CHUNKED, HeadError, ResponseHead, parse_response
+from sidecar.http1.shapes import FORGET_AT, LEARN_AT
+
+if TYPE_CHECKING:
+    from sidecar.upstreams.pool import Upstream
+
+MAX_INTERIM: Final = 64
+"""1xx answers to one request; more is a worker gone wrong."""
+_BARE_LF: Final = re.compile(rb"(?<!\r)\n")
+
+_IDLE: Final = 0
+_HEAD: Final = 1
+_LENGTH: Final = 2
+_CHUNKS: Final = 3
+_TO_CLOSE: Final = 4
+
+
+class Exchange(Protocol):
+    """The downstream side of one request, as an upstream connection needs it."""
+
+    transport: asyncio.Transport
+    active: bool
+    request_done: bool
+    method: bytes
+    old_client: bool  # HTTP/1.0: knows no chunks
+
+    def begin_answer(self, head: ResponseHead) -> bytes:
+        """The final head came; return what goes downstream for it, with its empty line."""
+
+    def interim(self, head: ResponseHead) -> None:
+        """A 1xx head came."""
+
+    def whole_answer(self, now: float, head: ResponseHead, body: bytes) -> None:
+        """The final head came, and all of its body with it: the two calls above and below in one."""
+
+    def answer_ended(self, now: float, head: ResponseHead) -> None:
+        """The whole answer went downstream."""
+
+    def attempt_failed(self, result: AttemptResult, detail: str) -> None:
+        """The attempt ended without a whole answer. The connection is gone already."""
+
+    def attached(self, connection: UpstreamConnection) -> None:
+        """A new connection stands; send the request on it."""
+
+    def upstream_full(self, *, full: bool) -> None:
+        """The worker does not read (or reads again)."""
+
+    def crashed(self, error: Exception) -> None:
+        """Handling what the worker sent raised an error of warmroute's own. The connection is gone already."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to a worker: idle in its pool, or reading the answer to one request."""
+
+    __slots__ = (
+        "_buffer",
+        "_head",
+        "_interims",
+        "_last",
+        "_last_method",
+        "_last_raw",
+        "_left",
+        "_full_reads",
+        "_learn_at",
+        "_mode",
+        "_readable",
+        "_scanner",
+        "_shape",
+        "_shaped",
+        "_shaped_method",
+        "_upstream",
+        "exchange",
+        "full",
+        "idle_since",
+        "paused",
+        "transport",
+    )
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream: Final = upstream
+        self.exchange: Exchange | None = None
+        self.idle_since = 0.0
+        self._mode = _IDLE
+        self._buffer = b""
+        self._left = 0
+        self._interims = 0
+        self.paused = False
+        self.full = False  # the worker does not read what is sent to it
+        self._last_raw = b""  # the last head and its reading: workers answer many requests with the same head
+        self._last_method = b""
+        self._last: ResponseHead
+        self._shape: re.Pattern[bytes] | None = None  # learned; ``_shaped`` is a head that has it
+        self._shaped: ResponseHead
+        self._shaped_method = b""
+        self._full_reads = 0
+        self._learn_at = LEARN_AT
+        self._readable = select.poll()
+        self._head: ResponseHead
+        self._scanner: ChunkScanner
+        self.transport: asyncio.Transport
+
+    # --- towards the worker -------------------------------------------------------------------------------------
+
+    def begin(self, exchange: Exchange, data: bytes) -> None:
+        """Send a request's head and what there is of its body; the answer goes to ``exchange``."""
+        self.exchange = exchange
+        self._mode = _HEAD
+        self._interims = 0
+        self.transport.write(data)
+
+    def quiet(self) -> bool:
+        """Return whether nothing, not even an end of file, waits unread on this idle connection.
+
+        The loop may not have come to it yet; asking the kernel costs less than half a microsecond (poll(2), no wait).
+        """
+        return not self.transport.is_closing() and not self._readable.poll(0)
+
+    def drop(self) -> None:
+        """Close at once; whoever waited was told or has gone."""
+        self.exchange = None
+        self._mode = _IDLE
+        self._upstream.open_connections.discard(self)
+        self.transport.abort()
+
+    def pause_reading(self) -> None:
+        """The caller is full: read no more of the answer."""
+        if not self.paused and not self.transport.is_closing():
+            self.paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """The caller takes more, or the connection goes back to its pool."""
+        if self.paused:
+            self.paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    # --- asyncio.Protocol ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = cast("asyncio.Transport", transport)
+        fd = transport.get_extra_info("socket").fileno()
+        if fd >= 0:  # it may be closed already
+            self._readable.register(fd, select.POLLIN)
+        self._upstream.open_connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what belongs to the answer."""
+        exchange = self.exchange
+        if exchange is None:
+            if not self.transport.is_closing():
+                self._upstream.poisoned(self)
+                self.transport.abort()
+            return
+        exchange.active = True
+        self._upstream.sent_bytes += len(data)
+        mode = self._mode
+        try:
+            if mode == _HEAD:
+                self._read_head(exchange, data)
+            elif mode == _LENGTH:
+                left = self._left - len(data)
+                if left > 0:
+                    self._left = left
+                    exchange.transport.write(data)
+                else:
+                    exchange.transport.write(data if left == 0 else data[: self._left])
+                    self._end(exchange, clean=left == 0)
+            elif mode == _CHUNKS:
+                self._read_chunks(exchange, b"", data)
+            else:
+                self._pass_until_close(exchange, b"", data)
+        except Exception as error:  # noqa: BLE001  one request's end, not the process's
+            self.drop()
+            exchange.crashed(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Settle with whoever waited for an answer."""
+        self._upstream.forget(self)
+        exchange = self.exchange
+        if exchange is None:
+            return
+        try:
+            self._ended_by_worker(exchange, exc)
+        except Exception as error:  # noqa: BLE001
+            self.exchange = None
+            exchange.crashed(error)
+
+    def _ended_by_worker(self, exchange: Exchange, exc: Exception | None) -> None:
+        if self._mode == _TO_CLOSE and exc is None:
+            if not exchange.old_client:
+                exchange.transport.write(b"0\r\n\r\n")
+            self._end(exchange, clean=False)
+            return
+        self.exchange = None
+        began = self._mode != _HEAD
+        self._mode = _IDLE
+        what = "closed" if exc is None else f"failed ({type(exc).__name__})"
+        if began:
+            exchange.attempt_failed(AttemptResult.CUT, f"{self._upstream.id}: the connection {what} inside the answer")
+        else:
+            where = "inside" if self._buffer else "before"
+            exchange.attempt_failed(
+                AttemptResult.RESET, f"{self._upstream.id}: the connection {what} {where} the response head"
+            )
+
+    def pause_writing(self) -> None:
+        """The worker does not read the request as fast as it comes."""
+        self.full = True
+        if self.exchange is not None:
+            self.exchange.upstream_full(full=True)
+
+    def resume_writing(self) -> None:
+        """The worker reads again."""
+        self.full = False
+        if self.exchange is not None:
+            self.exchange.upstream_full(full=False)
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def _read_head(self, exchange: Exchange, data: bytes) -> None:
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        while True:
+            end = data.find(b"\r\n\r\n") + 4
+            if end == 3:
+                if len(data) > self._upstream.max_head_bytes or _BARE_LF.search(data):
+                    self._fail(exchange, "the response head is over the limit or not HTTP")
+                else:
+                    self._buffer = data
+                return
+            if end > self._upstream.max_head_bytes:
+                self._fail(exchange, "the response head is over the limit")
+                return
+            raw = data[:end]
+            method = exchange.method
+            if raw == self._last_raw and method == self._last_method:
+                head = self._last
+            elif (
+                self._shape is not None
+                and method == self._shaped_method
+                and (found := self._shape.fullmatch(raw)) is not None
+            ):
+                self._last = head = self._shaped
+                head.like(raw, found)
+                self._last_raw, self._last_method = raw, method
+            else:
+                try:
+                    head = parse_response(raw, method)
+                except HeadError as error:
+                    self._fail(exchange, error.detail)
+                    return
+                self._learn(raw, method, head)
+            rest = data[end:]
+            if head.status >= 200:
+                break
+            self._interims += 1
+            if self._interims > MAX_INTERIM:
+                self._fail(exchange, f"more than {MAX_INTERIM} interim answers")
+                return
+            exchange.interim(head)
+            if self.exchange is None:
+                return
+            data = rest
+        self._head = head
+        length = head.length
+        if length >= 0:
+            extra = len(rest) - length
+            if extra == 0:
+                exchange.whole_answer(self._let_go(exchange, head, clean=True), head, rest)
+            elif extra > 0:
+                exchange.whole_answer(self._let_go(exchange, head, clean=False), head, rest[:length])
+            else:
+                self._mode = _LENGTH
+                self._left = -extra
+                exchange.transport.write(exchange.begin_answer(head) + rest)
+        elif length == CHUNKED:
+            self._scanner = ChunkScanner(decode=exchange.old_client)
+            self._read_chunks(exchange, head, rest)
+        else:
+            self._mode = _TO_CLOSE
+            self._pass_until_close(exchange, exchange.begin_answer(head), rest)
+
+    def _learn(self, raw: bytes, method: bytes, head: ResponseHead) -> None:
+        """Keep a head that was read in full; learn its shape where this connection has had several like it."""
+        self._last_raw, self._last_method, self._last = raw, method, head
+        self._full_reads += 1
+        if self._full_reads > FORGET_AT:
+            self._shape = None
+        bodiless = method == b"HEAD" or head.status < 200 or head.status in (204, 304)
+        if self._full_reads >= self._learn_at and not bodiless and head.fits(raw):
+            self._full_reads = 0
+            self._learn_at *= LEARN_AT
+            self._shape = self._upstream.shapes.learn(raw, self._upstream.clock())
+            self._shaped, self._shaped_method = head, method
+
+    def _read_chunks(self, exchange: Exchange, head: ResponseHead | bytes, data: bytes) -> None:
+        """Pass chunks on; with a head, nothing has gone downstream yet, so broken framing can still become a 502."""
+        scanner = self._scanner
+        try:
+            out = scanner.feed(data)
+        except ChunkError as error:
+            self._fail(exchange, str(error))
+            return
+        if head:
+            out = exchange.begin_answer(cast("ResponseHead", head)) + out
+            self._mode = _CHUNKS
+        if out:
+            exchange.transport.write(out)
+        if scanner.done:
+            self._end(exchange, clean=not scanner.rest)
+
+    def _pass_until_close(self, exchange: Exchange, head: bytes, data: bytes) -> None:
+        if data and not exchange.old_client:
+            data = b"%x\r\n%s\r\n" % (len(data), data)
+        if head or data:
+            exchange.transport.write(head + data)
+
+    def _end(self, exchange: Exchange, *, clean: bool) -> None:
+        head = self._head
+        exchange.answer_ended(self._let_go(exchange, head, clean=clean), head)
+
+    def _let_go(self, exchange: Exchange, head: ResponseHead, *, clean: bool) -> float:
+        """The answer is here: back into the pool, or away. Returns the time."""
+        upstream = self._upstream
+        self.exchange = None
+        self._mode = _IDLE
+        now = upstream.clock()
+        if clean and head.keep_alive and exchange.request_done and not self.full and not self.transport.is_closing():
+            upstream.release(self, now)
+        else:
+            upstream.open_connections.discard(self)
+            self.transport.abort()
+        return now
+
+    def _fail(self, exchange: Exchange, detail: str) -> None:
+        self.drop()
+        exchange.attempt_failed(AttemptResult.PROTOCOL, f"{self._upstream.id}: {detail}")
