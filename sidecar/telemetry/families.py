@@ -13,7 +13,7 @@ _ENDPOINT = ("endpoint",)
 # --- requests, over all data processes ------------------------------------------------------------------------------
 REQUESTS = Family("warmroute_requests_total", _C, "Requests by how they ended.", ("model", "outcome"))
 REQUEST_DURATION = Family(
-    "warmroute_request_duration_seconds", _H, "First byte of a request to the end of its answer.", ("model",)
+    "warmroute_request_duration_seconds", _H, "End of a request's head to the end of its answer.", ("model",)
 )
 REQUESTS_NOW = Family("warmroute_requests_in_flight", _G, "Requests being served.", _PROCESS)
 REJECTED = Family("warmroute_rejected_messages_total", _C, "Requests refused for their form.")
@@ -26,7 +26,7 @@ CONNECTIONS = Family("warmroute_connections_total", _C, "Downstream connections 
 CONNECTIONS_NOW = Family("warmroute_connections", _G, "Downstream connections open.", _PROCESS)
 CONNECTIONS_REFUSED = Family("warmroute_connections_refused_total", _C, "Downstream connections over the limit.")
 RECEIVED_BYTES = Family("warmroute_received_bytes_total", _C, "Bytes read from downstream.")
-SENT_BYTES = Family("warmroute_sent_bytes_total", _C, "Bytes written downstream.")
+SENT_BYTES = Family("warmroute_sent_bytes_total", _C, "Bytes of answers: those that workers sent, and warmroute's own.")
 
 # --- upstream -------------------------------------------------------------------------------------------------------
 ATTEMPTS = Family("warmroute_attempts_total", _C, "Tries upstream by how they ended.", ("endpoint", "result"))
