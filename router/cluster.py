@@ -198,6 +198,16 @@ class Cluster:
         tables.plan_due(route)
         return attempt
 
+    def routable(self, now: float) -> bool:
+        """Return whether a request for any model would find a replica now, a due probe included; begins nothing."""
+        for route in self._fleet.routes.values():
+            self._tables.catch_up(route, now)
+            if any(now < candidate.fit_until for candidate in route.candidates):
+                return True
+            if self._due_probe(route, now, None) is not None:
+                return True
+        return False
+
     def _due_probe(self, route: Route, now: float, tried: Endpoint | None) -> Candidate | None:
         """Return a candidate whose quarantine is over and whom nobody probes.
 

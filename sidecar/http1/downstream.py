@@ -165,6 +165,8 @@ class DownstreamConnection(ExchangeConnection):
         limits = plane.limits
         if data in (b"", b"\r"):  # nothing of a request yet: the connection is as idle as it was
             self._buffer = data
+            if not self._write_paused:
+                self._resume_reading()
             return
         if self._phase != READING:
             self._phase = READING
@@ -273,6 +275,8 @@ class DownstreamConnection(ExchangeConnection):
             self._phase = WAITING
             now = self._plane.clock()
             self.deadline = now + self._plane.response_head_s
+            if self._timer is not None:  # held back, by a fault or before a retry: the worker is not asked yet
+                self.deadline += max(0.0, self._timer.when() - self._plane.loop.time())
             if self._attempt is not None:  # how long the caller took to send is not the worker's time
                 self._attempt.started = now
         upstream = self._upstream
@@ -324,6 +328,8 @@ class DownstreamConnection(ExchangeConnection):
         elif phase == BODY:
             if self._peer_full:
                 self._give_up(AttemptResult.HEAD_TIMEOUT, "the worker does not take the request's body")
+            elif self._read_paused:  # it is we who do not read on; what we wait for has a time of its own
+                self.deadline = now + plane.timeouts.client_body_idle_s
             else:
                 self._fail_request(
                     Outcome.CLIENT_TIMEOUT, f"no byte of the body in {plane.timeouts.client_body_idle_s} s"

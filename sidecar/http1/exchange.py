@@ -79,7 +79,7 @@ class ExchangeConnection(CallerConnection):
             self._settle(AttemptResult.CANCELLED, now)
             self._end_with(Outcome.FAULT, "", status=action.status)
         else:
-            if self.request_done:  # the worker's time begins when it is asked
+            if self.request_done:
                 self.deadline = now + action.delay_s + plane.response_head_s
             self._timer = plane.loop.call_later(action.delay_s, self._held_back, upstream)
         return True
@@ -90,6 +90,8 @@ class ExchangeConnection(CallerConnection):
         now = self._plane.clock()
         if self._attempt is not None:
             self._attempt.started = now
+        if self.request_done:  # the worker's time begins when it is asked
+            self.deadline = now + self._plane.response_head_s
         try:
             self._send(upstream, now)
         except Exception as error:  # noqa: BLE001
@@ -357,7 +359,7 @@ class ExchangeConnection(CallerConnection):
             if plane.draining:
                 self._end_with(Outcome.DRAINING, "")
                 return
-            if not plane.routable(now):
+            if not plane.cluster.routable(now):
                 self._end_with(Outcome.NO_CANDIDATE, "no model has a replica that can be picked")
                 return
         self._close_after = plane.draining or not self.request_done or not self._head.keep_alive or self.old_client
@@ -378,6 +380,7 @@ class ExchangeConnection(CallerConnection):
         self._seen = b""
         self._scanner = None
         self.active = False
+        self._peer_full = False
         if self._close_after or self._plane.draining:
             if self.request_done and not self._buffer:
                 self._phase = LINGERING
@@ -393,7 +396,6 @@ class ExchangeConnection(CallerConnection):
             self._pause_reading()
             return
         if self._read_paused:
-            self._peer_full = False
             self._read_on()
         if self._buffer:
             self._plane.loop.call_soon(self._resume)

@@ -242,10 +242,15 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
             head.keep_alive = False
         elif minor == 0 and keep:
             head.keep_alive = True
+        if strip or connections > 1 or option not in (b"keep-alive", b"close"):  # others may be cut out with it
+            left = forward.lower()
+            head.has_request_id = head.has_request_id and b"\r\nx-request-id:" in left
+            head.has_traceparent = head.has_traceparent and b"\r\ntraceparent:" in left
     else:
         forward = raw[:-2]
     if nameless:  # an empty id is none: one is made in its place
         forward = without_fields(forward, (b"x-request-id",))
+        head.has_request_id = False
     if minor == 0 or line is None:
         forward = _normalise(head, forward, hosts)
     head.forward = forward
@@ -283,7 +288,7 @@ def parse_response(raw: bytes, method: bytes, max_fields: int = 1000) -> Respons
     head.retry_after = b""
     lowered = raw.lower()
     length = UNTIL_CLOSE
-    strip = chunked = False
+    strip = chunked = nameless = False
     connections = 0
     option = b""
     for name, value in _RESPONSE_FIELDS.findall(lowered):
@@ -299,7 +304,10 @@ def parse_response(raw: bytes, method: bytes, max_fields: int = 1000) -> Respons
             connections += 1
             option = value
         elif name == b"x-request-id":
-            head.has_request_id = True
+            if value:
+                head.has_request_id = True
+            else:
+                nameless = True
         elif name == b"transfer-encoding":
             if chunked or minor == b"0":
                 raise HeadError(Outcome.UPSTREAM_PROTOCOL, "Transfer-Encoding more than once, or in HTTP/1.0")
@@ -324,8 +332,12 @@ def parse_response(raw: bytes, method: bytes, max_fields: int = 1000) -> Respons
             head.keep_alive = False
         elif minor == b"0" and keep:
             head.keep_alive = True
+        head.has_request_id = head.has_request_id and b"\r\nx-request-id:" in forward.lower()
     else:
         forward = raw[:-2]
+    if nameless:  # an empty id is none: the caller gets its own back
+        forward = without_fields(forward, (b"x-request-id",))
+        head.has_request_id = False
     if minor == b"0":
         forward = b"HTTP/1.1" + forward[8:]
     if status < 200 or status == 204 or status == 304 or method == b"HEAD":

@@ -150,14 +150,6 @@ class Plane:
         row = self.page.model_row(NO_MODEL if route is None else route.model)
         return Target(surface, route, row, why, own=path if route is None and path in OWN_PATHS else b"")
 
-    def routable(self, now: float) -> bool:
-        """Return whether any replica of any model can take a request now."""
-        return any(
-            now < candidate.open_until
-            for endpoint in self.cluster.endpoints.values()
-            for candidate in endpoint.candidates.values()
-        )
-
     def new_request_id(self) -> bytes:
         """Return a new request id: random per process, then counted."""
         self._id_count += 1

@@ -15,16 +15,18 @@ from typing import Final
 
 MAX_BYTES: Final = 2048
 """Longer heads have no shape: expressions stay small."""
+MAX_VARYING: Final = 8
+"""Heads with more values that may differ have none either."""
 MAX_SHAPES: Final = 256
-"""Shapes of one process; over it all are forgotten, and those in use are learned again."""
+"""Shapes that one process shares out; over it the list begins anew, and connections keep the one they have."""
 LEARN_AT: Final = 8
 """Heads that a connection reads in full before its shape is learned; each further time takes eight times as many."""
 FORGET_AT: Final = 16
 """Heads read in full since a shape was learned after which it is given up: it is not that of most of them."""
 LEARN_EVERY_S: Final = 0.1
-LEARN_AT_ONCE: Final = 16
-"""Making an expression takes half a millisecond: callers whose heads have ever new shapes must not buy many. One may be
-made in this time, and so many at once where none was made for long."""
+LEARN_AT_ONCE: Final = 4
+"""Making an expression takes half a millisecond to two: callers whose heads have ever new shapes must not buy many. One
+may be made in this time, and so many at once where none was made for long."""
 
 _FIELD: Final = re.compile(rb"\r\n(content-length|x-request-id|traceparent|date): ([^\r]*)", re.IGNORECASE)
 _VALUES: Final = {
@@ -49,7 +51,7 @@ def shape_of(raw: bytes) -> bytes | None:
         if re.fullmatch(value, field[2]):
             out += [re.escape(raw[position : field.start(2)]), value]
             position = field.end(2)
-    if not out:
+    if not 0 < len(out) <= 2 * MAX_VARYING:
         return None
     return b"".join(out) + re.escape(raw[position:])
 

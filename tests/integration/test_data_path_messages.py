@@ -9,10 +9,13 @@ import re
 import pytest
 
 from router.model import EndpointHeld
+from router.policy import Policies, QuarantinePolicy
+from sidecar.settings import Limits
 from tests.support.data_path import (
     CHUNKED,
     DataPath,
     OriginConnection,
+    Refusing,
     answer,
     chunk,
     chunked,
@@ -403,3 +406,61 @@ async def test_a_default_model_takes_those_paths_too(path: DataPath) -> None:
     client = await path.connect()
     assert (await client.ask(request(b"GET /v2/health/ready HTTP/1.1"))).status == 200
     assert len(path.origin.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (b"X-Request-Id:", b"X-Request-Id: abc"),
+        (b"X-Request-Id: abc", b"X-Request-Id:"),
+        (b"Connection: x-request-id", b"X-Request-Id: abc"),
+        (
+            b"Connection: keep-alive, traceparent",
+            b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        ),
+    ],
+)
+def test_identifiers_that_are_cut_out_are_made_anew(fields: tuple[bytes, ...]) -> None:
+    @on_data_path(echo)
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        got = await client.ask(request(b"GET / HTTP/1.1", *fields))
+        (arrived,) = path.origin.requests
+        assert got.value(b"x-request-id") == arrived.value(b"x-request-id") != b""
+        assert TRACEPARENT.fullmatch(arrived.value(b"traceparent"))
+
+    scenario()
+
+
+@pytest.mark.parametrize("fields", [(b"X-Request-Id:",), (b"Connection: x-request-id", b"X-Request-Id: worker's")])
+def test_the_caller_s_id_comes_back_where_the_worker_s_does_not(fields: tuple[bytes, ...]) -> None:
+    @on_data_path(says(answer(b"x", *fields)))
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        got = await client.ask(request(b"GET / HTTP/1.1", b"X-Request-Id: mine"))
+        assert got.values(b"x-request-id") == [b"mine"]
+
+    scenario()
+
+
+@on_data_path(echo, limits=Limits(pipelined=4096))
+async def test_a_flood_of_empty_lines_leaves_the_connection_readable(path: DataPath) -> None:
+    client = await path.connect()
+    await client.send(request() + b"\r\n" * 3000)
+    assert (await client.answer()).status == 200
+    assert (await client.ask(post(b"x"))).body == b"x"
+
+
+@on_data_path(
+    Refusing,
+    default=False,
+    policies=Policies(quarantine=QuarantinePolicy(base_s=0.05, jitter_ratio=0.0)),
+)
+async def test_ready_says_so_as_soon_as_a_request_would_be_taken(path: DataPath) -> None:
+    """Nobody may wait for traffic that waits for readiness: a due probe is a candidate."""
+    client = await path.connect()
+    ready, infer = request(b"GET /v2/health/ready HTTP/1.1"), post(b"x", target=b"/v2/models/m/infer")
+    assert (await client.ask(infer)).status == 503  # refused, and nobody else is there
+    assert (await client.ask(ready)).status == 503
+    await asyncio.sleep(0.1)
+    assert (await client.ask(ready)).status == 200

@@ -311,3 +311,33 @@ async def test_a_slow_upload_is_not_the_worker_s_time(path: DataPath) -> None:
     assert (await client.answer()).status == 200
     assert path.cluster.endpoints["o0"].latency.ewma_ms < 100
     assert path.outcomes == {"ok": 1}
+
+
+@pytest.mark.parametrize("chunked_body", [False, True])
+def test_a_delay_is_not_the_worker_s_time_however_the_body_comes(chunked_body: bool) -> None:
+    @on_data_path(echo, timeouts=Timeouts(response_head_s=0.3, client_body_idle_s=0.3))
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        path.plane.faults = (rule("delay", path, delay_ms=700.0),)
+        if chunked_body:
+            head = b"POST / HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n"
+            await client.send(head + b"2\r\nxy\r\n0\r\n\r\n")
+        else:
+            await client.send(post(b"xy")[:-1])
+            await asyncio.sleep(0.05)
+            await client.send(b"y")
+        assert (await client.answer()).body == b"xy"
+        assert path.outcomes == {"ok": 1}
+
+    scenario()
+
+
+@on_data_path(echo, timeouts=Timeouts(client_body_idle_s=0.3))
+async def test_a_caller_that_we_hold_back_is_not_called_slow(path: DataPath) -> None:
+    client = await path.connect()
+    path.plane.faults = (rule("delay", path, delay_ms=900.0),)
+    body = b"x" * 2_000_000
+    sending = asyncio.create_task(client.send(post(body)))
+    assert (await client.answer()).body == body
+    await sending
+    assert path.outcomes == {"ok": 1}

@@ -342,6 +342,19 @@ def test_a_refused_connection_quarantines_at_once_and_siblings_hear_of_it() -> N
     assert 0.8 <= event.until - driven.now <= 1.0
 
 
+def test_routable_tells_what_a_request_would_find_and_begins_nothing() -> None:
+    driven = pair()
+    assert driven.cluster.routable(driven.now)
+    for name in ("a", "b"):
+        driven.done(driven.to(name), REFUSED)
+    assert not driven.cluster.routable(driven.now)
+    driven.wait(1.5)
+    assert driven.cluster.routable(driven.now)  # a probe is due
+    assert driven.cluster.routable(driven.now)  # and still is
+    assert all(endpoint.in_flight == 0 for endpoint in driven.cluster.endpoints.values())
+    assert driven.attempt().probe
+
+
 def test_a_broken_connection_quarantines_unless_nobody_else_is_left() -> None:
     driven = pair()
     driven.done(driven.to("a"), AttemptResult.RESET)
