@@ -51,9 +51,12 @@ class HandLoop:
         self.soon.append((callback, arguments))
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *arguments: Any) -> HandTimer:
-        timer = HandTimer(callback, arguments)
+        timer = HandTimer(callback, arguments, delay_s)
         self.soon.append((timer.fire, ()))
         return timer
+
+    def time(self) -> float:
+        return 0.0  # a timer is as far away as it was set, until the test lets it fire
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self.errors.append(context)
@@ -65,9 +68,13 @@ class HandLoop:
 
 
 class HandTimer:
-    def __init__(self, callback: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    def __init__(self, callback: Callable[..., object], arguments: tuple[Any, ...], delay_s: float) -> None:
         self._callback: Callable[..., object] | None = callback
         self._arguments = arguments
+        self._delay_s = delay_s
+
+    def when(self) -> float:
+        return self._delay_s
 
     def cancel(self) -> None:
         self._callback = None
