@@ -11,6 +11,7 @@ from typing import Final
 
 MAX_SIZE_LINE: Final = 256
 MAX_TRAILER_BYTES: Final = 8192
+_PLAIN_SIZE: Final = 17  # the longest line of digits alone, and its end
 _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
 _TRAILER: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*")
 
@@ -55,6 +56,18 @@ class ChunkScanner:
             data = self._held + data
             self._held = b""
         size = len(data)
+        if self._state == _SIZE and not self._decode:
+            # Nearly every read of a stream of events is one whole plain chunk: the loop below, in one step.
+            end = data.find(b"\r\n", 1, _PLAIN_SIZE)
+            line = data[:end]
+            if end > 0 and line.isalnum() and data.endswith(b"\r\n"):
+                try:
+                    left = int(line, 16)
+                except ValueError:
+                    left = 0  # the loop says what is wrong
+                if left and end + 4 + left == size:
+                    self.payload_bytes += left
+                    return data
         position = 0
         body_end = -1  # where the last chunk's line ends, if this call meets it
         payload: list[bytes] = []
