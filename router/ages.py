@@ -27,6 +27,10 @@ class Ages:
         self._heard_at = -inf  # when the last word of anybody came in
         self._frozen_at: float | None = None
 
+    def configure(self, policy: FreshnessPolicy) -> None:
+        """Go by another policy from now on; what was heard and a stopped clock stay."""
+        self._policy = policy
+
     def age_s(self, endpoint: Endpoint, now: float) -> float:
         """Return the age of an endpoint's last word."""
         if endpoint.record.static:

@@ -103,6 +103,15 @@ class Breaker(Guard):
         self.passed = 0
         self.failed = 0
 
+    def configure(self, policy: BreakerPolicy, now: float) -> None:
+        """Go by another policy from now on. State and counts stay; half-open trials are counted from none again."""
+        if policy == self.policy:
+            return
+        if policy.window_s != self.policy.window_s:
+            self.calls = self.calls.remade(policy.window_s, now)
+        self.policy = policy
+        self.passed = self.failed = 0  # so that a smaller number of trials never leaves it without a place
+
     @property
     def blocks(self) -> bool:
         """True where no call may be made now: open, or half open with every trial taken."""

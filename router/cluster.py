@@ -76,10 +76,10 @@ class Cluster:
     ) -> None:
         self.policies = policies
         self._rng = rng
-        filters = default_filters(policies.freshness.ttl_s) if filters is None else filters
-        scorers = default_scorers(policies.scoring) if scorers is None else scorers
-        self._fleet = fleet = Fleet(policies, models, filters, now)
-        self._tables = Tables(fleet, policies, scorers, picker)
+        self._given_filters = filters
+        self._given_scorers = scorers
+        self._fleet = fleet = Fleet(policies, models, self._filters(policies), now)
+        self._tables = Tables(fleet, policies, self._scorers(policies), picker)
         self._endpoints = MappingProxyType(fleet.endpoints)
         self._scale = LogBuckets(policies.latency.relative_error).scale
         self._decay = -1 / policies.latency.ewma_decay_s
@@ -99,6 +99,30 @@ class Cluster:
             model.PeerObserved: self._on_peer_observed,
             model.Tick: self._on_tick,
         }
+
+    def configure(self, policies: Policies, models: Iterable[ModelPolicy], now: float) -> None:
+        """Go by another configuration from now on, without forgetting anything of what stays.
+
+        Attempts in flight, EWMAs, sketches, guards and the retry budget are kept. A model that is new has a route at
+        once; one that is gone loses its routes, at once or with the last replica that is still reported. Where
+        ``latency.relative_error`` changes, sketches are brought to the new buckets, and so must siblings' be: all
+        processes of a sidecar are configured alike, within a tick.
+        """
+        self.policies = policies
+        self._scale = LogBuckets(policies.latency.relative_error).scale
+        self._decay = -1 / policies.latency.ewma_decay_s
+        self._budget.configure(policies.retry, now)
+        self._calls = self._budget.calls
+        self._tables.configure(policies, self._scorers(policies))
+        self._fleet.configure(policies, models, self._filters(policies), now)
+
+    def _filters(self, policies: Policies) -> Sequence[Filter]:
+        given = self._given_filters
+        return default_filters(policies.freshness.ttl_s) if given is None else given
+
+    def _scorers(self, policies: Policies) -> Sequence[tuple[Scorer, float]]:
+        given = self._given_scorers
+        return default_scorers(policies.scoring) if given is None else given
 
     # --- what is known -------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from router.breaker import Breaker, GuardState, Quarantine
 from router.model import Replica, State
-from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow
+from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow, rebucketed
 
 if TYPE_CHECKING:
     from router.model import EndpointRecord
@@ -31,7 +31,7 @@ class Latency:
     """
 
     __slots__ = (
-        "_buckets", "_changed", "_decay", "_drifted_at", "_settled_at", "_unsent", "_window", "_window_s",
+        "_buckets", "_changed", "_decay", "_drifted_at", "_settled_at", "_slots", "_unsent", "_window", "_window_s",
         "ewma_at", "ewma_ms", "fresh", "p50_ms", "p95_ms", "sampled_at",
     )  # fmt: skip
 
@@ -40,6 +40,7 @@ class Latency:
         self._decay = -1 / policy.ewma_decay_s
         self._window = SketchWindow(buckets, policy.window_s, policy.slots, now)
         self._window_s = policy.window_s
+        self._slots = policy.slots
         self._unsent: dict[int, int] = {}
         self._changed = False
         self._settled_at = -inf
@@ -50,6 +51,21 @@ class Latency:
         self.sampled_at = -inf
         self.p95_ms: float | None = None
         self.p50_ms: float | None = None
+
+    def configure(self, policy: LatencyPolicy, buckets: LogBuckets, now: float) -> None:
+        """Go by another policy from now on; what was measured stays."""
+        self._decay = -1 / policy.ewma_decay_s
+        old = self._buckets
+        if buckets is old and policy.window_s == self._window_s and policy.slots == self._slots:
+            return
+        self._window = self._window.remade(buckets, policy.window_s, policy.slots, now)
+        self._window_s = policy.window_s
+        self._slots = policy.slots
+        if buckets is not old:
+            self._buckets = buckets
+            self.fresh = rebucketed(self.fresh, old, buckets)
+            self._unsent = rebucketed(self._unsent, old, buckets)
+        self._changed = True
 
     def sample(self, ms: float, now: float) -> None:
         """Take the duration of an attempt that succeeded."""
@@ -157,6 +173,12 @@ class Endpoint:
         self.failures = 0  # since last reported
         self.other_successes = 0  # the same: answers that count as success but are no latency sample (4xx)
         self.reported_in_flight = 0
+
+    def configure(self, policies: Policies, buckets: LogBuckets, now: float) -> None:
+        """Go by other policies from now on; counts, guards and what was measured stay."""
+        self.latency.configure(policies.latency, buckets, now)
+        self.quarantine.policy = policies.quarantine
+        self.breaker.configure(policies.breaker, now)
 
     def regard(self) -> None:
         """Bring ``guarded`` in line with the guards."""

@@ -54,10 +54,46 @@ class Fleet:
         self._models = {model.name: model for model in models}
         self._held: set[str] = set()
         self._snapshot: tuple[int, set[str]] | None = None
+        self._make_routes(now)
+
+    def _make_routes(self, now: float) -> None:
+        """Have a route for each model of the configuration, and find the default one."""
+        self.default = None
         for model in self._models.values():
             route = self._route_for(model.name, "", now)
             if model.default and self.default is None:
                 self.default = route
+
+    def configure(
+        self, policies: Policies, models: Iterable[ModelPolicy], filters: Sequence[Filter], now: float
+    ) -> None:
+        """Go by another configuration from now on; endpoints and all that was learned of them stay.
+
+        The routes of a model that is no longer in it go at once, or with the last replica that is still reported.
+        """
+        before = self._models
+        self._policies = policies
+        self._filters = tuple(filters)
+        self.ages.configure(policies.freshness)
+        buckets = LogBuckets(policies.latency.relative_error)
+        if buckets.gamma != self._buckets.gamma:
+            self._buckets = buckets
+        for endpoint in self.endpoints.values():
+            endpoint.configure(policies, self._buckets, now)
+        self._models = {model.name: model for model in models}
+        for route in self.routes.values():
+            policy = self._models.get(route.model)
+            if policy is not None:
+                route.policy = policy
+                route.learned = route.version != ""
+                route.withdrawn = False
+            elif route.model in before:
+                route.policy = ModelPolicy(route.model)
+                route.learned = route.withdrawn = True
+        self._make_routes(now)
+        self.forget_empty_routes(now)
+        self.generation += 1
+        self.judge_all(now)
 
     @property
     def mode(self) -> StoreMode:
@@ -182,10 +218,13 @@ class Fleet:
             self.judge(endpoint, now)
 
     def forget_empty_routes(self, now: float) -> None:
-        """Drop learned routes that nobody has served for ``local_after_s``; until then a request gets 503, not 404."""
+        """Drop learned routes that nobody has served for ``local_after_s``; until then a request gets 503, not 404.
+
+        Those of a model that was taken out of the configuration need not wait.
+        """
         before = now - self._policies.freshness.local_after_s
         for route in list(self.routes.values()):
-            if route.learned and not route.candidates and route.empty_since <= before:
+            if route.learned and not route.candidates and (route.withdrawn or route.empty_since <= before):
                 del self.routes[route.key]
                 self.generation += 1
 

@@ -43,12 +43,21 @@ class RetryBudget:
     ``calls`` counts requests as ``yes`` and retries as ``no``; the chooser counts requests there by hand.
     """
 
-    __slots__ = ("_floor", "_ratio", "calls")
+    __slots__ = ("_floor", "_ratio", "_window_s", "calls")
 
     def __init__(self, policy: RetryPolicy, now: float) -> None:
         self._ratio = policy.budget_ratio
         self._floor = policy.budget_min_per_s * policy.budget_window_s
+        self._window_s = policy.budget_window_s
         self.calls = SlidingCounts(policy.budget_window_s, now)
+
+    def configure(self, policy: RetryPolicy, now: float) -> None:
+        """Go by another policy from now on; what was counted stays. ``calls`` may be another object afterwards."""
+        if policy.budget_window_s != self._window_s:
+            self._window_s = policy.budget_window_s
+            self.calls = self.calls.remade(policy.budget_window_s, now)
+        self._ratio = policy.budget_ratio
+        self._floor = policy.budget_min_per_s * policy.budget_window_s
 
     def withdraw(self, now: float) -> bool:
         """Count one retry if the budget has room; False where it has not."""

@@ -98,7 +98,7 @@ class Route:
         "key", "model", "version", "policy",
         "due", "drawn", "draw", "used",
         "built_at", "busy", "busy_weights", "candidates", "dirty", "draw_busy", "empty_since", "interval_s", "learned",
-        "none", "none_at", "rebuild_at", "waiting", "weights",
+        "none", "none_at", "rebuild_at", "waiting", "weights", "withdrawn",
     )  # fmt: skip
 
     def __init__(self, model: str, version: str, policy: ModelPolicy, *, learned: bool, now: float) -> None:
@@ -121,6 +121,7 @@ class Route:
         self.interval_s = 0.0
         self.dirty = True
         self.learned = learned
+        self.withdrawn = False  # its model was taken out of the configuration: it goes with its last replica
         self.empty_since = now
         self.none: NoCandidate | None = None
         self.none_at = -inf

@@ -39,6 +39,15 @@ class LogBuckets:
         return float(2 * self.gamma**index / (self.gamma + 1))
 
 
+def rebucketed(counts: dict[int, int], old: LogBuckets, new: LogBuckets) -> dict[int, int]:
+    """Return the counts of ``old`` buckets as counts of ``new`` ones, each at its bucket's value."""
+    out: dict[int, int] = {}
+    for index, count in counts.items():
+        to = new.index(old.value(index))
+        out[to] = out.get(to, 0) + count
+    return out
+
+
 class SketchWindow:
     """A quantile sketch over the last ``window_s``, in ``slots`` that expire whole."""
 
@@ -61,6 +70,13 @@ class SketchWindow:
                 newest[index] = newest.get(index, 0) + count
                 counts[index] = counts.get(index, 0) + count
                 self.total += count
+
+    def remade(self, buckets: LogBuckets, window_s: float, slots: int, now: float) -> SketchWindow:
+        """Return a window of another form with the same content, all of it as if measured now."""
+        self.advance(now)
+        new = SketchWindow(buckets, window_s, slots, now)
+        new.add(rebucketed(self._counts, self._buckets, buckets).items(), now)
+        return new
 
     def advance(self, now: float) -> bool:
         """Drop what has left the window; True where anything was dropped."""
@@ -148,6 +164,12 @@ class SlidingCounts:
         if now >= self.ends:
             self.turn(now)
         return self._past_yes + self.yes, self._past_no + self.no
+
+    def remade(self, window_s: float, now: float) -> SlidingCounts:
+        """Return counts over another window that begin with the totals of this one, all of them as if counted now."""
+        new = SlidingCounts(window_s, now)
+        new.yes, new.no = self.totals(now)
+        return new
 
     def clear(self, now: float) -> None:
         """Forget everything."""

@@ -47,6 +47,11 @@ class Tables:
         self._scorers = tuple(scorers)
         self._picker = picker
 
+    def configure(self, policies: Policies, scorers: Sequence[tuple[Scorer, float]]) -> None:
+        """Go by other policies from the next table on."""
+        self._policies = policies
+        self._scorers = tuple(scorers)
+
     def view(self) -> View:
         """Return what an explanation reads."""
         fleet = self._fleet

@@ -110,13 +110,14 @@ class DataProcess:
         self._hello_due = now
         self._observe_due = now + OBSERVE_S
         self._sweep_due = now + SWEEP_S
+        self._drain_at: float | None = None  # when connections begin to be closed, where that is to be waited for
         self._drain_until: float | None = None
         self._ended = loop.create_future()
 
     async def run(self) -> int:
         """Serve until told to stop; return the exit code."""
         loop = self._loop
-        loop.add_signal_handler(signal.SIGTERM, self._drain)
+        loop.add_signal_handler(signal.SIGTERM, self._leave)
         loop.add_reader(self._channel.fileno(), self._read_channel)
         self._say_hello()
         self._tick()
@@ -277,6 +278,8 @@ class DataProcess:
             self._set_mode(StoreMode.FROZEN, now)
         if self._plane.faults and all(now >= rule.until for rule in self._plane.faults):
             self._plane.faults = ()
+        if self._drain_at is not None and now >= self._drain_at:
+            self._drain(now)
         if self._drain_until is not None and now >= self._drain_until and not self._ended.done():
             cut = self._plane.cut_all()
             self._log.warning("drain.cut", requests=cut)
@@ -299,10 +302,21 @@ class DataProcess:
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    def _drain(self) -> None:
-        if self._drain_until is not None:
+    def _leave(self) -> None:
+        """Begin to end. Load balancers get their time to notice first, unless nobody would be told of it."""
+        if self._drain_until is not None or self._drain_at is not None:
             return
         now = self._clock()
+        wait_s = self._plan.settings.timeouts.drain_wait_s
+        if wait_s and self._accepting and os.getppid() == self._plan.parent_pid:
+            self._plane.leave()
+            self._drain_at = now + wait_s
+            self._log.info("drain.waiting", connections=len(self._plane.connections), wait_s=wait_s)
+        else:
+            self._drain(now)
+
+    def _drain(self, now: float) -> None:
+        self._drain_at = None
         grace_s = self._plan.settings.timeouts.drain_s
         self._drain_until = now + grace_s
         self._log.info("drain.began", connections=len(self._plane.connections), grace_s=grace_s)

@@ -123,7 +123,23 @@ class Timeouts(Base, frozen=True):
     upstream_keep_alive_s: Annotated[float, _doc(Reload.NEW, "idle upstream connection", "seconds", gt=0, le=86400)] = (
         55.0
     )
-    drain_s: Annotated[float, _doc(Reload.LIVE, "grace period after SIGTERM", "seconds", ge=0, le=86400)] = 30.0
+    drain_wait_s: Annotated[
+        float,
+        _doc(
+            Reload.LIVE,
+            "after SIGTERM: not ready, but accepting and answering as before, so that load balancers notice",
+            "seconds",
+            ge=0,
+            le=3600,
+        ),
+    ] = 0.0
+    drain_idle_s: Annotated[
+        float,
+        _doc(Reload.LIVE, "then: how long connections that ask nothing are kept open", "seconds", ge=0, le=3600),
+    ] = 1.0
+    drain_s: Annotated[
+        float, _doc(Reload.LIVE, "grace period after SIGTERM and drain_wait_s", "seconds", ge=0, le=86400)
+    ] = 30.0
 
 
 class Admin(Base, frozen=True):

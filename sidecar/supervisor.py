@@ -305,11 +305,11 @@ class Supervisor:
                 log.warning("sidecar.drain_cut_short", signal=signum.name)
 
     def _drain(self, signum: Sig) -> None:
-        drain_s = self._settings.timeouts.drain_s
-        log.info("sidecar.draining", signal=signum.name, drain_s=drain_s)
+        timeouts = self._settings.timeouts
+        log.info("sidecar.draining", signal=signum.name, drain_wait_s=timeouts.drain_wait_s, drain_s=timeouts.drain_s)
         self._notify("STOPPING=1\nSTATUS=draining")
         self._phase = Phase.DRAINING
-        self._deadline = self._clock() + drain_s + KILL_AFTER_DRAIN_S
+        self._deadline = self._clock() + timeouts.drain_wait_s + timeouts.drain_s + KILL_AFTER_DRAIN_S
         self._close_listeners()  # the data processes' copies are the last ones then
         for child in (self.control, *self.data):
             child.restart_at = None

@@ -6,6 +6,7 @@ What concerns requests stands above it: ``exchange`` has a request carried and a
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 from typing import TYPE_CHECKING, Final, cast
@@ -40,6 +41,17 @@ LINGER_BYTES: Final = 1 << 20
 destroy it, RFC 9112 9.6)."""
 CLOSE_STALL_S: Final = 30.0
 """How long a closing connection may take nothing of what is still to be sent."""
+
+
+def unread(transport: asyncio.BaseTransport) -> bool:
+    """Return whether bytes or an end of file wait in the kernel that the loop has not come to yet."""
+    sock = transport.get_extra_info("socket")
+    fd = -1 if sock is None else sock.fileno()
+    if fd < 0:
+        return False
+    ready = select.poll()
+    ready.register(fd, select.POLLIN)
+    return bool(ready.poll(0))
 
 
 class CallerConnection(asyncio.Protocol):
@@ -160,8 +172,8 @@ class CallerConnection(asyncio.Protocol):
         return BODY <= self._phase < LINGERING
 
     def close_if_idle(self) -> None:
-        """Close a connection that waits for nothing (draining)."""
-        if self._phase in (NEW, IDLE):
+        """Close a connection that waits for nothing (draining), unless a request waits in it that was not read yet."""
+        if self._phase in (NEW, IDLE) and not unread(self.transport):
             self._phase = CLOSED
             self.transport.close()
 

@@ -356,7 +356,7 @@ class ExchangeConnection(CallerConnection):
         """Answer what V2 clients ask a server as a whole (Open Inference Protocol: metadata, live, ready)."""
         plane = self._plane
         if path.endswith(b"/ready"):
-            if plane.draining:
+            if plane.leaving:
                 self._end_with(Outcome.DRAINING, "")
                 return
             if not plane.cluster.routable(now):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.matching import Surface, match
@@ -56,9 +57,6 @@ _ATTEMPT_SUM: Final = ENDPOINT_HISTOGRAM + _SUM
 SWEEP_S: Final = 0.25
 """How often deadlines are looked at: timeouts are this coarse."""
 
-LAME_DUCK_S: Final = 1.0
-"""How long idle connections are kept after draining began, so that a request already on its way is still answered."""
-
 
 class Target:
     """What a request target means here: the surface, the route (None: nothing matches) and the metrics row."""
@@ -98,22 +96,32 @@ class Plane:
         self._id_prefix = b"%016x-" % rng.getrandbits(64)
         self._id_count = 0
         self._trace_prefix = b"traceparent: 00-%016x" % rng.getrandbits(64)
+        self.share = share
+        self.connections: set[DownstreamConnection] = set()
+        self.faults: tuple[FaultRule, ...] = ()
+        self.leaving = False  # not ready any more
+        self.draining = False  # and every answer closes its connection
+        self.on_drain: list[Callable[[], None]] = []  # called once, as ``draining`` begins: GOAWAY of other protocols
+        self.drained: Callable[[], None] = lambda: None
+        self._close_idle_at = inf
+        self.received_bytes = 0
+        self.shapes = Shapes()
+        self._targets: dict[tuple[str | None, bytes], Target] = {}
+        self._generation = -1
+        self.configure(limits, timeouts)
+
+    def configure(self, limits: Limits, timeouts: Timeouts) -> None:
+        """Go by these limits and times from now on. Connections and requests that are there stay as they are."""
         self.limits = limits
         self.timeouts = timeouts
         self.body_bytes = limits.body_bytes
         self.replay_bytes = limits.replay_bytes
         self.response_head_s = timeouts.response_head_s
         self.keep_alive_s = timeouts.keep_alive_s
-        self.share = share
-        self.connections: set[DownstreamConnection] = set()
-        self.faults: tuple[FaultRule, ...] = ()
-        self.draining = False
-        self.drained: Callable[[], None] = lambda: None
-        self._drain_began = 0.0
-        self.received_bytes = 0
-        self.shapes = Shapes()
-        self._targets: dict[tuple[str | None, bytes], Target] = {}
-        self._generation = -1
+        for endpoint in self.cluster.endpoints.values():
+            pool: Upstream | None = endpoint.shell
+            if pool is not None:
+                pool.configure(limits, timeouts)
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -174,10 +182,8 @@ class Plane:
                 loop=self.loop,
                 clock=self.clock,
                 page=self.page,
-                connect_s=self.timeouts.connect_s,
-                idle_s=self.timeouts.upstream_keep_alive_s,
-                max_idle=self.limits.pooled_per_endpoint,
-                max_head_bytes=self.limits.head_bytes,
+                limits=self.limits,
+                timeouts=self.timeouts,
                 shapes=self.shapes,
             )
         return pool
@@ -235,7 +241,7 @@ class Plane:
 
     def sweep(self, now: float) -> None:
         """Look at every deadline once."""
-        lame = self.draining and now - self._drain_began >= LAME_DUCK_S
+        lame = now >= self._close_idle_at
         for connection in list(self.connections):
             if lame:
                 connection.close_if_idle()
@@ -287,11 +293,21 @@ class Plane:
             ids.append(endpoint.id)
         return ids
 
-    def drain(self, now: float) -> None:
-        """Begin to end: every answer from now on closes its connection, idle ones go after a lame-duck second."""
-        self.draining = True
-        self._drain_began = now
+    def leave(self) -> None:
+        """Say to who asks that this process is not ready any more; everything else goes on as before."""
+        self.leaving = True
         self.gauge(Scalar.DRAINING_NOW, 1)
+
+    def drain(self, now: float) -> None:
+        """Begin to end: every answer from now on closes its connection, idle ones go after ``timeouts.drain_idle_s``.
+
+        That long a request which is already on its way is still answered.
+        """
+        self.leave()
+        self.draining = True
+        self._close_idle_at = now + self.timeouts.drain_idle_s
+        for hook in self.on_drain:
+            hook()
 
     def cut_all(self) -> int:
         """End what still runs, because the grace period is over; return how many requests that cut."""

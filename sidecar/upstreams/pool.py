@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sidecar.http1.shapes import Shapes
+    from sidecar.settings import Limits, Timeouts
     from sidecar.telemetry.page import Page
     from sidecar.upstreams.connection import Exchange
 
@@ -51,10 +52,8 @@ class Upstream:
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
         page: Page,
-        connect_s: float,
-        idle_s: float,
-        max_idle: int,
-        max_head_bytes: int,
+        limits: Limits,
+        timeouts: Timeouts,
         shapes: Shapes,
     ) -> None:
         self.id = id
@@ -62,10 +61,6 @@ class Upstream:
         self._loop = loop
         self.clock = clock
         self._page = page
-        self._connect_s = connect_s
-        self._idle_s = idle_s
-        self._max_idle = max_idle
-        self.max_head_bytes = max_head_bytes
         self.shapes = shapes
         self._idle: list[UpstreamConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,6 +68,16 @@ class Upstream:
         self.row = page.endpoint_row(id)
         self.closed = False
         self.sent_bytes = 0  # of answers, downstream; the plane takes it away once a second
+        self.configure(limits, timeouts)
+
+    def configure(self, limits: Limits, timeouts: Timeouts) -> None:
+        """Go by these limits and times from now on; idle connections over the new number of them are closed."""
+        self._connect_s = timeouts.connect_s
+        self._idle_s = timeouts.upstream_keep_alive_s
+        self._max_idle = limits.pooled_per_endpoint
+        self.max_head_bytes = limits.head_bytes
+        while len(self._idle) > self._max_idle:
+            self._idle.pop(0).drop()
 
     @property
     def pooled(self) -> int:

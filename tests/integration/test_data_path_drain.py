@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
-from sidecar.http1.plane import LAME_DUCK_S
+from sidecar.settings import Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
     CHUNKED,
@@ -51,6 +52,29 @@ async def test_so_does_an_answer_of_our_own(path: DataPath) -> None:
     assert await client.rest() == b""
 
 
+@on_data_path(echo, default=False)
+async def test_one_that_is_leaving_says_so_and_serves_on(path: DataPath) -> None:
+    client = await path.connect()
+    path.plane.leave()
+    assert path.scalar(Scalar.DRAINING_NOW) == 1
+    got = await client.ask(request(b"GET /v2/health/ready HTTP/1.1"))
+    assert (got.status, got.value(b"Retry-After") != b"") == (503, True)
+    for _ in range(2):
+        got = await (await path.connect()).ask(request(b"GET /v2/health/live HTTP/1.1"))
+        assert (got.status, got.values(b"Connection")) == (200, [])
+
+
+@on_data_path(echo, timeouts=Timeouts(drain_idle_s=0.0))
+async def test_a_request_that_waits_unread_in_an_idle_connection_is_answered(path: DataPath) -> None:
+    client = await path.connect()
+    await client.ask(post(b"a"))
+    path.plane.drain(path.plane.clock())
+    os.write(client.writer.get_extra_info("socket").fileno(), post(b"b"))
+    path.plane.sweep(path.plane.clock())
+    got = await client.answer()
+    assert (got.body, got.value(b"Connection")) == (b"b", b"close")
+
+
 @on_data_path(on_command)
 async def test_a_stream_runs_to_its_end_and_then_the_plane_is_empty(path: DataPath) -> None:
     drained = asyncio.Event()
@@ -61,7 +85,7 @@ async def test_a_stream_runs_to_its_end_and_then_the_plane_is_empty(path: DataPa
     began = path.plane.clock()
     path.plane.drain(began)
     assert await idle.rest() == b""
-    assert path.plane.clock() - began >= LAME_DUCK_S
+    assert path.plane.clock() - began >= path.plane.timeouts.drain_idle_s == 1.0
     assert not drained.is_set()
     path.origin.connections[0].reader.feed_data(b"!")
     assert (await client.body(head)).body == b"begun"

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -70,11 +71,15 @@ def sidecar(
     at: tuple[str, str] = ("127.0.0.1:0", "127.0.0.1:0"),
     log: str = "sidecar.log",
     drain_s: float = 10.0,
+    **timeouts: float,
 ) -> Iterator[Process]:
     """Run a sidecar that listens, and serves its admin API, ``at`` these addresses."""
     command = [sys.executable, "-P", "-m", "sidecar.cli.main", "sidecar", "--listen", at[0], "--to", origin.url]
     command += ["--admin", at[1], "--admin-socket", str(tmp_path / "run" / "admin.sock")]
-    with Process(command, tmp_path / log, env=os.environ | {"WARMROUTE__TIMEOUTS__DRAIN_S": str(drain_s)}) as process:
+    environ = dict(os.environ)
+    for name, value in {"drain_s": drain_s, **timeouts}.items():
+        environ[f"WARMROUTE__TIMEOUTS__{name.upper()}"] = str(value)
+    with Process(command, tmp_path / log, env=environ) as process:
         until(lambda: get(listen(process), "/")[0] == 200, "it serves")
         until(lambda: get(admin(process), "/readyz")[0] == 200, "it is ready")
         yield process
@@ -130,6 +135,28 @@ def test_sigterm_finishes_what_runs_refuses_what_comes_and_ends_with_zero(tmp_pa
         assert not (tmp_path / "run" / "admin.sock").exists()
         assert not process.events("process.killed")
         assert {event["code"] for event in process.events("process.exited")} == {0}
+
+
+def test_before_it_closes_it_gives_load_balancers_their_time(tmp_path: Path, origin: Origin) -> None:
+    with sidecar(tmp_path, origin, drain_wait_s=1.0) as process:
+        address, place = listen(process), admin(process)
+        kept = http.client.HTTPConnection(address, timeout=10)
+        process.send(signal.SIGTERM)
+        told_at = time.monotonic()
+        until(lambda: get(place, "/readyz")[0] == 503, "not ready at once", within_s=0.5)
+        asked = 0
+        while time.monotonic() < told_at + 0.9:
+            kept.request("GET", "/")
+            response = kept.getresponse()
+            assert (response.read(), response.getheader("Connection")) == (b"answer", None)
+            assert get(address, "/") == (200, b"answer")
+            asked += 1
+        assert asked > 3
+        kept.close()
+        until(lambda: get(address, "/")[0] == 0, "then nothing is accepted", within_s=1.0)
+        assert time.monotonic() - told_at >= 1.0
+        assert process.wait() == 0
+        assert process.await_event("drain.waiting")["wait_s"] == 1.0
 
 
 def test_what_the_end_of_the_grace_period_cuts_is_still_an_end_in_order(tmp_path: Path, origin: Origin) -> None:

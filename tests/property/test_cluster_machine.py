@@ -29,12 +29,19 @@ from router.model import (
     Tick,
 )
 from router.outcomes import AttemptResult
-from router.policy import BreakerPolicy, ModelPolicy, Policies
+from router.policy import BreakerPolicy, LatencyPolicy, ModelPolicy, Policies, ScoringPolicy
 from router.routes import Attempt, NoCandidate
 from tests.support.fleet import record
 
 IDS = ("a", "b", "c", "s")
 POLICIES = Policies(breaker=BreakerPolicy(minimum_calls=4, half_open_calls=3))
+OTHERS = (
+    POLICIES,
+    Policies(breaker=BreakerPolicy(minimum_calls=4, half_open_calls=3, window_s=2.0, failure_ratio=0.9)),
+    Policies(breaker=POLICIES.breaker, latency=LatencyPolicy(relative_error=0.2, window_s=6.0, slots=3)),
+    Policies(breaker=POLICIES.breaker, scoring=ScoringPolicy(speed=0.0), latency=LatencyPolicy(ewma_decay_s=1.0)),
+)
+"""Configurations that the cluster may be given in between; none of them changes what the invariants go by."""
 
 
 class Model:
@@ -134,6 +141,32 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(mode=st.sampled_from([StoreMode.LIVE, StoreMode.LIVE, *StoreMode]))
     def store(self, mode: StoreMode) -> None:
         self.apply(StoreChanged(mode, self.now))
+
+    @rule(policies=st.sampled_from(OTHERS), more=st.booleans())
+    def configure(self, policies: Policies, more: bool) -> None:
+        before = self.learned()
+        models = [ModelPolicy("m", idempotent=True, default=True), *([ModelPolicy("n")] if more else [])]
+        for cluster in (self.first, self.twin):
+            cluster.configure(policies, models, self.now)
+        assert self.learned() == before
+        assert (self.first.route("n") is not None) is more
+
+    def learned(self) -> dict[str, object]:
+        """Return what a change of configuration must not touch."""
+        return {
+            id_: (
+                endpoint.in_flight,
+                endpoint.latency.ewma_ms,
+                endpoint.quarantine.state,
+                endpoint.quarantine.until,
+                endpoint.breaker.state,
+                endpoint.breaker.until,
+                endpoint.breaker.trials,
+                endpoint.held,
+                endpoint.busy_until,
+            )
+            for id_, endpoint in self.first.endpoints.items()
+        }
 
     @rule(id_=st.sampled_from(IDS), count=st.integers(0, 3), bad=st.integers(0, 3), source=st.integers(1, 2))
     def sibling(self, id_: str, count: int, bad: int, source: int) -> None:
@@ -278,10 +311,15 @@ class InFlight(RuleBasedStateMachine):
     @rule()
     def request(self) -> None:
         route = self.cluster.route("m")
-        assert route is not None
+        if route is None:  # taken out of the configuration, and nobody serves it
+            return
         picked = self.cluster.choose(route, self.now, self.rng)
         if isinstance(picked, Attempt):
             self.running.append(picked)
+
+    @rule(named=st.booleans())
+    def configure(self, named: bool) -> None:
+        self.cluster.configure(POLICIES, [ModelPolicy("m")] if named else [], self.now)
 
     @rule(at=st.integers(0, 100), result=st.sampled_from(AttemptResult), again=st.booleans())
     def end(self, at: int, result: AttemptResult, again: bool) -> None:

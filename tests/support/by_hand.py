@@ -112,10 +112,8 @@ class Bench:
                 loop=self.loop,  # type: ignore[arg-type]
                 clock=lambda: self.now,
                 page=page,
-                connect_s=1.0,
-                idle_s=60.0,
-                max_idle=4,
-                max_head_bytes=1024,
+                limits=self.plane.limits,
+                timeouts=self.plane.timeouts,
                 shapes=self.plane.shapes,
             )
         self.transport = FakeTransport()

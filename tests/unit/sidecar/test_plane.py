@@ -248,6 +248,28 @@ def test_idle_connections_outlive_the_beginning_of_the_drain_by_the_lame_duck_se
     assert idle.seen == ["close_if_idle"]
 
 
+def test_a_drain_is_told_once_to_who_wants_to_know(bench: Bench) -> None:
+    calls: list[str] = []
+    bench.plane.on_drain.append(lambda: calls.append("drain"))
+    bench.plane.leave()
+    assert (bench.plane.leaving, bench.plane.draining, calls) == (True, False, [])
+    assert bench.scalar(Scalar.DRAINING_NOW) == 1
+    bench.plane.drain(bench.now)
+    assert (bench.plane.draining, calls) == (True, ["drain"])
+
+
+def test_a_new_configuration_reaches_what_is_shared_and_the_pools_that_are_there(bench: Bench) -> None:
+    bench.see("a", "m")
+    pool = bench.attempt("m").endpoint.shell
+    limits = Limits(body_bytes=7, replay_bytes=3, head_bytes=2048, target_bytes=100)
+    bench.plane.configure(limits, Timeouts(keep_alive_s=9, response_head_s=8))
+    plane = bench.plane
+    assert (plane.body_bytes, plane.replay_bytes, plane.keep_alive_s, plane.response_head_s) == (7, 3, 9, 8)
+    assert (plane.limits, pool.max_head_bytes) == (limits, 2048)
+    bench.see("b", "n")
+    assert bench.attempt("n").endpoint.shell.max_head_bytes == 2048
+
+
 def test_the_last_one_out_of_a_drain_is_reported(bench: Bench) -> None:
     calls: list[int] = []
     bench.plane.drained = lambda: calls.append(1)
