@@ -148,7 +148,11 @@ class DataProcess:
             sock = socket.socket(fileno=held.fd)
             sock.setblocking(False)
             default_model = listener.default_model
-            server = await self._loop.create_server(self._factory(default_model), sock=sock, backlog=listener.backlog)
+            factory = self._factory(default_model)
+            if sock.family == socket.AF_UNIX:
+                server = await self._loop.create_unix_server(factory, sock=sock, backlog=listener.backlog)
+            else:
+                server = await self._loop.create_server(factory, sock=sock, backlog=listener.backlog)
             self._servers.append(server)
             self._sockets.append((sock, default_model))
             grant = granted(sock, listener.backlog, listener.fastopen_queue)

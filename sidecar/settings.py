@@ -61,7 +61,7 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class Listener(Base, frozen=True):
     """A socket that the sidecar accepts on."""
 
-    address: Annotated[str, _doc(Reload.RESTART, "where to accept, HOST:PORT", "HOST:PORT")]
+    address: Annotated[str, _doc(Reload.RESTART, "where to accept, HOST:PORT or unix:/PATH", "address")]
     name: Annotated[str, _doc(Reload.RESTART, "label in metrics and logs; the address where empty", form=LABEL)] = ""
     processes: Annotated[
         int, _doc(Reload.RESTART, "data processes, each with a socket of its own", "processes", ge=1, le=64)
@@ -79,6 +79,14 @@ class Listener(Base, frozen=True):
     fastopen_queue: Annotated[
         int, _doc(Reload.RESTART, "TCP_FASTOPEN queue; 0 turns it off", "connections", ge=0, le=65535)
     ] = 256
+    unix_mode: Annotated[
+        str,
+        _doc(
+            Reload.RESTART,
+            "mode of the socket's file, where the address is a unix:/PATH",
+            form=(r"^0[0-7]{3}\Z", 'an octal mode in quotes, such as "0660"'),
+        ),
+    ] = "0660"
     default_model: Annotated[str | None, _doc(Reload.LIVE, "model for requests that name none")] = None
 
 
@@ -228,7 +236,9 @@ class Model(Base, frozen=True):
     idempotent: Annotated[bool, _doc(Reload.LIVE, "a request may be executed twice: it may be retried once sent")] = (
         False
     )
-    endpoints: Annotated[tuple[str, ...], _doc(Reload.LIVE, "static endpoints, http://HOST:PORT", "URLs")] = ()
+    endpoints: Annotated[
+        tuple[str, ...], _doc(Reload.LIVE, "static endpoints, http://HOST:PORT or unix:/PATH", "URLs")
+    ] = ()
     default: Annotated[bool, _doc(Reload.LIVE, "takes requests that name no known model; at most one")] = False
     on_no_candidate: Annotated[OnNoCandidate, _doc(Reload.LIVE, "fail: 503 with Retry-After")] = OnNoCandidate.FAIL
     probe: Annotated[
@@ -239,9 +249,11 @@ class Model(Base, frozen=True):
 class Endpoint(Base, frozen=True):
     """A static endpoint that holds several models."""
 
-    url: Annotated[str, _doc(Reload.LIVE, "http://HOST:PORT", "URL")]
+    url: Annotated[str, _doc(Reload.LIVE, "http://HOST:PORT or unix:/PATH", "URL")]
     models: Annotated[tuple[str, ...], _doc(Reload.LIVE, "NAME or NAME@VERSION of what it holds")]
-    name: Annotated[str, _doc(Reload.LIVE, "endpoint id; the URL's HOST:PORT where empty", form=LABEL)] = ""
+    name: Annotated[
+        str, _doc(Reload.LIVE, "endpoint id; where empty, the URL's HOST:PORT or the whole unix:/PATH", form=LABEL)
+    ] = ""
     probe: Annotated[Probe | None, _doc(Reload.LIVE, "readiness probe; null counts it as warm")] = None
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from sidecar.config.addresses import MAX_UNIX_PATH_BYTES, AddressError, fits_unix_socket, split_address
+from sidecar.config.addresses import MAX_UNIX_PATH_BYTES, AddressError, fits_unix_socket, split_address, unix_path
 from sidecar.sysctl import fastopen_for_servers, sysctl
 
 if TYPE_CHECKING:
@@ -59,14 +59,43 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
+class SocketFile:
+    """The file of a Unix socket of ours. ``inode``: (device, inode), by which another's in its place is told."""
+
+    path: Path
+    inode: tuple[int, int]
+
+    @classmethod
+    def of(cls, path: Path) -> SocketFile:
+        """Return the file that is at ``path`` now."""
+        return cls(path, _inode(path))
+
+    def remove(self) -> None:
+        """Remove it, unless another process has put its own there since."""
+        if _inode(self.path) == self.inode:
+            self.path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
 class OpenListener:
     """One listener's sockets, by data process index."""
 
     index: int  # into Settings.listeners
     name: str
     address: str  # as bound: the port is known
-    sockets: tuple[socket.socket, ...]
+    sockets: tuple[socket.socket, ...]  # of a Unix socket the same one for all: the kernel knows no others there
     granted: Granted
+    file: SocketFile | None = None
+
+    def close(self) -> None:
+        """Close the sockets; a file in the file system stays."""
+        for sock in self.sockets:
+            sock.close()
+
+    def remove_socket_file(self) -> None:
+        """Remove a Unix socket's file, unless another process has put its own there since."""
+        if self.file is not None:
+            self.file.remove()
 
 
 @dataclass(slots=True)
@@ -75,13 +104,12 @@ class OpenAdmin:
 
     sockets: tuple[socket.socket, ...] = ()
     addresses: tuple[str, ...] = ()  # as bound, for people
-    unix_path: Path | None = None
-    unix_inode: tuple[int, int] = (0, 0)
+    file: SocketFile | None = None
 
     def remove_socket_file(self) -> None:
         """Remove the Unix socket's file, unless another process has put its own there since."""
-        if self.unix_path is not None and _inode(self.unix_path) == self.unix_inode:
-            self.unix_path.unlink(missing_ok=True)
+        if self.file is not None:
+            self.file.remove()
 
 
 def open_listeners(listeners: tuple[Listener, ...]) -> tuple[OpenListener, ...]:
@@ -108,9 +136,8 @@ def open_admin(admin: Admin) -> OpenAdmin:
         opened = OpenAdmin()
         if admin.socket is not None:
             path = Path(admin.socket).absolute()
-            unix = _bind_unix(path, undo)
-            opened = OpenAdmin((unix,), (f"unix:{path}",), path, _inode(path))
-            undo.callback(opened.remove_socket_file)
+            unix, file = _bind_unix(path, 0o600, _ADMIN_BACKLOG, "--admin-socket PATH or admin.socket", undo)
+            opened = OpenAdmin((unix,), (f"unix:{path}",), file)
         if admin.address is not None:
             tcp, bound = _bind_admin(admin.address, undo)
             opened.sockets += (tcp,)
@@ -160,7 +187,9 @@ def bound_address(sock: socket.socket) -> str:
 
 
 def granted(sock: socket.socket, backlog_asked: int, fastopen_asked: int) -> Granted:
-    """Ask the kernel what a listening socket really got."""
+    """Ask the kernel what a listening socket really got; of a Unix socket it tells no more than its cap."""
+    if sock.family == socket.AF_UNIX:
+        return Granted(min(backlog_asked, sysctl("net.core.somaxconn") or backlog_asked), backlog_asked, 0, 0)
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_MAX_BACKLOG + 4)
     (backlog,) = struct.unpack_from("I", info, _TCP_INFO_MAX_BACKLOG)
     queue = (
@@ -172,6 +201,9 @@ def granted(sock: socket.socket, backlog_asked: int, fastopen_asked: int) -> Gra
 
 
 def _open_listener(index: int, listener: Listener, undo: ExitStack) -> OpenListener:
+    path = unix_path(listener.address)
+    if path is not None:
+        return _open_unix_listener(index, listener, Path(path), undo)
     change = f"--listen HOST:PORT or listeners[{index}].address"
     check_free(listener.address, change)
     family, sockaddr = resolve(listener.address, change)
@@ -200,6 +232,19 @@ def _open_listener(index: int, listener: Listener, undo: ExitStack) -> OpenListe
     )
 
 
+def _open_unix_listener(index: int, listener: Listener, path: Path, undo: ExitStack) -> OpenListener:
+    change = f"--listen unix:/PATH or listeners[{index}].address"
+    sock, file = _bind_unix(path, int(listener.unix_mode, 8), listener.backlog, change, undo)
+    return OpenListener(
+        index,
+        listener.name or listener.address,
+        listener.address,
+        (sock,) * listener.processes,
+        granted(sock, listener.backlog, 0),
+        file,
+    )
+
+
 def _bind_admin(address: str, undo: ExitStack) -> tuple[socket.socket, str]:
     change = "--admin HOST:PORT or admin.address"
     family, sockaddr = resolve(address, change)
@@ -212,8 +257,7 @@ def _bind_admin(address: str, undo: ExitStack) -> tuple[socket.socket, str]:
     return sock, bound_address(sock)
 
 
-def _bind_unix(path: Path, undo: ExitStack) -> socket.socket:
-    change = "--admin-socket PATH or admin.socket"
+def _bind_unix(path: Path, mode: int, backlog: int, change: str, undo: ExitStack) -> tuple[socket.socket, SocketFile]:
     if not fits_unix_socket(path):
         raise BindError(
             f"{path} is longer than the {MAX_UNIX_PATH_BYTES} bytes a Unix socket may have; set a shorter one with "
@@ -221,16 +265,18 @@ def _bind_unix(path: Path, undo: ExitStack) -> socket.socket:
         )
     sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     with _refusal(str(path), change):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o755 if mode & 0o077 else 0o700, parents=True, exist_ok=True)
         _remove_stale(path, change)
-        mask = os.umask(0o177)  # the file must never be open to others, not even for an instant
+        mask = os.umask(0o777 & ~mode)  # the file must never be open to others, not even for an instant
         try:
             sock.bind(str(path))
         finally:
             os.umask(mask)
-        sock.listen(_ADMIN_BACKLOG)
+        file = SocketFile.of(path)
+        undo.callback(file.remove)
+        sock.listen(backlog)
     sock.setblocking(False)
-    return sock
+    return sock, file
 
 
 def _remove_stale(path: Path, change: str) -> None:

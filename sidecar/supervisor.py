@@ -179,7 +179,7 @@ class Supervisor:
             settings=self._settings,
             sidecar_id=f"{socket.gethostname()[:64]}-{os.urandom(4).hex()}",
             admin_fds=admin_fds,
-            admin_unix=self._admin.unix_path is not None,
+            admin_unix=self._admin.file is not None,
             channel_fds=channel_fds,
             metrics_fds=self._inherited.metrics_fds,
             listen_addresses=tuple(listener.address for listener in self._listeners),
@@ -230,13 +230,14 @@ class Supervisor:
 
     def _close_listeners(self) -> None:
         for opened in self._listeners:
-            for sock in opened.sockets:
-                sock.close()
+            opened.close()
 
     def _release(self) -> None:
         for child in (self.control, *self.data):  # only an error leaves one
             child.send(Sig.SIGKILL)
         self._close_listeners()
+        for opened in self._listeners:
+            opened.remove_socket_file()
         self._admin.remove_socket_file()
         for sock in self._admin.sockets:
             sock.close()

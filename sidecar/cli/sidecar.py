@@ -23,13 +23,14 @@ def sidecar(
     listen: Annotated[
         tuple[str, ...],
         Parameter(
-            help="Where to accept, HOST:PORT; may be repeated. Replaces the file's listeners.", show_default=False
+            help="Where to accept, HOST:PORT or unix:/PATH; may be repeated. Replaces the file's listeners.",
+            show_default=False,
         ),
     ] = (),
     to: Annotated[
         tuple[str, ...],
         Parameter(
-            help="A worker, http://HOST:PORT; may be repeated. Without a file only: any path goes to them.",
+            help="A worker, http://HOST:PORT or unix:/PATH; may be repeated. Without a file only; any path goes there.",
             show_default=False,
         ),
     ] = (),

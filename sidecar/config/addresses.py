@@ -38,6 +38,35 @@ def split_address(text: str) -> tuple[str, int]:
     return _host(host), port
 
 
+UNIX = "unix:"
+"""What the address of a Unix socket starts with: ``unix:/PATH``."""
+
+
+def unix_path(text: str) -> str | None:
+    """Return the path of ``unix:/PATH``, or None where ``text`` is no address of a Unix socket."""
+    return text.removeprefix(UNIX) if text.startswith(UNIX) else None
+
+
+def check_listen_address(text: str) -> None:
+    """Check ``HOST:PORT`` or ``unix:/PATH``.
+
+    :raises AddressError: it is neither.
+    """
+    path = unix_path(text)
+    if path is None:
+        split_address(text)
+    else:
+        _check_unix_address(path)
+
+
+def _check_unix_address(path: str) -> None:
+    if not path.startswith("/") or path.startswith("//") or path.endswith("/"):
+        raise AddressError("must be unix: and the absolute path of a socket, for example unix:/run/app/http.sock")
+    if not path.isprintable():
+        raise AddressError("must hold no control characters in its path")
+    check_unix_path(path)
+
+
 def is_loopback(host: str) -> bool:
     """Say whether ``host`` can be reached from this machine alone."""
     if host.lower().rstrip(".") == "localhost":
@@ -49,17 +78,21 @@ def is_loopback(host: str) -> bool:
 
 
 def check_endpoint_url(text: str) -> str:
-    """Check ``http://HOST:PORT`` and return it without a final slash.
+    """Check ``http://HOST:PORT`` or ``unix:/PATH`` and return it without a final slash.
 
     :raises AddressError: it is not of that form.
     """
+    path_of_socket = unix_path(text)
+    if path_of_socket is not None:
+        _check_unix_address(path_of_socket)
+        return text
     scheme, separator, rest = text.partition("://")
     if not separator:
         raise AddressError(f"must be http://HOST:PORT; did you mean http://{text}?" if text else _ENDPOINT_FORM)
     if scheme.lower() == "https":
         raise AddressError("TLS to workers is not supported yet: use http://")
     if scheme.lower() != "http":
-        raise AddressError("must start with http://: workers are reached over plain HTTP/1.1")
+        raise AddressError("must start with http://, or be unix:/PATH: workers are reached over HTTP/1.1")
     if "@" in rest:
         raise AddressError("must not hold a user or password")
     authority, slash, path = rest.partition("/")

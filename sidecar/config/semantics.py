@@ -10,10 +10,12 @@ from router.wire import MAX_RECORD_BYTES, replica_bytes
 from sidecar.config.addresses import (
     AddressError,
     check_endpoint_url,
+    check_listen_address,
     check_state_url,
     check_unix_path,
     is_loopback,
     split_address,
+    unix_path,
 )
 from sidecar.config.problems import Path, nearest
 from sidecar.settings import Endpoint, Settings
@@ -66,6 +68,8 @@ def _repeated(values: Iterable[object]) -> Iterator[tuple[int, int]]:
 
 def _bound(text: str | None) -> tuple[str, int] | None:
     """Return what an address binds, or None where that is not known to be one place."""
+    if text is not None and unix_path(text) is not None:
+        return text, -1
     try:
         place = split_address(text) if text is not None else None
     except AddressError:
@@ -77,7 +81,7 @@ def _listeners(settings: Settings) -> Iterator[Finding]:
     listeners = settings.listeners
     names = [model.name for model in settings.models]
     for index, listener in enumerate(listeners):
-        yield from _refusal(("listeners", index, "address"), split_address, listener.address)
+        yield from _refusal(("listeners", index, "address"), check_listen_address, listener.address)
         if listener.default_model is not None and listener.default_model not in names:
             yield Finding(("listeners", index, "default_model"), _no_model(listener.default_model, names))
     for index, first in _repeated(_bound(listener.address) for listener in listeners):

@@ -43,8 +43,8 @@ class StaticEndpoint:
 def static_endpoints(settings: Settings) -> tuple[StaticEndpoint, ...]:
     """Return the endpoints that ``settings`` names, each URL once.
 
-    The id is the endpoint's ``name``, else the URL's HOST:PORT. A model may be named at the endpoint and the endpoint
-    at the model: where both do, the endpoint's own probe counts.
+    The id is the endpoint's ``name``, else the URL's HOST:PORT, or the whole of ``unix:/PATH``. A model may be named at
+    the endpoint and the endpoint at the model: where both do, the endpoint's own probe counts.
     """
     names: dict[str, str] = {}
     replicas: dict[str, dict[tuple[str, str], StaticReplica]] = {}
@@ -61,7 +61,7 @@ def static_endpoints(settings: Settings) -> tuple[StaticEndpoint, ...]:
             replica = StaticReplica(model_settings.name, "", model_settings.probe)
             replicas.setdefault(_normal(raw), {}).setdefault(key, replica)
     return tuple(
-        StaticEndpoint(names.get(url) or url.partition("://")[2], url, tuple(held.values()))
+        StaticEndpoint(names.get(url) or url.partition("://")[2] or url, url, tuple(held.values()))
         for url, held in replicas.items()
     )
 

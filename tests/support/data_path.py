@@ -12,6 +12,7 @@ import inspect
 import os
 import random
 import socket
+import ssl
 import struct
 import time
 from collections import Counter
@@ -238,9 +239,10 @@ async def deaf(origin: OriginConnection) -> None:
 class Origin:
     """A worker played by a script per connection; it closes when its script returns."""
 
-    def __init__(self, script: Script, path: str = "") -> None:
+    def __init__(self, script: Script, path: str = "", *, tls: ssl.SSLContext | None = None) -> None:
         self.script = script
         self.path = path
+        self.tls = tls
         self.connections: list[OriginConnection] = []
         self.ended: list[float] = []  # when connections ended, loop time
         self._tasks: set[asyncio.Task[None]] = set()
@@ -249,11 +251,12 @@ class Origin:
 
     async def start(self) -> None:
         if self.path:
-            self._server = await asyncio.start_unix_server(self._serve, self.path)
+            self._server = await asyncio.start_unix_server(self._serve, self.path, limit=32768)
             self.address = f"unix:{self.path}"
         else:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=32768)
-            self.address = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=32768, ssl=self.tls)
+            scheme = "http" if self.tls is None else "https"
+            self.address = f"{scheme}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     @property
     def requests(self) -> list[Message]:

@@ -27,6 +27,12 @@ def test_no_file_is_needed() -> None:
     assert settings.state.url == "none"
 
 
+def test_unix_sockets_both_ways() -> None:
+    settings = settings_of(listen=("unix:/run/a.sock",), to=("unix:/run/w.sock",))
+    assert settings.listeners == (Listener(address="unix:/run/a.sock", unix_mode="0660"),)
+    assert settings.models[0].endpoints == ("unix:/run/w.sock",)
+
+
 def test_every_flag_without_a_file() -> None:
     settings = settings_of(
         listen=("127.0.0.1:8080", "[::1]:8080"),

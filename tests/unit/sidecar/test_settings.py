@@ -196,7 +196,10 @@ def test_errors_name_the_flag() -> None:
         load(None, {}, overrides)
     assert [str(problem) for problem in caught.value.problems] == [
         '--listen: listeners[0].address: "nowhere": must be HOST:PORT, for example 127.0.0.1:8080',
-        '--to: models[0].endpoints[0]: "ftp://w": must start with http://: workers are reached over plain HTTP/1.1',
+        (
+            '--to: models[0].endpoints[0]: "ftp://w": must start with http://, or be unix:/PATH: '
+            "workers are reached over HTTP/1.1"
+        ),
     ]
     misplaced = [Override(("version", "major"), 1, "--major"), Override(("models",), [], "--models")]
     with pytest.raises(SettingsError) as caught:

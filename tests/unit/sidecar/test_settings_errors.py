@@ -64,7 +64,7 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
             'w.yaml:4:33: listeners[0].proceses: 2: unknown field; did you mean "processes"?',
             (
                 "w.yaml:4:46: listeners[0].zzz: 1: unknown field; known here: "
-                "address, name, processes, backlog, fastopen_queue, default_model"
+                "address, name, processes, backlog, fastopen_queue, unix_mode, default_model"
             ),
             'w.yaml:5:11: logging.formt: "xml": unknown field; did you mean "format"?',
             'w.yaml:5:31: logging.format: "jsn": must be one of: json, text; did you mean "json"?',
@@ -292,7 +292,7 @@ SENSELESS: list[tuple[str, str, list[str]]] = [
             'w.yaml:13:9: models[1].endpoints[5]: "http://w:2/": the same as endpoints[4]: name each once',
             (
                 'w.yaml:14:9: models[1].endpoints[6]: "ftp://w:1": '
-                "must start with http://: workers are reached over plain HTTP/1.1"
+                "must start with http://, or be unix:/PATH: workers are reached over HTTP/1.1"
             ),
             'w.yaml:15:9: models[1].endpoints[7]: "http://***@w:1": must not hold a user or password',
             'w.yaml:16:9: models[1].endpoints[8]: "http://w:0": must have a port between 1 and 65535',
@@ -349,6 +349,32 @@ SENSELESS: list[tuple[str, str, list[str]]] = [
             ),
             (
                 f'w.yaml:4:44: admin.socket: "{"s" * 108}": '
+                "must be at most 107 bytes: the kernel takes no longer socket path"
+            ),
+        ],
+    ),
+    (
+        "Unix sockets that are none",
+        (
+            "version: 1\nlisteners:\n  - {address: 'unix:run/a.sock'}\n  - {address: 'unix:/run/a.sock'}\n"
+            "  - {address: 'unix:/run/a.sock'}\n"
+            f"models: [{{name: m, endpoints: ['unix:', 'unix:/run/w.sock', 'unix:/{'s' * 107}']}}]\n"
+        ),
+        [
+            (
+                'w.yaml:3:15: listeners[0].address: "unix:run/a.sock": '
+                "must be unix: and the absolute path of a socket, for example unix:/run/app/http.sock"
+            ),
+            (
+                'w.yaml:5:15: listeners[2].address: "unix:/run/a.sock": already the address of listeners[1]: '
+                "give each its own, or use processes for more of them"
+            ),
+            (
+                'w.yaml:6:32: models[0].endpoints[0]: "unix:": '
+                "must be unix: and the absolute path of a socket, for example unix:/run/app/http.sock"
+            ),
+            (
+                f'w.yaml:6:61: models[0].endpoints[2]: "unix:/{"s" * 107}": '
                 "must be at most 107 bytes: the kernel takes no longer socket path"
             ),
         ],

@@ -153,6 +153,49 @@ def test_names_are_resolved() -> None:
     assert sockaddr[1] == 80
 
 
+def test_a_unix_listener_is_one_socket_for_all_processes_with_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "in.sock"
+    (opened,) = open_listeners((Listener(address=f"unix:{path}", processes=3, unix_mode="0666"),))
+    try:
+        assert opened.address == opened.name == f"unix:{path}"
+        assert len(opened.sockets) == 3
+        assert len({sock.fileno() for sock in opened.sockets}) == 1
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        assert (opened.granted.backlog, opened.granted.backlog_asked) == (min(4096, SOMAXCONN), 4096)
+        assert opened.granted.fastopen_asked == 0, "there is no fast open, so nothing is to be missed"
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            opened.sockets[2].accept()[0].close()
+        opened.close()
+        assert path.exists()
+        opened.remove_socket_file()
+        assert not path.exists()
+    finally:
+        opened.close()
+
+
+def test_a_unix_listener_s_address_that_answers_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "in.sock"
+    opened = open_listeners((Listener(address=f"unix:{path}"),))
+    try:
+        with pytest.raises(BindError) as raised:
+            open_listeners((Listener(address=f"unix:{path}"),))
+        assert str(raised.value) == (
+            f"{path} is already taken by another process; choose another with --listen unix:/PATH or "
+            "listeners[0].address"
+        )
+        assert path.exists()
+    finally:
+        close(opened)
+
+
+def test_a_listener_that_cannot_be_opened_leaves_no_socket_file_of_the_others(tmp_path: Path, taken: str) -> None:
+    path = tmp_path / "in.sock"
+    with pytest.raises(BindError):
+        open_listeners((Listener(address=f"unix:{path}"), Listener(address=taken)))
+    assert not path.exists()
+
+
 def test_admin_sockets_unix_first_private_and_removed(tmp_path: Path) -> None:
     path = tmp_path / "run" / "admin.sock"
     opened = open_admin(Admin(socket=str(path), address="127.0.0.1:0"))
@@ -187,7 +230,8 @@ def test_a_socket_file_that_nobody_answers_on_is_replaced(tmp_path: Path) -> Non
     try:
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
-        assert opened.unix_inode[1] == path.stat().st_ino
+        assert opened.file is not None
+        assert opened.file.inode[1] == path.stat().st_ino
     finally:
         for sock in opened.sockets:
             sock.close()

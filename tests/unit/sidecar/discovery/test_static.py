@@ -38,6 +38,11 @@ def test_every_place_that_names_a_url_adds_to_one_endpoint() -> None:
     assert held == [("c", "3", "/two"), ("a", "", "/two")], "the endpoint's own probe counts"
 
 
+def test_a_unix_socket_s_endpoint_is_named_by_its_address() -> None:
+    (found,) = static_endpoints(settings(models=[{"name": "a", "endpoints": ["unix:/run/w.sock"]}]))
+    assert (found.id, found.address) == ("unix:/run/w.sock", "unix:/run/w.sock")
+
+
 class Scripted:
     """Answers probes from a list, one a turn, and ends the source when it is spent."""
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -41,6 +42,26 @@ def test_the_status_comes_back_and_redirects_are_not_followed(path: str, status:
     assert answer == Answer(status)
     assert [(request.method, request.path) for request in seen] == [("GET", path)]
     assert seen[0].headers["user-agent"] == "warmroute-probe"
+
+
+def test_a_unix_socket_is_asked_too(tmp_path: Path) -> None:
+    async def main() -> list[Answer]:
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            return web.Response(status=200 if request.path == "/ready" else 503)
+
+        runner = web.ServerRunner(web.Server(handle))
+        await runner.setup()
+        await web.UnixSite(runner, str(tmp_path / "w.sock")).start()
+        try:
+            async with HttpProber() as ask:
+                return [await ask(f"unix:{tmp_path / name}", "/ready", 5.0) for name in ("w.sock", "none.sock")]
+        finally:
+            await runner.cleanup()
+
+    there, none = asyncio.run(main())
+    assert there == Answer(200)
+    assert none.status is None
+    assert str(tmp_path / "none.sock") in none.error
 
 
 def test_silence_ends_at_the_time_out() -> None:
