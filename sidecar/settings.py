@@ -109,6 +109,15 @@ class Limits(Base, frozen=True):
     pooled_per_endpoint: Annotated[
         int, _doc(Reload.NEW, "idle upstream connections kept per endpoint", "connections", ge=0, le=65536)
     ] = 256
+    body_rate_bytes_per_s: Annotated[
+        int, _doc(Reload.NEW, "a caller that sends its body slower is told 408; 0: however slow", "bytes/s", ge=0)
+    ] = 240
+    read_rate_bytes_per_s: Annotated[
+        int, _doc(Reload.NEW, "a caller that takes a waiting answer slower is cut; 0: however slow", "bytes/s", ge=0)
+    ] = 240
+    rate_grace_s: Annotated[
+        float, _doc(Reload.NEW, "shortest time over which both rates are measured", "seconds", ge=1, le=3600)
+    ] = 10.0
 
 
 class Timeouts(Base, frozen=True):
@@ -131,6 +140,22 @@ class Timeouts(Base, frozen=True):
     upstream_keep_alive_s: Annotated[float, _doc(Reload.NEW, "idle upstream connection", "seconds", gt=0, le=86400)] = (
         55.0
     )
+    connection_age_s: Annotated[
+        Annotated[float, Meta(ge=1, le=31_536_000)] | None,
+        _doc(
+            Reload.NEW,
+            "the next answer after this (less up to a tenth, at random) ends a downstream connection; null: no limit",
+            "seconds",
+        ),
+    ] = 3600.0
+    upstream_connection_age_s: Annotated[
+        Annotated[float, Meta(ge=1, le=31_536_000)] | None,
+        _doc(
+            Reload.NEW,
+            "an upstream connection takes no request after this (less up to a tenth, at random); null: no limit",
+            "seconds",
+        ),
+    ] = None
     drain_wait_s: Annotated[
         float,
         _doc(

@@ -6,9 +6,12 @@ What concerns requests stands above it: ``exchange`` has a request carried and a
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import select
 import socket
 import struct
+import sys
+import termios
 from typing import TYPE_CHECKING, Final, cast
 
 from sidecar.http1.shapes import LEARN_AT
@@ -40,7 +43,10 @@ LINGER_BYTES: Final = 1 << 20
 """How long and how much input is read and thrown away behind a refusal, so that the caller can read it (a reset would
 destroy it, RFC 9112 9.6)."""
 CLOSE_STALL_S: Final = 30.0
-"""How long a closing connection may take nothing of what is still to be sent."""
+"""How long a closing connection may take too little (``limits.read_rate_bytes_per_s``) of what is still to be sent."""
+LAME_DUCK_S: Final = 1.0
+"""How long an idle connection that is to be closed is kept, so that a request already on its way is still answered."""
+NEVER: Final = float("inf")
 
 
 def unread(transport: asyncio.BaseTransport) -> bool:
@@ -59,6 +65,8 @@ class CallerConnection(asyncio.Protocol):
 
     __slots__ = (
         "_attempt",
+        "_body_at",
+        "_body_from",
         "_buffer",
         "_close_after",
         "_default_model",
@@ -72,6 +80,8 @@ class CallerConnection(asyncio.Protocol):
         "_phase",
         "_plane",
         "_read_paused",
+        "_reader_at",
+        "_reader_from",
         "_request_id",
         "_scanner",
         "_seen",
@@ -91,9 +101,11 @@ class CallerConnection(asyncio.Protocol):
         "_write_paused",
         "active",
         "deadline",
+        "last",
         "method",
         "old_client",
         "request_done",
+        "retire_at",
         "transport",
     )
 
@@ -129,8 +141,14 @@ class CallerConnection(asyncio.Protocol):
         self._peer_full = False
         self._discarded = 0
         self._unflushed = 0
+        self._body_at = 0.0  # since when, and from where on, the speed of a body is measured; 0: anew at the next sweep
+        self._body_from = 0
+        self._reader_at = 0.0  # the same for what the caller has yet to take
+        self._reader_from = 0
         self.active = False
         self.deadline = 0.0
+        self.last = False  # the next answer closes the connection
+        self.retire_at = NEVER
         self.method = b""
         self.old_client = False
         self.request_done = True
@@ -173,15 +191,38 @@ class CallerConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Close a connection that waits for nothing (draining), unless a request waits in it that was not read yet."""
-        if self._phase in (NEW, IDLE) and not unread(self.transport):
+        if self._phase in (NEW, IDLE) and (self._read_paused or not unread(self.transport)):
             self._phase = CLOSED
             self.transport.close()
 
+    def retire(self, now: float, idle_s: float) -> None:
+        """Let the next answer be the last on this connection; one that stays idle for ``idle_s`` more is closed.
+
+        What is being answered goes on to its end, however long that takes.
+        """
+        self.last = True
+        self.retire_at = NEVER
+        if self._phase == IDLE:
+            self.deadline = min(self.deadline, now + idle_s)
+        elif BODY <= self._phase < ANSWERING:
+            self._close_after = True
+
+    def unsent(self) -> int:
+        """Return how many bytes were written that the caller's kernel has not taken yet (tcp(7), SIOCOUTQ)."""
+        waiting = self.transport.get_write_buffer_size()
+        try:
+            fd = cast("socket.socket", self.transport.get_extra_info("socket")).fileno()
+            waiting += int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0"), sys.byteorder)
+        except (OSError, ValueError):  # no longer a socket
+            pass
+        return waiting
+
     def _wait_for_flush(self, now: float) -> None:
         """A closing connection's time is over: end it, unless a slow reader still takes what was written."""
-        unflushed = self.transport.get_write_buffer_size()
-        if unflushed and unflushed != self._unflushed:
-            self._unflushed = unflushed
+        unsent = self.unsent() if self.transport.get_write_buffer_size() else 0
+        least = max(1.0, self._plane.limits.read_rate_bytes_per_s * CLOSE_STALL_S)
+        if unsent and (not self._unflushed or self._unflushed - unsent >= least):
+            self._unflushed = unsent
             self.deadline = now + CLOSE_STALL_S
         else:
             self.transport.abort()
@@ -194,6 +235,7 @@ class CallerConnection(asyncio.Protocol):
     def _resume_reading(self) -> None:
         if self._read_paused:
             self._read_paused = False
+            self._body_at = 0.0  # that it came no faster was our doing
             if not self.transport.is_closing():
                 self.transport.resume_reading()
 

@@ -46,6 +46,11 @@ class ChunkScanner:
         self.payload_bytes = 0
         self.rest = b""
 
+    @property
+    def taken_bytes(self) -> int:
+        """Data of the body that has come, without its framing."""
+        return self.payload_bytes - self._left
+
     def feed(self, data: bytes) -> bytes:
         """Return the part of the body that is now complete enough to be passed on.
 

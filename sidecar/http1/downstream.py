@@ -40,7 +40,10 @@ class DownstreamConnection(ExchangeConnection):
         plane = self._plane
         self.transport = cast("asyncio.Transport", transport)
         plane.count(Scalar.CONNECTIONS_TOTAL)
-        self.deadline = plane.clock() + plane.timeouts.client_head_s
+        now = plane.clock()
+        self.deadline = now + plane.timeouts.client_head_s
+        self.retire_at = now + plane.age_s()
+        self.last = plane.draining
         plane.connections.add(self)
         if len(plane.connections) > plane.limits.connections:
             plane.count(Scalar.REFUSED_CONNECTIONS_TOTAL)
@@ -89,12 +92,15 @@ class DownstreamConnection(ExchangeConnection):
         self._buffer = b""
         plane = self._plane
         plane.connections.discard(self)
+        plane.unread.discard(self)
         if plane.draining and not plane.connections:
             plane.drained()
 
     def pause_writing(self) -> None:
         """The caller reads too slowly: read no more from the worker."""
         self._write_paused = True
+        self._reader_at = 0.0
+        self._plane.unread.add(self)
         if self._upstream is not None:
             self._upstream.pause_reading()
         elif self._phase <= READING:
@@ -103,6 +109,7 @@ class DownstreamConnection(ExchangeConnection):
     def resume_writing(self) -> None:
         """The caller reads again."""
         self._write_paused = False
+        self._plane.unread.discard(self)
         if self._upstream is not None:
             self._upstream.resume_reading()
         elif self._phase <= READING:
@@ -196,7 +203,7 @@ class DownstreamConnection(ExchangeConnection):
         self._started = now = plane.clock()
         self._tries = 0
         self._whole = True
-        self._close_after = not head.keep_alive or plane.draining
+        self._close_after = self.last or not head.keep_alive
         self.method = head.method
         self.old_client = head.minor == 0
         length = head.length
@@ -232,6 +239,8 @@ class DownstreamConnection(ExchangeConnection):
             self.deadline = now + plane.response_head_s
         else:
             self._phase = BODY
+            self._body_at = now
+            self._body_from = -self._left if length > 0 else 0
             self.deadline = now + plane.timeouts.client_body_idle_s
         if length > plane.body_bytes:
             self._end_with(Outcome.BODY_TOO_LARGE, f"{length} bytes, at most {plane.body_bytes}")
@@ -313,14 +322,62 @@ class DownstreamConnection(ExchangeConnection):
             self.deadline = now + timeouts.stream_idle_s
         elif self._phase == BODY:
             self.deadline = now + timeouts.client_body_idle_s
+            if self._plane.limits.body_rate_bytes_per_s:
+                self._watch_body(now)
+
+    def _watch_body(self, now: float) -> None:
+        """End a request whose body comes too slowly, while it is the caller that we wait for.
+
+        The average counts from the body's start, or from when we read on after a pause; it begins anew as often as the
+        caller might have been silent, so that nobody lives for hours on bytes that came at first.
+        """
+        limits = self._plane.limits
+        scanner = self._scanner
+        came = -self._left if scanner is None else scanner.taken_bytes
+        since = now - self._body_at
+        if self._read_paused or not self._body_at:
+            self._body_at, self._body_from = now, came
+        elif since >= limits.rate_grace_s:
+            taken = came - self._body_from
+            if taken < limits.body_rate_bytes_per_s * since:
+                least = limits.body_rate_bytes_per_s
+                self._fail_request(
+                    Outcome.CLIENT_TIMEOUT, f"{taken} bytes of the body in {since:.0f} s, at least {least} a second"
+                )
+            elif since >= self._plane.timeouts.client_body_idle_s:
+                self._body_at, self._body_from = now, came
+
+    def watch_reader(self, now: float) -> None:
+        """Cut a caller that takes too slowly what has piled up for it."""
+        limits = self._plane.limits
+        if not limits.read_rate_bytes_per_s:
+            return
+        unsent = self.unsent()
+        since = now - self._reader_at
+        if not self._reader_at or unsent > self._reader_from:
+            self._reader_at, self._reader_from = now, unsent
+        elif since >= limits.rate_grace_s:
+            if self._reader_from - unsent < limits.read_rate_bytes_per_s * since:
+                self._too_slow(now)
+                return
+            self._reader_at, self._reader_from = now, unsent
+            if self._phase == ANSWERING:
+                self.deadline = now + self._plane.timeouts.stream_idle_s
+
+    def _too_slow(self, now: float) -> None:
+        self._plane.count(Scalar.SLOW_READERS_TOTAL)
+        if self.busy:
+            self._drop_upstream()
+            self._settle(AttemptResult.CANCELLED, now)
+            self._cut(Outcome.CLIENT_TIMEOUT)
+        self.transport.abort()
 
     def expired(self, now: float) -> None:
         """The phase's time is over."""
         phase = self._phase
         plane = self._plane
         if phase in (NEW, IDLE):
-            self._phase = CLOSED
-            self.transport.close()
+            self.close_if_idle()
         elif phase == READING:
             self._refuse(
                 HeadError(Outcome.CLIENT_TIMEOUT, f"no whole head in {plane.timeouts.client_head_s} s"), self._buffer

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from router.matching import Surface, match
 from router.model import EndpointEjected
 from router.outcomes import OUTCOME_INDEX, AttemptResult, Outcome, Reason
+from sidecar.http1.caller import LAME_DUCK_S, NEVER
 from sidecar.http1.shapes import Shapes
 from sidecar.telemetry.page import (
     BUCKETS_S,
@@ -98,6 +99,7 @@ class Plane:
         self._trace_prefix = b"traceparent: 00-%016x" % rng.getrandbits(64)
         self.share = share
         self.connections: set[DownstreamConnection] = set()
+        self.unread: set[DownstreamConnection] = set()  # those whose callers do not take what was written
         self.faults: tuple[FaultRule, ...] = ()
         self.leaving = False  # not ready any more
         self.draining = False  # and every answer closes its connection
@@ -185,6 +187,7 @@ class Plane:
                 limits=self.limits,
                 timeouts=self.timeouts,
                 shapes=self.shapes,
+                rng=self.rng,
             )
         return pool
 
@@ -239,6 +242,11 @@ class Plane:
 
     # --- time ---------------------------------------------------------------------------------------------------
 
+    def age_s(self) -> float:
+        """Return how old a new connection may become: up to a tenth less than set, so that not all go at once."""
+        age_s = self.timeouts.connection_age_s
+        return NEVER if age_s is None else age_s * (1.0 - 0.1 * self.rng())
+
     def sweep(self, now: float) -> None:
         """Look at every deadline once."""
         lame = now >= self._close_idle_at
@@ -252,6 +260,11 @@ class Plane:
                     connection.expired(now)
                 except Exception as error:  # noqa: BLE001  one connection's end, not the sweep's
                     connection.crashed(error)
+        for connection in list(self.unread):
+            try:
+                connection.watch_reader(now)
+            except Exception as error:  # noqa: BLE001
+                connection.crashed(error)
         if self.draining and not self.connections:
             self.drained()
 
@@ -260,7 +273,13 @@ class Plane:
         self.count(Scalar.RECEIVED_BYTES, self.received_bytes)
         self.received_bytes = 0
         self.gauge(Scalar.CONNECTIONS_NOW, len(self.connections))
-        self.gauge(Scalar.REQUESTS_NOW, sum(connection.busy for connection in self.connections))
+        busy = 0
+        for connection in self.connections:
+            busy += connection.busy
+            if now >= connection.retire_at:
+                connection.retire(now, LAME_DUCK_S)
+                self.count(Scalar.CONNECTIONS_AGED_TOTAL)
+        self.gauge(Scalar.REQUESTS_NOW, busy)
         pooled = opened = sent = 0
         words = self.words
         for endpoint in self.cluster.endpoints.values():
@@ -306,6 +325,8 @@ class Plane:
         self.leave()
         self.draining = True
         self._close_idle_at = now + self.timeouts.drain_idle_s
+        for connection in self.connections:
+            connection.retire(now, self.timeouts.drain_idle_s)
         for hook in self.on_drain:
             hook()
 

@@ -25,6 +25,8 @@ FAULTS_INJECTED = Family("warmroute_faults_injected_total", _C, "Requests that a
 CONNECTIONS = Family("warmroute_connections_total", _C, "Downstream connections accepted.")
 CONNECTIONS_NOW = Family("warmroute_connections", _G, "Downstream connections open.", _PROCESS)
 CONNECTIONS_REFUSED = Family("warmroute_connections_refused_total", _C, "Downstream connections over the limit.")
+CONNECTIONS_AGED = Family("warmroute_connections_aged_total", _C, "Downstream connections that reached their age.")
+SLOW_READERS = Family("warmroute_slow_readers_total", _C, "Callers cut because they took their answer too slowly.")
 RECEIVED_BYTES = Family("warmroute_received_bytes_total", _C, "Bytes read from downstream.")
 SENT_BYTES = Family("warmroute_sent_bytes_total", _C, "Bytes of answers: those that workers sent, and warmroute's own.")
 

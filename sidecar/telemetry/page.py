@@ -65,6 +65,8 @@ class Scalar(IntEnum):
     DRAINING_NOW = 18
     RESTARTS_TOTAL = 19  # of this data process, counted by itself at start
     REJECTED_MESSAGES_TOTAL = 20  # requests refused for their form
+    SLOW_READERS_TOTAL = 21
+    CONNECTIONS_AGED_TOTAL = 22
 
 
 SCALAR_WORDS = 64

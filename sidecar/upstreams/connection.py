@@ -23,6 +23,10 @@ MAX_INTERIM: Final = 64
 """1xx answers to one request; more is a worker gone wrong."""
 _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 
+FULL: Final = 1
+OLD: Final = 2
+"""Why a connection takes no further request: the worker does not read what was sent; its age."""
+
 _IDLE: Final = 0
 _HEAD: Final = 1
 _LENGTH: Final = 2
@@ -85,9 +89,10 @@ class UpstreamConnection(asyncio.Protocol):
         "_shaped_method",
         "_upstream",
         "exchange",
-        "full",
         "idle_since",
         "paused",
+        "retire_at",
+        "unfit",
         "transport",
     )
 
@@ -100,7 +105,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._left = 0
         self._interims = 0
         self.paused = False
-        self.full = False  # the worker does not read what is sent to it
+        self.retire_at = upstream.retire_at()
+        self.unfit = 0  # why no further request goes out on it: FULL, OLD
         self._last_raw = b""  # the last head and its reading: workers answer many requests with the same head
         self._last_method = b""
         self._last: ResponseHead
@@ -222,13 +228,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The worker does not read the request as fast as it comes."""
-        self.full = True
+        self.unfit |= FULL
         if self.exchange is not None:
             self.exchange.upstream_full(full=True)
 
     def resume_writing(self) -> None:
         """The worker reads again."""
-        self.full = False
+        self.unfit &= ~FULL
         if self.exchange is not None:
             self.exchange.upstream_full(full=False)
 
@@ -343,7 +349,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.exchange = None
         self._mode = _IDLE
         now = upstream.clock()
-        if clean and head.keep_alive and exchange.request_done and not self.full and not self.transport.is_closing():
+        if clean and head.keep_alive and exchange.request_done and not self.unfit and not self.transport.is_closing():
             upstream.release(self, now)
         else:
             upstream.open_connections.discard(self)

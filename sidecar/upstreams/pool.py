@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from router.outcomes import AttemptResult
 from sidecar.telemetry.page import Scalar
-from sidecar.upstreams.connection import UpstreamConnection
+from sidecar.upstreams.connection import OLD, UpstreamConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sidecar.telemetry.page import Page
     from sidecar.upstreams.connection import Exchange
 
+_NEVER: Final = float("inf")
 _OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Connect errors that say nothing of the endpoint: this process or host is out of something."""
 
@@ -27,12 +28,14 @@ class Upstream:
 
     __slots__ = (
         "_address",
+        "_age_s",
         "_connect_s",
         "_idle",
         "_idle_s",
         "_loop",
         "_max_idle",
         "_page",
+        "_rng",
         "_tasks",
         "clock",
         "closed",
@@ -55,6 +58,7 @@ class Upstream:
         limits: Limits,
         timeouts: Timeouts,
         shapes: Shapes,
+        rng: Callable[[], float] | None = None,
     ) -> None:
         self.id = id
         self._address = address
@@ -62,6 +66,7 @@ class Upstream:
         self.clock = clock
         self._page = page
         self.shapes = shapes
+        self._rng = rng
         self._idle: list[UpstreamConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.open_connections: set[UpstreamConnection] = set()
@@ -73,6 +78,7 @@ class Upstream:
     def configure(self, limits: Limits, timeouts: Timeouts) -> None:
         """Go by these limits and times from now on; idle connections over the new number of them are closed."""
         self._connect_s = timeouts.connect_s
+        self._age_s = timeouts.upstream_connection_age_s
         self._idle_s = timeouts.upstream_keep_alive_s
         self._max_idle = limits.pooled_per_endpoint
         self.max_head_bytes = limits.head_bytes
@@ -165,11 +171,25 @@ class Upstream:
         self._count(Scalar.UPSTREAM_POISONED_TOTAL)
         self.forget(connection)
 
+    def retire_at(self) -> float:
+        """Return when a connection made now is too old: up to a tenth early, so that not all go at once."""
+        if self._age_s is None:
+            return _NEVER
+        return self.clock() + self._age_s * (1.0 - 0.1 * (self._rng() if self._rng is not None else 0.0))
+
     def expire(self, now: float) -> None:
-        """Close what has been idle for too long (the oldest stand first)."""
+        """Close what has been idle for too long (the oldest stand first), and what is too old once it is not in use."""
         idle = self._idle
         while idle and now - idle[0].idle_since > self._idle_s:
             idle.pop(0).drop()
+        if self._age_s is None:
+            return
+        for connection in [one for one in self.open_connections if now >= one.retire_at]:
+            if connection in idle:
+                idle.remove(connection)
+                connection.drop()
+            else:
+                connection.unfit |= OLD
 
     def close(self) -> None:
         """Close the idle connections; busy ones end with their answers. No new one is pooled."""

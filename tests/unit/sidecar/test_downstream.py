@@ -58,18 +58,20 @@ def test_nobody_can_feed_a_lingering_connection_for_ever(by_hand: Bench) -> None
     assert by_hand.transport.aborted
 
 
-def test_a_closing_connection_waits_for_a_reader_that_moves_and_for_no_other(by_hand: Bench) -> None:
+def test_a_closing_connection_waits_for_a_reader_that_is_fast_enough_and_for_no_other(by_hand: Bench) -> None:
     transport = by_hand.transport
     by_hand.connection.data_received(request(b"GET / HTTP/1.1", b"Connection: close"))
     (worker,) = by_hand.busy
     worker.data_received(answer(b"x"))
     assert transport.closing
-    transport.unsent_bytes = 1000
+    least = int(by_hand.plane.limits.read_rate_bytes_per_s * CLOSE_STALL_S)
+    transport.unsent_bytes = 3 * least
     sweep_at(by_hand, LINGER_S)
     assert not transport.aborted
-    transport.unsent_bytes = 900  # it moved
+    transport.unsent_bytes = 2 * least
     sweep_at(by_hand, LINGER_S + CLOSE_STALL_S)
     assert not transport.aborted
+    transport.unsent_bytes = least + 1
     sweep_at(by_hand, LINGER_S + 2 * CLOSE_STALL_S - 0.1)
     assert not transport.aborted
     sweep_at(by_hand, LINGER_S + 2 * CLOSE_STALL_S)

@@ -217,6 +217,9 @@ class Recorder:
     def close_if_idle(self) -> None:
         self.seen.append("close_if_idle")
 
+    def retire(self, now: float, idle_s: float) -> None:
+        assert not self.seen
+
 
 @pytest.mark.interpreted_only(reason="a double in a place that only takes the native class")
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from router.policy import FreshnessPolicy
 from sidecar.config.load import Loaded, load, load_settings, parse_settings
 from sidecar.config.overrides import EVERY, Override
 from sidecar.config.problems import SettingsError
-from sidecar.settings import LogFormat, Model, Probe, Settings
+from sidecar.settings import Limits, LogFormat, Model, Probe, Settings
 
 BASE = """\
 version: 1
@@ -144,10 +144,7 @@ ENVIRONMENT: list[tuple[str, str, str]] = [
     (
         "WARMROUTE__LIMITS",
         "7",
-        (
-            "limits: 7: must be a mapping with some of: head_bytes, target_bytes, fields, body_bytes, replay_bytes, "
-            "connections, pipelined, pooled_per_endpoint"
-        ),
+        (f"limits: 7: must be a mapping with some of: {', '.join(Limits.__struct_fields__)}"),
     ),
 ]
 
@@ -167,10 +164,7 @@ def test_a_variable_below_something_else_than_a_mapping() -> None:
             'environment variable WARMROUTE__LIMITS__FIELDS: limits.fields: "9": '
             "has no place: w.yaml:8:9 has 3 where a mapping belongs"
         ),
-        (
-            "w.yaml:8:9: limits: 3: must be a mapping with some of: head_bytes, target_bytes, fields, body_bytes, "
-            "replay_bytes, connections, pipelined, pooled_per_endpoint"
-        ),
+        (f"w.yaml:8:9: limits: 3: must be a mapping with some of: {', '.join(Limits.__struct_fields__)}"),
         "w.yaml:9:12: endpoints: an empty mapping: must be a list: start each item with a hyphen, or write [a, b]",
     ]
 
