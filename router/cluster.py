@@ -8,7 +8,7 @@ once all the same: each draw checks ``Candidate.open_until``.
 
 from __future__ import annotations
 
-from math import ceil, exp, log
+from math import ceil, exp, inf, log
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +35,13 @@ if TYPE_CHECKING:
     from router.protocols import Filter, PickerFactory, Rng, Scorer
 
 SLOWER_AT_LEAST: Final[frozenset[AttemptResult]] = frozenset(
-    {AttemptResult.SERVER_ERROR, AttemptResult.HEAD_TIMEOUT, AttemptResult.STREAM_IDLE}
+    {
+        AttemptResult.SERVER_ERROR,
+        AttemptResult.HEAD_TIMEOUT,
+        AttemptResult.STREAM_IDLE,
+        AttemptResult.TRY_TIMEOUT,
+        AttemptResult.OUTRUN,
+    }
 )
 """Results whose duration is a lower bound of the latency: they may raise the EWMA, never lower it.
 
@@ -351,6 +357,7 @@ class Cluster:
         tries: int,
         now: float,
         rng: Rng,
+        left_s: float = inf,
     ) -> RetryVerdict:
         """Decide whether a request is tried once more after ``tries`` attempts, the last of which ended in ``result``.
 
@@ -367,6 +374,7 @@ class Cluster:
             tries=tries,
             now=now,
             rng=rng,
+            left_s=left_s,
         )
 
     def observe(self, now: float) -> tuple[Observation, ...]:

@@ -40,6 +40,7 @@ class Outcome(StrEnum):
     DRAIN_CUT = "drain_cut"
     FAULT = "fault"
     INTERNAL = "internal"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
 
 
 OUTCOME_INDEX: dict[Outcome, int] = {outcome: index for index, outcome in enumerate(Outcome)}
@@ -60,6 +61,8 @@ class AttemptResult(StrEnum):
     CUT = "cut"  # the answer had begun and did not end as its framing promised
     STREAM_IDLE = "stream_idle"  # the answer had begun and stood still for too long
     CANCELLED = "cancelled"  # the caller went away, or warmroute itself gave up: says nothing of the endpoint
+    TRY_TIMEOUT = "try_timeout"  # no whole answer in the time for one try
+    OUTRUN = "outrun"  # dropped while it was waited for: the request's time was over, or another try answered first
 
 
 class Blame(StrEnum):
@@ -83,12 +86,16 @@ ATTEMPT_BLAME: dict[AttemptResult, Blame] = {
     AttemptResult.CUT: Blame.FAILURE,
     AttemptResult.STREAM_IDLE: Blame.FAILURE,
     AttemptResult.CANCELLED: Blame.NEUTRAL,
+    AttemptResult.TRY_TIMEOUT: Blame.FAILURE,
+    AttemptResult.OUTRUN: Blame.NEUTRAL,
 }
 
 NOT_STARTED: frozenset[AttemptResult] = frozenset({AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT})
 """Results after which the upstream surely did not start the request: always safe to retry."""
 
-MAYBE_STARTED: frozenset[AttemptResult] = frozenset({AttemptResult.RESET, AttemptResult.PROTOCOL})
+MAYBE_STARTED: frozenset[AttemptResult] = frozenset(
+    {AttemptResult.RESET, AttemptResult.PROTOCOL, AttemptResult.TRY_TIMEOUT}
+)
 """Results after which the upstream may have executed the request: retried only where declared idempotent."""
 
 QUARANTINES: frozenset[AttemptResult] = frozenset(
@@ -174,4 +181,5 @@ OUTCOMES: dict[Outcome, OutcomeSpec] = {
     Outcome.DRAIN_CUT: OutcomeSpec(0, "", "the grace period ended first"),
     Outcome.FAULT: OutcomeSpec(503, "Service Unavailable", "an injected fault"),
     Outcome.INTERNAL: OutcomeSpec(500, "Internal Server Error", "an error inside the proxy", close=True),
+    Outcome.DEADLINE_EXCEEDED: OutcomeSpec(504, "Gateway Timeout", "the request's time is over"),
 }

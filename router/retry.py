@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import MAYBE_STARTED, NOT_STARTED, AttemptResult
@@ -22,6 +23,7 @@ class RetryDenied(StrEnum):
     NOT_IDEMPOTENT = "not_idempotent"  # it may have been started, and the route does not allow it twice
     NOT_REPLAYABLE = "not_replayable"  # the body is gone
     ATTEMPTS = "attempts"  # tried often enough
+    DEADLINE = "deadline"  # the request's time is over
     BUDGET = "budget"  # retries are too large a part of the traffic already
 
 
@@ -98,17 +100,21 @@ def judge_retry(
     tries: int,
     now: float,
     rng: Rng,
+    left_s: float = inf,
 ) -> RetryVerdict:
     """Decide on one more try after ``tries`` of them, and withdraw it from the budget where it is allowed.
 
-    The wait is drawn evenly between the policy's bounds.
+    The wait is drawn evenly between the policy's bounds, and is at most half of ``left_s``, the time that is left for
+    the request.
     """
     denied = may_repeat(result, answered=answered, idempotent=idempotent, replayable=replayable)
     if denied is None and tries > policy.attempts:
         denied = RetryDenied.ATTEMPTS
+    if denied is None and left_s <= 0:
+        denied = RetryDenied.DEADLINE
     if denied is None and not budget.withdraw(now):
         denied = RetryDenied.BUDGET
     if denied is not None:
         return _DENIED[denied]
     spread_ms = policy.backoff_max_ms - policy.backoff_min_ms
-    return RetryVerdict(True, (policy.backoff_min_ms + spread_ms * rng()) / 1000)
+    return RetryVerdict(True, min((policy.backoff_min_ms + spread_ms * rng()) / 1000, left_s / 2))

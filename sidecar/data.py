@@ -95,6 +95,7 @@ class DataProcess:
             limits=settings.limits,
             timeouts=settings.timeouts,
             share=self._share,
+            model_timeouts={model.name: model.timeouts for model in settings.models},
         )
         self._plane.drained = self._finish
         self._servers: list[asyncio.Server] = []

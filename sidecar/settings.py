@@ -54,6 +54,10 @@ LABEL = (r"^[A-Za-z0-9._-]{0,128}\Z", "at most 128 letters, digits, dots, unders
 """Form of a name for metrics, logs and paths; without a colon, so that it never is another one's HOST:PORT."""
 
 
+Seconds = Annotated[float, Meta(gt=0, le=86400)]
+"""A duration in a field that may be null: msgspec takes bounds where the number stands."""
+
+
 class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All parts of the configuration: immutable, and strict about unknown fields."""
 
@@ -173,6 +177,13 @@ class Timeouts(Base, frozen=True):
     drain_s: Annotated[
         float, _doc(Reload.LIVE, "grace period after SIGTERM and drain_wait_s", "seconds", ge=0, le=86400)
     ] = 30.0
+    total_s: Annotated[
+        Seconds | None,
+        _doc(Reload.NEW, "a request's head to the end of its answer, all tries; null for no limit", "seconds"),
+    ] = None
+    try_s: Annotated[
+        Seconds | None, _doc(Reload.NEW, "one try, to the end of its answer; null for no limit", "seconds")
+    ] = None
 
 
 class Admin(Base, frozen=True):
@@ -246,6 +257,15 @@ class Probe(Base, frozen=True):
     timeout_s: Annotated[float, _doc(Reload.LIVE, "time for one probe", "seconds", gt=0, le=3600)] = 1.0
 
 
+class ModelTimeouts(Base, frozen=True):
+    """Times of one model's requests; what is null stands under timeouts."""
+
+    response_head_s: Annotated[Seconds | None, _doc(Reload.NEW, "request sent to response head", "seconds")] = None
+    stream_idle_s: Annotated[Seconds | None, _doc(Reload.NEW, "silence inside a response body", "seconds")] = None
+    total_s: Annotated[Seconds | None, _doc(Reload.NEW, "a request's head to the end of its answer", "seconds")] = None
+    try_s: Annotated[Seconds | None, _doc(Reload.NEW, "one try, to the end of its answer", "seconds")] = None
+
+
 class Model(Base, frozen=True):
     """One model, by the name that requests use."""
 
@@ -269,6 +289,7 @@ class Model(Base, frozen=True):
     probe: Annotated[
         Probe | None, _doc(Reload.LIVE, "readiness probe of the static endpoints; null counts them as warm")
     ] = None
+    timeouts: ModelTimeouts = msgspec.field(default_factory=ModelTimeouts)
 
 
 class Endpoint(Base, frozen=True):

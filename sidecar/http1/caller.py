@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sidecar.http1.chunked import ChunkScanner
     from sidecar.http1.head import RequestHead
     from sidecar.http1.plane import Plane, Target
+    from sidecar.http1.watch import Watch
     from sidecar.upstreams.connection import UpstreamConnection
 
 NEW: Final = 0
@@ -97,6 +98,7 @@ class CallerConnection(asyncio.Protocol):
         "_tries",
         "_unflushed",
         "_upstream",
+        "_watch",
         "_whole",
         "_write_paused",
         "active",
@@ -127,6 +129,7 @@ class CallerConnection(asyncio.Protocol):
         self._upstream: UpstreamConnection | None = None
         self._scanner: ChunkScanner | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._watch: Watch | None = None  # of the request in hand, where it has limits of its own
         self._left = 0
         self._started = 0.0
         self._tries = 0

@@ -236,12 +236,14 @@ class DownstreamConnection(ExchangeConnection):
         self._sent_head = out + (VIA_END if head.has_traceparent else plane.new_trace_and_via())
         if self.request_done:
             self._phase = WAITING
-            self.deadline = now + plane.response_head_s
+            self.deadline = now + target.times.response_head_s
         else:
             self._phase = BODY
             self._body_at = now
             self._body_from = -self._left if length > 0 else 0
             self.deadline = now + plane.timeouts.client_body_idle_s
+        if target.watched or head.timeout_ms >= 0:
+            self._start_watch(now)
         if length > plane.body_bytes:
             self._end_with(Outcome.BODY_TOO_LARGE, f"{length} bytes, at most {plane.body_bytes}")
             return
@@ -250,6 +252,8 @@ class DownstreamConnection(ExchangeConnection):
                 self._answer_for_server(target.own, now)
             else:
                 self._end_with(Outcome.NO_ROUTE, target.why)
+            return
+        if head.timeout_ms == 0 and self._over(now):
             return
         self._dispatch(target.route, None, now)
         if length == CHUNKED and end < len(data) and self._phase == BODY:
@@ -283,11 +287,12 @@ class DownstreamConnection(ExchangeConnection):
         if self.request_done and self._phase == BODY:
             self._phase = WAITING
             now = self._plane.clock()
-            self.deadline = now + self._plane.response_head_s
-            if self._timer is not None:  # held back, by a fault or before a retry: the worker is not asked yet
-                self.deadline += max(0.0, self._timer.when() - self._plane.loop.time())
             if self._attempt is not None:  # how long the caller took to send is not the worker's time
                 self._attempt.started = now
+            held_s = 0.0
+            if self._timer is not None:  # held back, by a fault or before a retry: the worker is not asked yet
+                held_s = max(0.0, self._timer.when() - self._plane.loop.time())
+            self._wait_for_head(now + held_s)
         upstream = self._upstream
         if upstream is not None:
             upstream.transport.write(out)
@@ -319,11 +324,13 @@ class DownstreamConnection(ExchangeConnection):
         self.active = False
         timeouts = self._plane.timeouts
         if self._phase == ANSWERING:
-            self.deadline = now + timeouts.stream_idle_s
+            self.deadline = now + self._target.times.stream_idle_s
         elif self._phase == BODY:
             self.deadline = now + timeouts.client_body_idle_s
             if self._plane.limits.body_rate_bytes_per_s:
                 self._watch_body(now)
+        if self._watch is not None:
+            self._clip()
 
     def _watch_body(self, now: float) -> None:
         """End a request whose body comes too slowly, while it is the caller that we wait for.
@@ -362,7 +369,8 @@ class DownstreamConnection(ExchangeConnection):
                 return
             self._reader_at, self._reader_from = now, unsent
             if self._phase == ANSWERING:
-                self.deadline = now + self._plane.timeouts.stream_idle_s
+                self.deadline = now + self._target.times.stream_idle_s
+                self._clip()
 
     def _too_slow(self, now: float) -> None:
         self._plane.count(Scalar.SLOW_READERS_TOTAL)
@@ -376,6 +384,8 @@ class DownstreamConnection(ExchangeConnection):
         """The phase's time is over."""
         phase = self._phase
         plane = self._plane
+        if self._watch is not None and self._over(now):
+            return
         if phase in (NEW, IDLE):
             self.close_if_idle()
         elif phase == READING:
@@ -387,12 +397,13 @@ class DownstreamConnection(ExchangeConnection):
                 self._give_up(AttemptResult.HEAD_TIMEOUT, "the worker does not take the request's body")
             elif self._read_paused:  # it is we who do not read on; what we wait for has a time of its own
                 self.deadline = now + plane.timeouts.client_body_idle_s
+                self._clip()
             else:
                 self._fail_request(
                     Outcome.CLIENT_TIMEOUT, f"no byte of the body in {plane.timeouts.client_body_idle_s} s"
                 )
         elif phase == WAITING:
-            self._give_up(AttemptResult.HEAD_TIMEOUT, f"no response head in {plane.response_head_s} s")
+            self._give_up(AttemptResult.HEAD_TIMEOUT, f"no response head in {self._target.times.response_head_s} s")
         elif phase == ANSWERING:
             self._drop_upstream()
             slow_caller = self._write_paused

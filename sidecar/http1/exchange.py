@@ -6,6 +6,7 @@ went downstream, nothing but the rest of that answer or the end of the connectio
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.matching import Surface
@@ -17,6 +18,7 @@ from sidecar.http1.answers import SERVER_METADATA, error_answer, own_answer
 from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_S, LINGERING, CallerConnection
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead, without_fields
 from sidecar.http1.plane import NO_MODEL, VIA, VIA_END
+from sidecar.http1.watch import Watch
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
@@ -34,9 +36,10 @@ _OUTCOME_OF: Final[dict[AttemptResult, Outcome]] = {
     AttemptResult.CUT: Outcome.UPSTREAM_CUT,
     AttemptResult.STREAM_IDLE: Outcome.STREAM_IDLE,
     AttemptResult.CANCELLED: Outcome.OVERLOADED,
+    AttemptResult.TRY_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
 }
 
-_CUTS: Final = frozenset({AttemptResult.CUT, AttemptResult.STREAM_IDLE})
+_CUTS: Final = frozenset({AttemptResult.CUT, AttemptResult.STREAM_IDLE, AttemptResult.TRY_TIMEOUT})
 
 
 class ExchangeConnection(CallerConnection):
@@ -62,7 +65,12 @@ class ExchangeConnection(CallerConnection):
         """Send the request on a pooled connection, or have one made."""
         plane = self._plane
         seen = self._seen
-        self._upstream = connection = upstream.send(self, self._sent_head + seen, now)
+        if self._watch is None:
+            head = self._sent_head
+        else:
+            head = self._timed_head(now)
+            self._clip()
+        self._upstream = connection = upstream.send(self, head + seen, now)
         if connection is None:
             self._connect(upstream)
         elif len(seen) > plane.replay_bytes or self._write_paused or self._read_paused:
@@ -80,7 +88,7 @@ class ExchangeConnection(CallerConnection):
             self._end_with(Outcome.FAULT, "", status=action.status)
         else:
             if self.request_done:
-                self.deadline = now + action.delay_s + plane.response_head_s
+                self._wait_for_head(now + action.delay_s)
             self._timer = plane.loop.call_later(action.delay_s, self._held_back, upstream)
         return True
 
@@ -91,7 +99,7 @@ class ExchangeConnection(CallerConnection):
         if self._attempt is not None:
             self._attempt.started = now
         if self.request_done:  # the worker's time begins when it is asked
-            self.deadline = now + self._plane.response_head_s
+            self._wait_for_head(now)
         try:
             self._send(upstream, now)
         except Exception as error:  # noqa: BLE001
@@ -117,7 +125,8 @@ class ExchangeConnection(CallerConnection):
         """A connection was made for this request."""
         self._ticket += 1
         self._upstream = connection
-        connection.begin(self, self._sent_head + self._seen)
+        head = self._sent_head if self._watch is None else self._timed_head(self._plane.clock())
+        connection.begin(self, head + self._seen)
         self._settle_in(connection)
 
     def begin_answer(self, head: ResponseHead) -> bytes:
@@ -159,6 +168,7 @@ class ExchangeConnection(CallerConnection):
             attempt is None
             or self._close_after
             or self._tries
+            or self._watch is not None
             or self.old_client
             or head.status >= 400
             or plane.draining
@@ -223,6 +233,7 @@ class ExchangeConnection(CallerConnection):
             self._cut(_OUTCOME_OF[result] if result in _CUTS else Outcome.UPSTREAM_CUT)
             return
         self._tries += 1
+        left_s = inf if self._watch is None else self._watch.ends_at - now
         if result is not AttemptResult.CANCELLED:
             verdict = plane.cluster.retry(
                 attempt,
@@ -232,14 +243,20 @@ class ExchangeConnection(CallerConnection):
                 tries=self._tries,
                 now=now,
                 rng=plane.rng,
+                left_s=left_s,
             )
             if verdict.allowed:
                 plane.count(Scalar.RETRIES_TOTAL)
                 self._timer = plane.loop.call_later(verdict.delay_s, self._retry, attempt.endpoint)
+                if self.request_done:  # nobody's time runs meanwhile but the request's own
+                    self._wait_for_head(now + verdict.delay_s)
                 return
             if verdict.denied is RetryDenied.BUDGET:
                 plane.count(Scalar.RETRIES_DENIED_TOTAL)
-        self._end_with(_OUTCOME_OF[result], detail)
+        if self._watch is not None and left_s <= 0:
+            self._end_with(Outcome.DEADLINE_EXCEEDED, f"{self._watch.limit}; {detail}")
+        else:
+            self._end_with(_OUTCOME_OF[result], detail)
 
     def upstream_full(self, *, full: bool) -> None:
         """The worker's side is full, or no longer: read the request's body accordingly."""
@@ -279,13 +296,95 @@ class ExchangeConnection(CallerConnection):
         self._timer = None
         now = self._plane.clock()
         if self.request_done:
-            self.deadline = now + self._plane.response_head_s
+            self._wait_for_head(now)
         route = self._target.route
         if route is not None:
             try:
                 self._dispatch(route, tried, now)
             except Exception as error:  # noqa: BLE001
                 self.crashed(error)
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def _start_watch(self, now: float) -> None:
+        """The request has limits of its own: from its model, or from its caller."""
+        plane = self._plane
+        self._watch = watch = Watch(self._target.times, self._head.timeout_ms, now)
+        if watch.told:
+            watch.timer = plane.loop.call_later(watch.ends_at - now, self._time_over)
+        self._clip()
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def _timed_head(self, now: float) -> bytes:
+        """Return the head to send, with what is left of the caller's time."""
+        watch = self._watch
+        if watch is None or not watch.told:
+            return self._sent_head
+        return self._sent_head[:-2] + watch.told_field(now)
+
+    def _wait_for_head(self, since: float) -> None:
+        """The worker has the whole request: its time runs."""
+        self.deadline = since + self._target.times.response_head_s
+        if self._watch is not None:
+            self._clip()
+
+    def _clip(self) -> None:
+        """Have the sweep look no later than the watch says."""
+        watch = self._watch
+        if watch is None:
+            return
+        self.deadline = min(self.deadline, watch.ends_at)
+        attempt = self._attempt
+        if attempt is not None and self.request_done:
+            self.deadline = min(self.deadline, attempt.started + watch.try_s)
+
+    def _over(self, now: float) -> bool:
+        """End the try or the request where its watch says so; True where one was ended."""
+        watch = self._watch
+        if watch is None:
+            return False
+        attempt = self._attempt
+        if attempt is not None and self.request_done and now >= attempt.started + watch.try_s:
+            if self._phase != ANSWERING:
+                self._give_up(AttemptResult.TRY_TIMEOUT, watch.try_text)
+            elif self._write_paused:  # it is the caller who is slow
+                self._drop_upstream()
+                self._settle(AttemptResult.CANCELLED, now)
+                self._cut(Outcome.CLIENT_TIMEOUT)
+            else:
+                self._drop_upstream()
+                self.attempt_failed(AttemptResult.TRY_TIMEOUT, watch.try_text)
+            return True
+        if now >= watch.ends_at:
+            self._end_in_time(watch, now)
+            return True
+        return False
+
+    def _end_in_time(self, watch: Watch, now: float) -> None:
+        """The request's time is over: drop the worker's connection; an answer that had begun is cut."""
+        self._drop_upstream()
+        # how long it was waited for says something of a worker that had all of the request, and whose answer was read
+        waited = self.request_done and not self._write_paused
+        self._settle(AttemptResult.OUTRUN if waited else AttemptResult.CANCELLED, now)
+        if self._phase == ANSWERING:
+            self._cut(Outcome.DEADLINE_EXCEEDED)
+        else:
+            self._end_with(Outcome.DEADLINE_EXCEEDED, watch.limit)
+
+    def _time_over(self) -> None:
+        """The caller's time is over, to the millisecond."""
+        watch = self._watch
+        if watch is None:
+            return
+        watch.timer = None
+        try:
+            self._end_in_time(watch, self._plane.clock())
+        except Exception as error:  # noqa: BLE001
+            self.crashed(error)
 
     # --- endings ----------------------------------------------------------------------------------------------------
 
@@ -312,6 +411,7 @@ class ExchangeConnection(CallerConnection):
         self._drop_upstream()
         self._settle(AttemptResult.CANCELLED, now)
         plane.request_ended(self._target.row, Outcome.CLIENT_ABORT, now - self._started)
+        self._end_watch()
         self._phase = CLOSED
         self.deadline = now + LINGER_S
         self._unflushed = 0
@@ -377,6 +477,7 @@ class ExchangeConnection(CallerConnection):
 
     def _next(self, now: float) -> None:
         """The request is over: close, or read the next one."""
+        self._end_watch()
         self._seen = b""
         self._scanner = None
         self.active = False
@@ -409,6 +510,7 @@ class ExchangeConnection(CallerConnection):
         """End an answer that had begun, so that nobody can take it for a whole one."""
         plane = self._plane
         plane.request_ended(self._target.row, outcome, plane.clock() - self._started)
+        self._end_watch()
         self._phase = LINGERING
         self._buffer = b""
         self._seen = b""

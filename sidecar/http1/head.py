@@ -23,11 +23,12 @@ UNTIL_CLOSE: Final = -2
 """Value of ``length`` for a response body that ends with its connection."""
 
 MAX_LENGTH_DIGITS: Final = 18
+MAX_TIMEOUT_DIGITS: Final = 9
 
 # Fields that decide something here, with their values; matched against the lower-cased head, each begins a line.
 _REQUEST_FIELDS: Final = re.compile(
     rb"\r\n(connection|content-length|expect|host|http2-settings|keep-alive|proxy-[a-z-]+|te|traceparent|trailer"
-    rb"|transfer-encoding|upgrade|x-request-id):[ \t]*([^\r]*)"
+    rb"|transfer-encoding|upgrade|x-request-id|x-request-timeout-ms):[ \t]*([^\r]*)"
 )
 _RESPONSE_FIELDS: Final = re.compile(
     rb"\r\n(connection|content-length|keep-alive|proxy-[a-z-]+|retry-after|te|trailer|transfer-encoding|upgrade"
@@ -106,6 +107,7 @@ class RequestHead(Head):
         "minor",
         "raw",
         "target",
+        "timeout_ms",
     )
 
     raw: bytes
@@ -115,6 +117,7 @@ class RequestHead(Head):
     keep_alive: bool
     has_request_id: bool
     has_traceparent: bool
+    timeout_ms: int  # x-request-timeout-ms, which is not passed on as it is; -1 where there is none
 
     def request_id(self) -> bytes:
         """Return the caller's x-request-id, or nothing."""
@@ -187,6 +190,7 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
     head.minor = minor
     head.keep_alive = minor == 1
     head.has_request_id = head.has_traceparent = False
+    head.timeout_ms = -1
     if method == b"CONNECT":
         raise HeadError(Outcome.NOT_IMPLEMENTED, "CONNECT is not served here")
 
@@ -223,6 +227,11 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
             if value.rstrip(b" \t") != b"100-continue" or expects:
                 raise HeadError(Outcome.EXPECTATION_FAILED, f"unknown expectation {value[:40]!r}")
             expects = True
+        elif name == b"x-request-timeout-ms":
+            value = value.rstrip(b" \t")
+            if head.timeout_ms >= 0 or not value.isdigit() or len(value) > MAX_TIMEOUT_DIGITS:
+                raise HeadError(Outcome.BAD_REQUEST, "x-request-timeout-ms is not one whole number of milliseconds")
+            head.timeout_ms = int(value)
         else:
             strip = True
     if chunked:
@@ -251,6 +260,8 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
     if nameless:  # an empty id is none: one is made in its place
         forward = without_fields(forward, (b"x-request-id",))
         head.has_request_id = False
+    if head.timeout_ms >= 0:  # what is left of it is said anew at each try
+        forward = without_fields(forward, (b"x-request-timeout-ms",))
     if minor == 0 or line is None:
         forward = _normalise(head, forward, hosts)
     head.forward = forward

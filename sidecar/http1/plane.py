@@ -12,6 +12,7 @@ from router.model import EndpointEjected
 from router.outcomes import OUTCOME_INDEX, AttemptResult, Outcome, Reason
 from sidecar.http1.caller import LAME_DUCK_S, NEVER
 from sidecar.http1.shapes import Shapes
+from sidecar.http1.watch import Times
 from sidecar.telemetry.page import (
     BUCKETS_S,
     ENDPOINT_EJECTIONS,
@@ -27,7 +28,7 @@ from sidecar.upstreams.pool import Upstream
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from router.cluster import Cluster
     from router.endpoint import Endpoint
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from router.routes import Attempt, Route
     from sidecar.channel import FaultRule
     from sidecar.http1.downstream import DownstreamConnection
-    from sidecar.settings import Limits, Timeouts
+    from sidecar.settings import Limits, ModelTimeouts, Timeouts
 
 NO_MODEL: Final = "_none"
 """Metrics row of requests that matched no model."""
@@ -62,10 +63,14 @@ SWEEP_S: Final = 0.25
 class Target:
     """What a request target means here: the surface, the route (None: nothing matches) and the metrics row."""
 
-    __slots__ = ("own", "route", "row", "surface", "why")
+    __slots__ = ("own", "route", "row", "surface", "times", "watched", "why")
 
-    def __init__(self, surface: Surface, route: Route | None, row: int, why: str, *, own: bytes = b"") -> None:
+    def __init__(
+        self, surface: Surface, route: Route | None, row: int, why: str, times: Times, *, own: bytes = b""
+    ) -> None:
         self.surface = surface
+        self.times = times
+        self.watched = times.bounded  # each of its requests has a watch
         self.route = route
         self.row = row
         self.why = why  # why there is no route
@@ -86,6 +91,7 @@ class Plane:
         limits: Limits,
         timeouts: Timeouts,
         share: Callable[[tuple[Event, ...]], None],
+        model_timeouts: Mapping[str, ModelTimeouts] | None = None,
     ) -> None:
         self.cluster = cluster
         self.page = page
@@ -110,15 +116,19 @@ class Plane:
         self.shapes = Shapes()
         self._targets: dict[tuple[str | None, bytes], Target] = {}
         self._generation = -1
-        self.configure(limits, timeouts)
+        self.configure(limits, timeouts, model_timeouts)
 
-    def configure(self, limits: Limits, timeouts: Timeouts) -> None:
+    def configure(
+        self, limits: Limits, timeouts: Timeouts, model_timeouts: Mapping[str, ModelTimeouts] | None = None
+    ) -> None:
         """Go by these limits and times from now on. Connections and requests that are there stay as they are."""
         self.limits = limits
         self.timeouts = timeouts
         self.body_bytes = limits.body_bytes
         self.replay_bytes = limits.replay_bytes
-        self.response_head_s = timeouts.response_head_s
+        self._times = Times(timeouts)
+        self._times_of = {model: Times(timeouts, own) for model, own in (model_timeouts or {}).items()}
+        self._targets.clear()
         self.keep_alive_s = timeouts.keep_alive_s
         for endpoint in self.cluster.endpoints.values():
             pool: Upstream | None = endpoint.shell
@@ -157,8 +167,10 @@ class Plane:
             route = cluster.route(default_model)
         if route is None and not (model and cluster.missing(model, version) is Reason.WRONG_VERSION):
             route = cluster.default_route
-        row = self.page.model_row(NO_MODEL if route is None else route.model)
-        return Target(surface, route, row, why, own=path if route is None and path in OWN_PATHS else b"")
+        name = NO_MODEL if route is None else route.model
+        times = self._times_of.get(name, self._times)
+        own = path if route is None and path in OWN_PATHS else b""
+        return Target(surface, route, self.page.model_row(name), why, times, own=own)
 
     def new_request_id(self) -> bytes:
         """Return a new request id: random per process, then counted."""

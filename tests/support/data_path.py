@@ -28,7 +28,7 @@ from router.outcomes import AttemptResult, Outcome
 from router.policy import ModelPolicy, Policies, QuarantinePolicy, RetryPolicy
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.plane import Plane
-from sidecar.settings import Limits, Timeouts
+from sidecar.settings import Limits, ModelTimeouts, Timeouts
 from sidecar.telemetry.page import BUCKETS_S, MODEL_OUTCOMES, Page, Scalar, create
 
 P = ParamSpec("P")
@@ -419,6 +419,7 @@ async def data_path(
     models: tuple[ModelPolicy, ...],
     replicas: tuple[Replica, ...],
     default_model: str | None,
+    model_timeouts: ModelTimeouts | None,
     sweep: bool,
 ) -> AsyncIterator[DataPath]:
     """Run a plane behind a listener in front of ``origins``."""
@@ -439,6 +440,7 @@ async def data_path(
         limits=limits,
         timeouts=timeouts,
         share=shared.extend,
+        model_timeouts={} if model_timeouts is None else {model.name: model_timeouts for model in models},
     )
 
     async def tick() -> None:
@@ -480,6 +482,7 @@ def on_data_path(
     models: tuple[ModelPolicy, ...] | None = None,
     replicas: tuple[Replica, ...] = (Replica("m"),),
     default_model: str | None = None,
+    model_timeouts: ModelTimeouts | None = None,
     sweep: bool = True,
 ) -> Callable[[Callable[Concatenate[DataPath, P], Awaitable[None]]], Callable[P, None]]:
     """Make a test of a scenario. ``scripts``: an origin each, by its script, its class or itself."""
@@ -497,6 +500,7 @@ def on_data_path(
                     models=models or (ModelPolicy("m", idempotent=idempotent, default=default),),
                     replicas=replicas,
                     default_model=default_model,
+                    model_timeouts=model_timeouts,
                     sweep=sweep,
                 ) as path,
             ):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from router.outcomes import AttemptResult
@@ -8,7 +10,7 @@ from router.retry import RetryBudget, RetryDenied, RetryVerdict, judge_retry, ma
 
 POLICY = RetryPolicy()
 SAFE = {AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT}
-IF_IDEMPOTENT = {AttemptResult.RESET, AttemptResult.PROTOCOL}
+IF_IDEMPOTENT = {AttemptResult.RESET, AttemptResult.PROTOCOL, AttemptResult.TRY_TIMEOUT}
 
 
 @pytest.mark.parametrize("result", list(AttemptResult))
@@ -30,7 +32,11 @@ def test_a_body_that_is_gone_cannot_be_sent_again() -> None:
 
 
 def judge(
-    budget: RetryBudget, result: AttemptResult = AttemptResult.CONNECT_REFUSED, tries: int = 1, rng: float = 0.5
+    budget: RetryBudget,
+    result: AttemptResult = AttemptResult.CONNECT_REFUSED,
+    tries: int = 1,
+    rng: float = 0.5,
+    left_s: float = math.inf,
 ) -> RetryVerdict:
     return judge_retry(
         POLICY,
@@ -42,6 +48,7 @@ def judge(
         tries=tries,
         now=1.0,
         rng=lambda: rng,
+        left_s=left_s,
     )
 
 
@@ -51,6 +58,18 @@ def test_the_wait_is_jittered_between_the_bounds(rng: float, delay_s: float) -> 
     assert verdict.allowed
     assert verdict.delay_s == pytest.approx(delay_s)
     assert verdict.denied is None
+
+
+@pytest.mark.parametrize(("left_s", "delay_s"), [(10.0, 0.25), (0.5, 0.25), (0.4, 0.2), (0.002, 0.001)])
+def test_the_wait_leaves_half_of_what_is_left_of_the_request(left_s: float, delay_s: float) -> None:
+    assert judge(RetryBudget(POLICY, 0.0), rng=1.0, left_s=left_s).delay_s == pytest.approx(delay_s)
+
+
+@pytest.mark.parametrize("left_s", [0.0, -0.1])
+def test_nothing_is_tried_when_the_requests_time_is_over(left_s: float) -> None:
+    budget = RetryBudget(POLICY, 0.0)
+    assert judge(budget, left_s=left_s).denied is RetryDenied.DEADLINE
+    assert budget.calls.totals(1.0) == (0, 0)
 
 
 def test_one_more_try_only() -> None:

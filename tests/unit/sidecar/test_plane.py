@@ -24,7 +24,7 @@ from router.outcomes import OUTCOME_INDEX, AttemptResult, Outcome
 from router.policy import ModelPolicy, Policies
 from router.routes import Attempt
 from sidecar.http1.plane import Plane
-from sidecar.settings import Limits, Timeouts
+from sidecar.settings import Limits, ModelTimeouts, Timeouts
 from sidecar.telemetry.page import (
     BUCKETS_S,
     ENDPOINT_EJECTIONS,
@@ -265,12 +265,15 @@ def test_a_new_configuration_reaches_what_is_shared_and_the_pools_that_are_there
     bench.see("a", "m")
     pool = bench.attempt("m").endpoint.shell
     limits = Limits(body_bytes=7, replay_bytes=3, head_bytes=2048, target_bytes=100)
-    bench.plane.configure(limits, Timeouts(keep_alive_s=9, response_head_s=8))
+    own = ModelTimeouts(response_head_s=5)
+    bench.plane.configure(limits, Timeouts(keep_alive_s=9, response_head_s=8), {"n": own})
     plane = bench.plane
-    assert (plane.body_bytes, plane.replay_bytes, plane.keep_alive_s, plane.response_head_s) == (7, 3, 9, 8)
+    assert (plane.body_bytes, plane.replay_bytes, plane.keep_alive_s) == (7, 3, 9)
     assert (plane.limits, pool.max_head_bytes) == (limits, 2048)
     bench.see("b", "n")
     assert bench.attempt("n").endpoint.shell.max_head_bytes == 2048
+    times = [plane.resolve(b"/v2/models/%s/infer" % name, None).times for name in (b"m", b"n")]
+    assert [one.response_head_s for one in times] == [8, 5]
 
 
 def test_the_last_one_out_of_a_drain_is_reported(bench: Bench) -> None:
