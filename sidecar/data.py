@@ -35,6 +35,7 @@ from router.model import (
 )
 from sidecar.channel import Channel, ChannelError, FaultsChanged, Hello, Listening, Ping, guard_messages
 from sidecar.http1.downstream import DownstreamConnection
+from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.plane import SWEEP_S, Plane
 from sidecar.settings import model_policies, router_policies
 from sidecar.sockets import granted
@@ -99,7 +100,7 @@ class DataProcess:
         )
         self._plane.drained = self._finish
         self._servers: list[asyncio.Server] = []
-        self._sockets: list[tuple[socket.socket, str | None]] = []
+        self._sockets: list[tuple[socket.socket, ListenerRules]] = []
         self._accepting = False
         self._listening: list[Listening] = []
         self._control_epoch = ""
@@ -148,14 +149,14 @@ class DataProcess:
             listener = settings.listeners[held.listener]
             sock = socket.socket(fileno=held.fd)
             sock.setblocking(False)
-            default_model = listener.default_model
-            factory = self._factory(default_model)
+            rules = ListenerRules(listener.default_model, trusted_networks=listener.trusted_networks)
+            factory = self._factory(rules)
             if sock.family == socket.AF_UNIX:
                 server = await self._loop.create_unix_server(factory, sock=sock, backlog=listener.backlog)
             else:
                 server = await self._loop.create_server(factory, sock=sock, backlog=listener.backlog)
             self._servers.append(server)
-            self._sockets.append((sock, default_model))
+            self._sockets.append((sock, rules))
             grant = granted(sock, listener.backlog, listener.fastopen_queue)
             name = listener.name or held.address
             self._listening.append(Listening(self._plan.index, name, held.address, grant.backlog, grant.fastopen_queue))
@@ -165,29 +166,29 @@ class DataProcess:
 
     async def _stop_accepting(self) -> None:
         """Close the listeners, but first take what already waits in their queues: those callers were accepted."""
-        waiting: list[tuple[socket.socket, str | None]] = []
-        for sock, default_model in self._sockets:
+        waiting: list[tuple[socket.socket, ListenerRules]] = []
+        for sock, rules in self._sockets:
             for _ in range(MAX_QUEUED):
                 try:
                     connection, _ = sock.accept()
                 except OSError:  # nobody waits, or no descriptor is left
                     break
                 connection.setblocking(False)
-                waiting.append((connection, default_model))
+                waiting.append((connection, rules))
         for server in self._servers:
             server.close()
         taken = 0
-        for connection, default_model in waiting:
+        for connection, rules in waiting:
             try:
-                await self._loop.connect_accepted_socket(self._factory(default_model), connection)
+                await self._loop.connect_accepted_socket(self._factory(rules), connection)
                 taken += 1
             except OSError:  # that caller has gone meanwhile
                 connection.close()
         self._accepting = False
         self._log.info("process.closed", taken_from_queue=taken)
 
-    def _factory(self, default_model: str | None) -> Callable[[], DownstreamConnection]:
-        return lambda: DownstreamConnection(self._plane, default_model)
+    def _factory(self, rules: ListenerRules) -> Callable[[], DownstreamConnection]:
+        return lambda: DownstreamConnection(self._plane, rules)
 
     # --- the channel --------------------------------------------------------------------------------------------
 

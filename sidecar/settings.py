@@ -92,6 +92,14 @@ class Listener(Base, frozen=True):
         ),
     ] = "0660"
     default_model: Annotated[str | None, _doc(Reload.LIVE, "model for requests that name none")] = None
+    trusted_networks: Annotated[
+        tuple[str, ...],
+        _doc(
+            Reload.NEW,
+            "whose forwarding and warmroute-* fields are believed: networks as 10.0.0.0/8, or unix for Unix sockets",
+            "networks",
+        ),
+    ] = ()
 
 
 class Limits(Base, frozen=True):

@@ -77,6 +77,22 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def check_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """Return the network that ``text`` names: ``10.0.0.0/8``, ``fd00::/8``, or one address.
+
+    :raises AddressError: it is none.
+    """
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError:
+        pass
+    try:
+        whole = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise AddressError("must be a network, for example 10.0.0.0/8, an address, or unix") from None
+    raise AddressError(f"must end where its prefix does: write {whole} for the network, or the address alone")
+
+
 def check_endpoint_url(text: str) -> str:
     """Check ``http://HOST:PORT`` or ``unix:/PATH`` and return it without a final slash.
 

@@ -11,6 +11,7 @@ from sidecar.config.addresses import (
     AddressError,
     check_endpoint_url,
     check_listen_address,
+    check_network,
     check_state_url,
     check_unix_path,
     is_loopback,
@@ -18,7 +19,8 @@ from sidecar.config.addresses import (
     unix_path,
 )
 from sidecar.config.problems import Path, nearest
-from sidecar.settings import Endpoint, Settings
+from sidecar.http1.forwarding import UNIX
+from sidecar.settings import Endpoint, Listener, Settings
 
 _PLACE_BYTES = 1024
 """More than an endpoint's name and address take."""
@@ -84,11 +86,27 @@ def _listeners(settings: Settings) -> Iterator[Finding]:
         yield from _refusal(("listeners", index, "address"), check_listen_address, listener.address)
         if listener.default_model is not None and listener.default_model not in names:
             yield Finding(("listeners", index, "default_model"), _no_model(listener.default_model, names))
+        yield from _trust(index, listener)
     for index, first in _repeated(_bound(listener.address) for listener in listeners):
         remedy = f"already the address of listeners[{first}]: give each its own, or use processes for more of them"
         yield Finding(("listeners", index, "address"), remedy)
     for index, first in _repeated(listener.name or None for listener in listeners):
         yield Finding(("listeners", index, "name"), f"already the name of listeners[{first}]: give each its own")
+
+
+def _trust(index: int, listener: Listener) -> Iterator[Finding]:
+    for number, text in enumerate(listener.trusted_networks):
+        path: Path = ("listeners", index, "trusted_networks", number)
+        if text == UNIX:
+            continue
+        try:
+            network = check_network(text)
+        except AddressError as error:
+            yield Finding(path, str(error))
+            continue
+        if network.prefixlen == 0:
+            remedy = "everybody can then forge addresses and attempts: name the networks of your own proxies"
+            yield Finding(path, remedy, warning=True)
 
 
 def _no_model(name: str, names: list[str]) -> str:

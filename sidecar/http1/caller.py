@@ -14,6 +14,7 @@ import sys
 import termios
 from typing import TYPE_CHECKING, Final, cast
 
+from sidecar.http1.forwarding import STRANGER, ListenerRules
 from sidecar.http1.shapes import LEARN_AT
 from sidecar.telemetry.page import Scalar
 
@@ -43,6 +44,7 @@ LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 1 << 20
 """How long and how much input is read and thrown away behind a refusal, so that the caller can read it (a reset would
 destroy it, RFC 9112 9.6)."""
+ANY_LISTENER: Final = ListenerRules()
 CLOSE_STALL_S: Final = 30.0
 """How long a closing connection may take too little (``limits.read_rate_bytes_per_s``) of what is still to be sent."""
 LAME_DUCK_S: Final = 1.0
@@ -70,13 +72,13 @@ class CallerConnection(asyncio.Protocol):
         "_body_from",
         "_buffer",
         "_close_after",
-        "_default_model",
         "_discarded",
         "_full_reads",
         "_generation",
         "_head",
         "_last_head",
         "_left",
+        "_peer",
         "_peer_full",
         "_phase",
         "_plane",
@@ -84,6 +86,7 @@ class CallerConnection(asyncio.Protocol):
         "_reader_at",
         "_reader_from",
         "_request_id",
+        "_rules",
         "_scanner",
         "_seen",
         "_shape",
@@ -111,9 +114,10 @@ class CallerConnection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, plane: Plane, default_model: str | None = None) -> None:
+    def __init__(self, plane: Plane, rules: ListenerRules = ANY_LISTENER) -> None:
         self._plane: Final = plane
-        self._default_model: Final = default_model
+        self._rules: Final = rules
+        self._peer = STRANGER
         self._phase = NEW
         self._buffer = b""
         self._last_head: RequestHead | None = None

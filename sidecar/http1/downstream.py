@@ -16,7 +16,7 @@ from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_BYTES, LI
 from sidecar.http1.chunked import ChunkError, ChunkScanner
 from sidecar.http1.exchange import ExchangeConnection
 from sidecar.http1.head import CHUNKED, HeadError, RequestHead, hopeless, parse_request
-from sidecar.http1.plane import NO_MODEL, VIA_END
+from sidecar.http1.plane import NO_MODEL
 from sidecar.http1.shapes import FORGET_AT, LEARN_AT
 from sidecar.telemetry.page import Scalar
 
@@ -40,6 +40,9 @@ class DownstreamConnection(ExchangeConnection):
         plane = self._plane
         self.transport = cast("asyncio.Transport", transport)
         plane.count(Scalar.CONNECTIONS_TOTAL)
+        self._peer = self._rules.peer(
+            transport.get_extra_info("peername"), secure=transport.get_extra_info("sslcontext") is not None
+        )
         now = plane.clock()
         self.deadline = now + plane.timeouts.client_head_s
         self.retire_at = now + plane.age_s()
@@ -145,7 +148,7 @@ class DownstreamConnection(ExchangeConnection):
                 head.raw = raw
             else:
                 try:
-                    head = parse_request(raw, limits.target_bytes, limits.fields)
+                    head = parse_request(raw, limits.target_bytes, limits.fields, self._peer)
                 except HeadError as error:
                     if raw.startswith(b"\r\n"):
                         self._read_head(_without_empty_lines(data))
@@ -198,7 +201,7 @@ class DownstreamConnection(ExchangeConnection):
         if head.target == self._target_text and generation == self._generation:
             target = self._target
         else:
-            self._target = target = plane.resolve(head.target, self._default_model)
+            self._target = target = plane.resolve(head.target, self._rules.default_model)
             self._target_text, self._generation = head.target, generation
         self._started = now = plane.clock()
         self._tries = 0
@@ -233,7 +236,7 @@ class DownstreamConnection(ExchangeConnection):
         else:
             self._request_id = plane.new_request_id()
             out += b"x-request-id: " + self._request_id + b"\r\n"
-        self._sent_head = out + (VIA_END if head.has_traceparent else plane.new_trace_and_via())
+        self._sent_head = out + head.end if head.has_traceparent else out + plane.new_trace() + head.end
         if self.request_done:
             self._phase = WAITING
             self.deadline = now + target.times.response_head_s
@@ -312,7 +315,7 @@ class DownstreamConnection(ExchangeConnection):
         plane = self._plane
         self._buffer = b""
         plane.count(Scalar.REJECTED_MESSAGES_TOTAL)
-        target = plane.resolve(_guess_target(data), self._default_model)
+        target = plane.resolve(_guess_target(data), self._rules.default_model)
         plane.request_ended(plane.page.model_row(NO_MODEL), error.outcome, 0.0)
         self._say(error_answer(target.surface, error.outcome, error.detail, close=True))
         self._linger()

@@ -16,8 +16,9 @@ from router.routes import NoCandidate
 from sidecar.faults import strike
 from sidecar.http1.answers import SERVER_METADATA, error_answer, own_answer
 from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_S, LINGERING, CallerConnection
+from sidecar.http1.forwarding import VIA, numbered
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead, without_fields
-from sidecar.http1.plane import NO_MODEL, VIA, VIA_END
+from sidecar.http1.plane import NO_MODEL
 from sidecar.http1.watch import Watch
 from sidecar.telemetry.page import Scalar
 
@@ -39,6 +40,7 @@ _OUTCOME_OF: Final[dict[AttemptResult, Outcome]] = {
     AttemptResult.TRY_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
 }
 
+_VIA_END: Final = VIA + b"\r\n"
 _CUTS: Final = frozenset({AttemptResult.CUT, AttemptResult.STREAM_IDLE, AttemptResult.TRY_TIMEOUT})
 
 
@@ -152,7 +154,7 @@ class ExchangeConnection(CallerConnection):
             return out + VIA + b"Connection: close\r\n\r\n"
         if request.minor == 0:
             return out + VIA + b"Connection: keep-alive\r\n\r\n"
-        return out + VIA_END
+        return out + _VIA_END
 
     def interim(self, head: ResponseHead) -> None:
         """Pass a 1xx on to callers that know them (RFC 9110 15.2); it is no byte of the answer."""
@@ -182,7 +184,7 @@ class ExchangeConnection(CallerConnection):
         if not head.has_request_id:
             out += b"x-request-id: " + (self._request_id or self._head.request_id()) + b"\r\n"
         self._phase = ANSWERING
-        self.transport.write(out + VIA_END + body)
+        self.transport.write(out + _VIA_END + body)
         plane.answered(attempt, self._target.row, now)
         self._attempt = None
         if self._buffer or self._write_paused or self._read_paused:
@@ -234,7 +236,7 @@ class ExchangeConnection(CallerConnection):
             return
         self._tries += 1
         left_s = inf if self._watch is None else self._watch.ends_at - now
-        if result is not AttemptResult.CANCELLED:
+        if result is not AttemptResult.CANCELLED and self._head.attempt == 1:  # else a proxy before us tries again
             verdict = plane.cluster.retry(
                 attempt,
                 result,
@@ -247,6 +249,7 @@ class ExchangeConnection(CallerConnection):
             )
             if verdict.allowed:
                 plane.count(Scalar.RETRIES_TOTAL)
+                self._sent_head = numbered(self._sent_head, 1 + self._tries)
                 self._timer = plane.loop.call_later(verdict.delay_s, self._retry, attempt.endpoint)
                 if self.request_done:  # nobody's time runs meanwhile but the request's own
                     self._wait_for_head(now + verdict.delay_s)

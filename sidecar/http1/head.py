@@ -16,6 +16,7 @@ from typing import Final
 import httptools
 
 from router.outcomes import Outcome
+from sidecar.http1.forwarding import FORWARDING_FIELDS, STRANGER, Peer
 
 CHUNKED: Final = -1
 """Value of ``length`` for a chunked body."""
@@ -28,7 +29,7 @@ MAX_TIMEOUT_DIGITS: Final = 9
 # Fields that decide something here, with their values; matched against the lower-cased head, each begins a line.
 _REQUEST_FIELDS: Final = re.compile(
     rb"\r\n(connection|content-length|expect|host|http2-settings|keep-alive|proxy-[a-z-]+|te|traceparent|trailer"
-    rb"|transfer-encoding|upgrade|x-request-id|x-request-timeout-ms):[ \t]*([^\r]*)"
+    rb"|transfer-encoding|upgrade|x-request-id|x-request-timeout-ms|" + FORWARDING_FIELDS + rb"):[ \t]*([^\r]*)"
 )
 _RESPONSE_FIELDS: Final = re.compile(
     rb"\r\n(connection|content-length|keep-alive|proxy-[a-z-]+|retry-after|te|trailer|transfer-encoding|upgrade"
@@ -97,9 +98,15 @@ class Head:
 
 
 class RequestHead(Head):
-    """What a proxy needs of a request head."""
+    """What a proxy needs of a request head.
+
+    ``end`` is what a first attempt's head ends with, ``attempt`` the number of that attempt: over 1 where a proxy
+    before this one counted.
+    """
 
     __slots__ = (
+        "attempt",
+        "end",
         "has_request_id",
         "has_traceparent",
         "keep_alive",
@@ -111,6 +118,8 @@ class RequestHead(Head):
     )
 
     raw: bytes
+    attempt: int
+    end: bytes
     method: bytes
     target: bytes
     minor: int
@@ -158,8 +167,10 @@ _RequestParser: Final = httptools.HttpRequestParser
 _ResponseParser: Final = httptools.HttpResponseParser
 
 
-def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 100) -> RequestHead:
-    """Read a request head; ``raw`` ends with the empty line.
+def parse_request(
+    raw: bytes, max_target_bytes: int = 16384, max_fields: int = 100, peer: Peer = STRANGER
+) -> RequestHead:
+    """Read a request head that ``peer`` sent; ``raw`` ends with the empty line.
 
     Raises:
         HeadError: malformed, ambiguous, over a limit, or something this proxy refuses.
@@ -191,6 +202,8 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
     head.keep_alive = minor == 1
     head.has_request_id = head.has_traceparent = False
     head.timeout_ms = -1
+    head.end = peer.end
+    head.attempt = 1
     if method == b"CONNECT":
         raise HeadError(Outcome.NOT_IMPLEMENTED, "CONNECT is not served here")
 
@@ -198,7 +211,7 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
     length = -1
     hosts = connections = 0
     option = b""
-    strip = chunked = expects = nameless = False
+    strip = chunked = expects = nameless = forwarded = False
     for name, value in _REQUEST_FIELDS.findall(lowered):
         if name == b"content-length":
             if length >= 0:
@@ -232,6 +245,8 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
             if head.timeout_ms >= 0 or not value.isdigit() or len(value) > MAX_TIMEOUT_DIGITS:
                 raise HeadError(Outcome.BAD_REQUEST, "x-request-timeout-ms is not one whole number of milliseconds")
             head.timeout_ms = int(value)
+        elif name[:1] in (b"f", b"w", b"x"):
+            forwarded = True
         else:
             strip = True
     if chunked:
@@ -262,6 +277,8 @@ def parse_request(raw: bytes, max_target_bytes: int = 16384, max_fields: int = 1
         head.has_request_id = False
     if head.timeout_ms >= 0:  # what is left of it is said anew at each try
         forward = without_fields(forward, (b"x-request-timeout-ms",))
+    if forwarded:
+        forward, head.end, head.attempt = peer.rewrite(forward)
     if minor == 0 or line is None:
         forward = _normalise(head, forward, hosts)
     head.forward = forward

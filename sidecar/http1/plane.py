@@ -44,10 +44,6 @@ NO_MODEL: Final = "_none"
 OWN_PATHS: Final = frozenset({b"/v2", b"/v2/health/live", b"/v2/health/ready"})
 """What V2 clients ask the server as a whole: answered here unless a default model takes such paths."""
 
-VIA: Final = b"via: 1.1 warmroute\r\n"
-VIA_END: Final = VIA + b"\r\n"
-_TRACE_END: Final = b"-00\r\n" + VIA_END
-
 _MEMO_TARGETS: Final = 4096
 _MEMO_PATH_BYTES: Final = 256
 _RESULT_INDEX: Final = {result: index for index, result in enumerate(AttemptResult)}
@@ -177,14 +173,14 @@ class Plane:
         self._id_count += 1
         return self._id_prefix + b"%08x" % self._id_count
 
-    def new_trace_and_via(self) -> bytes:
-        """Return the end of a head: a new, unsampled trace context (W3C Trace Context, version 00), and ``Via``.
+    def new_trace(self) -> bytes:
+        """Return a line with a new, unsampled trace context (W3C Trace Context, version 00).
 
         The upper half of the trace id is random per process; the lower half is random per request, and the parent id
         too (as root spans have it in Zipkin's B3).
         """
         bits = b"%016x" % (self._bits(64) | 1)
-        return self._trace_prefix + bits + b"-" + bits + _TRACE_END
+        return self._trace_prefix + bits + b"-" + bits + b"-00\r\n"
 
     def upstream(self, endpoint: Endpoint) -> Upstream:
         """Return an endpoint's pool, made at its first use."""

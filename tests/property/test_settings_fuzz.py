@@ -74,6 +74,7 @@ _NAMES = st.sampled_from(
         "connect_s",
         "head_bytes",
         "default_model",
+        "trusted_networks",
         "models",
     ]
 ) | st.text(max_size=8)
@@ -83,7 +84,9 @@ _LEAVES = (
     | st.integers()
     | st.floats()
     | st.text(max_size=20)
-    | st.sampled_from(["127.0.0.1:0", "[::1]:1", "http://w:1", "redis://h", "unix://s", "none", "m", "/x", "\ud800"])
+    | st.sampled_from(
+        ["127.0.0.1:0", "[::1]:1", "http://w:1", "redis://h", "unix://s", "none", "m", "/x", "::/0", "\ud800"]
+    )
 )
 _TREES: st.SearchStrategy[Any] = st.recursive(
     _LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_NAMES, inner, max_size=6), max_leaves=20

@@ -14,7 +14,8 @@ from router.model import EndpointRecord, EndpointSeen, Event, Replica
 from router.outcomes import AttemptResult, Outcome
 from router.policy import ModelPolicy, Policies
 from sidecar.http1.downstream import DownstreamConnection
-from sidecar.http1.plane import VIA, Plane
+from sidecar.http1.forwarding import VIA
+from sidecar.http1.plane import Plane
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Page, create
 from sidecar.upstreams.connection import UpstreamConnection

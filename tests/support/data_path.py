@@ -26,7 +26,9 @@ from router.cluster import Cluster
 from router.model import EndpointRecord, EndpointSeen, Event, Replica, Tick
 from router.outcomes import AttemptResult, Outcome
 from router.policy import ModelPolicy, Policies, QuarantinePolicy, RetryPolicy
+from sidecar.http1.caller import ANY_LISTENER
 from sidecar.http1.downstream import DownstreamConnection
+from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.plane import Plane
 from sidecar.settings import Limits, ModelTimeouts, Timeouts
 from sidecar.telemetry.page import BUCKETS_S, MODEL_OUTCOMES, Page, Scalar, create
@@ -418,7 +420,7 @@ async def data_path(
     policies: Policies,
     models: tuple[ModelPolicy, ...],
     replicas: tuple[Replica, ...],
-    default_model: str | None,
+    rules: ListenerRules,
     model_timeouts: ModelTimeouts | None,
     sweep: bool,
 ) -> AsyncIterator[DataPath]:
@@ -450,7 +452,7 @@ async def data_path(
             plane.sweep(time.monotonic())
 
     ticker = loop.create_task(tick(), name="tick") if sweep else None
-    server = await loop.create_server(lambda: DownstreamConnection(plane, default_model), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: DownstreamConnection(plane, rules), "127.0.0.1", 0)
     for index, origin in enumerate(origins):
         await origin.start()
         record = EndpointRecord(f"o{index}", origin.address, replicas=replicas, static=True)
@@ -481,7 +483,7 @@ def on_data_path(
     default: bool = True,
     models: tuple[ModelPolicy, ...] | None = None,
     replicas: tuple[Replica, ...] = (Replica("m"),),
-    default_model: str | None = None,
+    rules: ListenerRules = ANY_LISTENER,
     model_timeouts: ModelTimeouts | None = None,
     sweep: bool = True,
 ) -> Callable[[Callable[Concatenate[DataPath, P], Awaitable[None]]], Callable[P, None]]:
@@ -499,7 +501,7 @@ def on_data_path(
                     policies=policies,
                     models=models or (ModelPolicy("m", idempotent=idempotent, default=default),),
                     replicas=replicas,
-                    default_model=default_model,
+                    rules=rules,
                     model_timeouts=model_timeouts,
                     sweep=sweep,
                 ) as path,

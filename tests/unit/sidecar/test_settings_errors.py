@@ -64,7 +64,7 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
             'w.yaml:4:33: listeners[0].proceses: 2: unknown field; did you mean "processes"?',
             (
                 "w.yaml:4:46: listeners[0].zzz: 1: unknown field; known here: "
-                "address, name, processes, backlog, fastopen_queue, unix_mode, default_model"
+                "address, name, processes, backlog, fastopen_queue, unix_mode, default_model, trusted_networks"
             ),
             'w.yaml:5:11: logging.formt: "xml": unknown field; did you mean "format"?',
             'w.yaml:5:31: logging.format: "jsn": must be one of: json, text; did you mean "json"?',
@@ -237,6 +237,32 @@ def test_error_text(content: str | bytes, lines: list[str]) -> None:
 
 
 SENSELESS: list[tuple[str, str, list[str]]] = [
+    (
+        "whom a listener trusts",
+        (
+            'version: 1\nlisteners:\n  - address: "127.0.0.1:8080"\n'
+            '    trusted_networks: [10.0.0.0/8, "fd00::/8", 10.1.2.3, unix, 10.1.2.3/8, proxy.local, "/run/x", ""]\n'
+            'models: [{name: magika, endpoints: ["http://w:9001"]}]\n'
+        ),
+        [
+            (
+                'w.yaml:4:64: listeners[0].trusted_networks[4]: "10.1.2.3/8": '
+                "must end where its prefix does: write 10.0.0.0/8 for the network, or the address alone"
+            ),
+            (
+                'w.yaml:4:76: listeners[0].trusted_networks[5]: "proxy.local": '
+                "must be a network, for example 10.0.0.0/8, an address, or unix"
+            ),
+            (
+                'w.yaml:4:89: listeners[0].trusted_networks[6]: "/run/x": '
+                "must be a network, for example 10.0.0.0/8, an address, or unix"
+            ),
+            (
+                'w.yaml:4:99: listeners[0].trusted_networks[7]: "": '
+                "must be a network, for example 10.0.0.0/8, an address, or unix"
+            ),
+        ],
+    ),
     (
         "listeners",
         (
