@@ -311,6 +311,17 @@ class Cluster:
         calls.yes += 1
         return ()
 
+    def opened(self, attempt: Attempt, now: float) -> tuple[Event, ...]:
+        """Learn that an attempt became a tunnel: that is its success, but it is in flight until :meth:`closed`."""
+        if attempt.ended:
+            return ()
+        attempt.ended = True
+        return self._done_with_care(attempt, AttemptResult.SUCCESS, now, None)
+
+    def closed(self, attempt: Attempt) -> None:
+        """Release an attempt that was :meth:`opened`, once. How a tunnel ends says nothing of its endpoint."""
+        attempt.endpoint.in_flight -= 1
+
     def _done_with_care(
         self, attempt: Attempt, result: AttemptResult, now: float, retry_after_s: float | None
     ) -> tuple[Event, ...]:

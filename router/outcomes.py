@@ -41,6 +41,7 @@ class Outcome(StrEnum):
     FAULT = "fault"
     INTERNAL = "internal"
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    TUNNEL_IDLE = "tunnel_idle"
 
 
 OUTCOME_INDEX: dict[Outcome, int] = {outcome: index for index, outcome in enumerate(Outcome)}
@@ -179,6 +180,7 @@ OUTCOMES: dict[Outcome, OutcomeSpec] = {
     Outcome.STREAM_IDLE: OutcomeSpec(0, "", "the worker's answer stood still for too long"),
     Outcome.CLIENT_ABORT: OutcomeSpec(0, "", "the caller went away"),
     Outcome.DRAIN_CUT: OutcomeSpec(0, "", "the grace period ended first"),
+    Outcome.TUNNEL_IDLE: OutcomeSpec(0, "", "nothing passed through the tunnel for too long"),
     Outcome.FAULT: OutcomeSpec(503, "Service Unavailable", "an injected fault"),
     Outcome.INTERNAL: OutcomeSpec(500, "Internal Server Error", "an error inside the proxy", close=True),
     Outcome.DEADLINE_EXCEEDED: OutcomeSpec(504, "Gateway Timeout", "the request's time is over"),

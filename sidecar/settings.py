@@ -142,6 +142,9 @@ class Timeouts(Base, frozen=True):
     stream_idle_s: Annotated[float, _doc(Reload.NEW, "silence inside a response body", "seconds", gt=0, le=86400)] = (
         300.0
     )
+    tunnel_idle_s: Annotated[
+        float, _doc(Reload.NEW, "silence of a tunnel (WebSocket, Upgrade) both ways", "seconds", gt=0, le=86400)
+    ] = 3600.0
     client_head_s: Annotated[
         float, _doc(Reload.NEW, "first byte to end of a request head", "seconds", gt=0, le=3600)
     ] = 10.0

@@ -34,11 +34,13 @@ READING: Final = 2
 BODY: Final = 3
 WAITING: Final = 4
 ANSWERING: Final = 5
-LINGERING: Final = 6
-CLOSED: Final = 7
+TUNNEL: Final = 6
+LINGERING: Final = 7
+CLOSED: Final = 8
 """The phases of a connection, in order: NEW, no request yet; IDLE, between requests; READING, part of a head is here;
 BODY, the request's body is coming; WAITING, the request is complete, no answer yet; ANSWERING, the answer has begun;
-LINGERING, answered, input is thrown away; CLOSED. A request is in hand from BODY to ANSWERING."""
+TUNNEL, it was 101, bytes pass both ways; LINGERING, answered, input is thrown away; CLOSED. A request is in hand from
+BODY to TUNNEL."""
 
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 1 << 20
@@ -73,12 +75,14 @@ class CallerConnection(asyncio.Protocol):
         "_buffer",
         "_close_after",
         "_discarded",
+        "_ended",
         "_full_reads",
         "_generation",
         "_head",
         "_last_head",
         "_left",
         "_peer",
+        "_opened_s",
         "_peer_full",
         "_phase",
         "_plane",
@@ -152,6 +156,8 @@ class CallerConnection(asyncio.Protocol):
         self._body_from = 0
         self._reader_at = 0.0  # the same for what the caller has yet to take
         self._reader_from = 0
+        self._ended = 0  # of a tunnel: which sides have; and how long it took to open
+        self._opened_s = 0.0
         self.active = False
         self.deadline = 0.0
         self.last = False  # the next answer closes the connection

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Final, cast
 from router.matching import Surface
 from router.outcomes import AttemptResult, Outcome
 from sidecar.http1.answers import error_answer
-from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_BYTES, LINGERING, NEW, READING, WAITING
+from sidecar.http1.caller import (
+    ANSWERING,
+    BODY,
+    CLOSED,
+    IDLE,
+    LINGER_BYTES,
+    LINGERING,
+    NEW,
+    READING,
+    TUNNEL,
+    WAITING,
+)
 from sidecar.http1.chunked import ChunkError, ChunkScanner
 from sidecar.http1.exchange import ExchangeConnection
 from sidecar.http1.head import CHUNKED, HeadError, RequestHead, hopeless, parse_request
@@ -70,6 +81,11 @@ class DownstreamConnection(ExchangeConnection):
                     self.active = True
                     self._read_body(data)
                     return
+                upstream = self._upstream
+                if phase == TUNNEL and upstream is not None:
+                    self.active = True
+                    upstream.transport.write(data)
+                    return
                 self._buffer += data
                 if len(self._buffer) > self._plane.limits.pipelined:
                     self._pause_reading()
@@ -81,7 +97,9 @@ class DownstreamConnection(ExchangeConnection):
             self.crashed(error)
 
     def eof_received(self) -> bool:
-        """A caller that shuts its side while it waits has gone: the work for it is cancelled."""
+        """A caller that shuts its side while it waits has gone: the work for it is cancelled. A tunnel has halves."""
+        if self._phase == TUNNEL:
+            return self._caller_finished()
         if BODY <= self._phase < LINGERING:
             self._abandon()
             self._hang_up()
@@ -89,7 +107,9 @@ class DownstreamConnection(ExchangeConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Settle what was in hand."""
-        if BODY <= self._phase < LINGERING:
+        if self._phase == TUNNEL:
+            self._caller_lost()
+        elif BODY <= self._phase < LINGERING:
             self._abandon()
         self._phase = CLOSED
         self._buffer = b""
@@ -332,6 +352,8 @@ class DownstreamConnection(ExchangeConnection):
             self.deadline = now + timeouts.client_body_idle_s
             if self._plane.limits.body_rate_bytes_per_s:
                 self._watch_body(now)
+        elif self._phase == TUNNEL:
+            self.deadline = now + self._tunnel_idle_s()
         if self._watch is not None:
             self._clip()
 
@@ -412,13 +434,17 @@ class DownstreamConnection(ExchangeConnection):
             slow_caller = self._write_paused
             self._settle(AttemptResult.CANCELLED if slow_caller else AttemptResult.STREAM_IDLE, now)
             self._cut(Outcome.CLIENT_TIMEOUT if slow_caller else Outcome.STREAM_IDLE)
+        elif phase == TUNNEL:
+            self._tunnel_expired()
         else:
             self._wait_for_flush(now)
 
     def cut_for_drain(self) -> None:
         """The grace period is over: end whatever is in hand."""
         plane = self._plane
-        if self.busy:
+        if self._phase == TUNNEL:
+            self._end_tunnel(Outcome.DRAIN_CUT, AttemptResult.CANCELLED)
+        elif self.busy:
             now = plane.clock()
             self._drop_upstream()
             self._settle(AttemptResult.CANCELLED, now)

@@ -15,10 +15,11 @@ from router.retry import RetryDenied
 from router.routes import NoCandidate
 from sidecar.faults import strike
 from sidecar.http1.answers import SERVER_METADATA, error_answer, own_answer
-from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_S, LINGERING, CallerConnection
+from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_S, LINGERING, TUNNEL
 from sidecar.http1.forwarding import VIA, numbered
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead, without_fields
 from sidecar.http1.plane import NO_MODEL
+from sidecar.http1.tunnel import TunnelConnection
 from sidecar.http1.watch import Watch
 from sidecar.telemetry.page import Scalar
 
@@ -44,7 +45,7 @@ _VIA_END: Final = VIA + b"\r\n"
 _CUTS: Final = frozenset({AttemptResult.CUT, AttemptResult.STREAM_IDLE, AttemptResult.TRY_TIMEOUT})
 
 
-class ExchangeConnection(CallerConnection):
+class ExchangeConnection(TunnelConnection):
     """A caller's connection that can carry a request: the ``Exchange`` that an upstream connection reports to."""
 
     __slots__ = ()
@@ -277,14 +278,16 @@ class ExchangeConnection(CallerConnection):
         phase = self._phase
         try:
             attempt, self._attempt = self._attempt, None
-            if attempt is not None and attempt.endpoint.shell is not None:
+            if attempt is not None and phase == TUNNEL:
+                plane.tunnel_ended(attempt, AttemptResult.CANCELLED, self._opened_s)
+            elif attempt is not None and attempt.endpoint.shell is not None:
                 plane.attempt_ended(attempt, AttemptResult.CANCELLED, now)
             elif attempt is not None:  # it is the making of the pool that crashed
                 plane.cluster.done(attempt, AttemptResult.CANCELLED, now)
             self._drop_upstream()
             if phase >= LINGERING:
                 self.transport.abort()
-            elif phase == ANSWERING:
+            elif phase >= ANSWERING:
                 self._cut(Outcome.INTERNAL)
             elif phase >= BODY:
                 self._end_with(Outcome.INTERNAL, "")
@@ -395,7 +398,10 @@ class ExchangeConnection(CallerConnection):
         attempt = self._attempt
         if attempt is not None:
             self._attempt = None
-            self._plane.attempt_ended(attempt, result, now)
+            if self._phase == TUNNEL:
+                self._plane.tunnel_ended(attempt, result, self._opened_s)
+            else:
+                self._plane.attempt_ended(attempt, result, now)
 
     def _drop_upstream(self) -> None:
         """Cancel what is under way: the timer, the connecting, the upstream request."""

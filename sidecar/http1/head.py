@@ -17,6 +17,7 @@ import httptools
 
 from router.outcomes import Outcome
 from sidecar.http1.forwarding import FORWARDING_FIELDS, STRANGER, Peer
+from sidecar.http1.upgrade import protocols, refused, upgrade_of
 
 CHUNKED: Final = -1
 """Value of ``length`` for a chunked body."""
@@ -25,6 +26,7 @@ UNTIL_CLOSE: Final = -2
 
 MAX_LENGTH_DIGITS: Final = 18
 MAX_TIMEOUT_DIGITS: Final = 9
+_NO_UPGRADE: Final[list[bytes]] = []
 
 # Fields that decide something here, with their values; matched against the lower-cased head, each begins a line.
 _REQUEST_FIELDS: Final = re.compile(
@@ -115,6 +117,7 @@ class RequestHead(Head):
         "raw",
         "target",
         "timeout_ms",
+        "upgrade",
     )
 
     raw: bytes
@@ -127,6 +130,7 @@ class RequestHead(Head):
     has_request_id: bool
     has_traceparent: bool
     timeout_ms: int  # x-request-timeout-ms, which is not passed on as it is; -1 where there is none
+    upgrade: list[bytes]  # protocols that may be switched to, in lower case; they are passed on
 
     def request_id(self) -> bytes:
         """Return the caller's x-request-id, or nothing."""
@@ -139,12 +143,13 @@ class RequestHead(Head):
 class ResponseHead(Head):
     """What a proxy needs of a response head."""
 
-    __slots__ = ("has_request_id", "keep_alive", "retry_after", "status")
+    __slots__ = ("has_request_id", "keep_alive", "retry_after", "status", "upgrade")
 
     status: int
     keep_alive: bool
     has_request_id: bool
     retry_after: bytes  # as it came; nothing where there was none
+    upgrade: list[bytes]  # of a 101: what is spoken from here on, in lower case
 
     @property
     def busy(self) -> bool:
@@ -186,7 +191,7 @@ def parse_request(
     try:
         _RequestParser(_IGNORE).feed_data(raw)
     except httptools.HttpParserUpgrade:
-        pass  # upgrades are not taken: the fields are stripped and the request goes on as a plain one
+        pass  # decided below
     except httptools.HttpParserInvalidMethodError as error:
         raise HeadError(Outcome.NOT_IMPLEMENTED, "unknown method") from error
     except httptools.HttpParserError as error:
@@ -204,6 +209,7 @@ def parse_request(
     head.timeout_ms = -1
     head.end = peer.end
     head.attempt = 1
+    head.upgrade = _NO_UPGRADE
     if method == b"CONNECT":
         raise HeadError(Outcome.NOT_IMPLEMENTED, "CONNECT is not served here")
 
@@ -270,6 +276,8 @@ def parse_request(
             left = forward.lower()
             head.has_request_id = head.has_request_id and b"\r\nx-request-id:" in left
             head.has_traceparent = head.has_traceparent and b"\r\ntraceparent:" in left
+        if strip and minor == 1 and b"\r\nupgrade:" in lowered:
+            forward += _upgrade(head, raw)
     else:
         forward = raw[:-2]
     if nameless:  # an empty id is none: one is made in its place
@@ -294,7 +302,8 @@ def parse_response(raw: bytes, method: bytes, max_fields: int = 1000) -> Respons
     try:
         _ResponseParser(_IGNORE).feed_data(raw)
     except httptools.HttpParserUpgrade as error:
-        raise HeadError(Outcome.UPSTREAM_PROTOCOL, "switched protocols unasked") from error
+        if not raw.startswith(b"HTTP/1.1 101"):
+            raise HeadError(Outcome.UPSTREAM_PROTOCOL, "an upgrade without a 101 of HTTP/1.1") from error
     except httptools.HttpParserError as error:
         raise HeadError(Outcome.UPSTREAM_PROTOCOL, str(error)[:200] or "malformed head") from error
     if raw.startswith(_OK):
@@ -305,8 +314,6 @@ def parse_response(raw: bytes, method: bytes, max_fields: int = 1000) -> Respons
             raise HeadError(Outcome.UPSTREAM_PROTOCOL, "malformed status line")
         minor, digits = line.groups()
         status = int(digits)
-        if status == 101:
-            raise HeadError(Outcome.UPSTREAM_PROTOCOL, "switched protocols unasked")
     if len(raw) > max_fields * 4 and raw.count(b"\r\n") - 2 > max_fields:
         raise HeadError(Outcome.UPSTREAM_PROTOCOL, f"more than {max_fields} header fields")
     head = ResponseHead()
@@ -314,6 +321,7 @@ def parse_response(raw: bytes, method: bytes, max_fields: int = 1000) -> Respons
     head.keep_alive = minor == b"1"
     head.has_request_id = False
     head.retry_after = b""
+    head.upgrade = _NO_UPGRADE
     lowered = raw.lower()
     length = UNTIL_CLOSE
     strip = chunked = nameless = False
@@ -373,6 +381,8 @@ def parse_response(raw: bytes, method: bytes, max_fields: int = 1000) -> Respons
         length = 0
         if status < 200 or status == 204:
             forward = without_fields(forward, (b"content-length", b"transfer-encoding"))
+        if status == 101:
+            forward += _switch(head, raw, minor)
     head.length = length
     head.forward = forward
     return head
@@ -437,6 +447,42 @@ def _strip(raw: bytes, lowered: bytes, option: bytes | None) -> tuple[bytes, boo
     kept += [line for line, lower in zip(lines[1:], low[1:], strict=True) if lower.partition(b":")[0] not in drop]
     kept.append(b"")
     return b"\r\n".join(kept), b"close" in options, b"keep-alive" in options
+
+
+def _upgrade(head: RequestHead, raw: bytes) -> bytes:
+    """Return the fields with which a request's wish for another protocol is passed on, and note it; or nothing.
+
+    It is passed on for a GET without a body: what comes behind the head is then the next request, or the tunnel's. For
+    others the wish is dropped, as RFC 9110 7.8 allows, but that no WebSocket is begun so (RFC 6455 4.1).
+    """
+    value = upgrade_of(raw)
+    try:
+        asked = protocols(value)
+    except ValueError as error:
+        raise HeadError(Outcome.BAD_REQUEST, str(error)) from error
+    bad = refused(asked)
+    if bad:
+        raise HeadError(Outcome.NOT_IMPLEMENTED, f"upgrade to {bad[:40].decode()}: only HTTP/1.1 is spoken here")
+    if head.method != b"GET" or head.length != 0:
+        if b"websocket" in asked:
+            raise HeadError(Outcome.BAD_REQUEST, "a WebSocket begins with a GET that has no body")
+        return b""
+    if not asked:
+        return b""
+    head.upgrade = asked
+    return b"Connection: Upgrade\r\nUpgrade: " + value + b"\r\n"
+
+
+def _switch(head: ResponseHead, raw: bytes, minor: bytes) -> bytes:
+    """Return the fields with which a 101 is passed on, and note what it switches to (RFC 9110 15.2.2)."""
+    value = upgrade_of(raw)
+    try:
+        head.upgrade = protocols(value)
+    except ValueError as error:
+        raise HeadError(Outcome.UPSTREAM_PROTOCOL, str(error)) from error
+    if not head.upgrade or minor == b"0":
+        raise HeadError(Outcome.UPSTREAM_PROTOCOL, "101 without an upgrade")
+    return b"Connection: Upgrade\r\nUpgrade: " + value + b"\r\n"
 
 
 def _unusual_request_line(raw: bytes) -> tuple[bytes, bytes, int]:

@@ -109,6 +109,7 @@ class Plane:
         self.drained: Callable[[], None] = lambda: None
         self._close_idle_at = inf
         self.received_bytes = 0
+        self.tunnels = 0  # open now
         self.shapes = Shapes()
         self._targets: dict[tuple[str | None, bytes], Target] = {}
         self._generation = -1
@@ -233,6 +234,24 @@ class Plane:
             words[row + ENDPOINT_EJECTIONS] += sum(isinstance(event, EndpointEjected) for event in shared)
             self.share(shared)
 
+    def tunnel_began(self, attempt: Attempt, now: float) -> None:
+        """An attempt became a tunnel: it stays in flight."""
+        self.count(Scalar.TUNNELS_TOTAL)
+        self.tunnels += 1
+        shared = self.cluster.opened(attempt, now)
+        if shared:
+            self.share(shared)
+
+    def tunnel_ended(self, attempt: Attempt, result: AttemptResult, opened_s: float) -> None:
+        """Release it. It counts as having taken as long as it took to open."""
+        self.tunnels -= 1
+        words = self.words
+        row = attempt.endpoint.shell.row
+        words[row + _RESULT_INDEX[result]] += 1
+        words[row + ENDPOINT_HISTOGRAM + bucket(opened_s)] += 1
+        words[row + _ATTEMPT_SUM] += int(opened_s * 1e6)
+        self.cluster.closed(attempt)
+
     def request_ended(self, row: int, outcome: Outcome, seconds: float) -> None:
         """Count one request."""
         words = self.words
@@ -288,6 +307,7 @@ class Plane:
                 connection.retire(now, LAME_DUCK_S)
                 self.count(Scalar.CONNECTIONS_AGED_TOTAL)
         self.gauge(Scalar.REQUESTS_NOW, busy)
+        self.gauge(Scalar.TUNNELS_NOW, self.tunnels)
         pooled = opened = sent = 0
         words = self.words
         for endpoint in self.cluster.endpoints.values():

@@ -17,6 +17,8 @@ REQUEST_DURATION = Family(
 )
 REQUESTS_NOW = Family("warmroute_requests_in_flight", _G, "Requests being served.", _PROCESS)
 REJECTED = Family("warmroute_rejected_messages_total", _C, "Requests refused for their form.")
+TUNNELS = Family("warmroute_tunnels_total", _C, "Requests that became a tunnel (WebSocket, Upgrade).")
+TUNNELS_NOW = Family("warmroute_tunnels", _G, "Tunnels open.", _PROCESS)
 RETRIES = Family("warmroute_retries_total", _C, "Attempts beyond the first.")
 RETRIES_DENIED = Family("warmroute_retries_denied_total", _C, "Retries that the budget did not allow.")
 FAULTS_INJECTED = Family("warmroute_faults_injected_total", _C, "Requests that an injected fault touched.")

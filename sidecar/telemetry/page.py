@@ -67,6 +67,8 @@ class Scalar(IntEnum):
     REJECTED_MESSAGES_TOTAL = 20  # requests refused for their form
     SLOW_READERS_TOTAL = 21
     CONNECTIONS_AGED_TOTAL = 22
+    TUNNELS_TOTAL = 23
+    TUNNELS_NOW = 24
 
 
 SCALAR_WORDS = 64

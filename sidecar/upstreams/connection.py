@@ -32,6 +32,7 @@ _HEAD: Final = 1
 _LENGTH: Final = 2
 _CHUNKS: Final = 3
 _TO_CLOSE: Final = 4
+_TUNNEL: Final = 5
 
 
 class Exchange(Protocol):
@@ -48,6 +49,15 @@ class Exchange(Protocol):
 
     def interim(self, head: ResponseHead) -> None:
         """A 1xx head came."""
+
+    def switched(self, head: ResponseHead, data: bytes) -> str:
+        """A 101 came, and ``data`` behind it: both sides are a tunnel now; or the reason why they cannot be."""
+
+    def worker_finished(self) -> bool:
+        """The worker's half of the tunnel has ended; return whether the other goes on."""
+
+    def tunnel_lost(self, exc: Exception | None) -> None:
+        """The tunnel's connection is gone."""
 
     def whole_answer(self, now: float, head: ResponseHead, body: bytes) -> None:
         """The final head came, and all of its body with it: the two calls above and below in one."""
@@ -143,6 +153,15 @@ class UpstreamConnection(asyncio.Protocol):
         self._upstream.open_connections.discard(self)
         self.transport.abort()
 
+    def finish(self) -> None:
+        """Close behind all that was written; a worker that does not take it is not waited for without end."""
+        self.exchange = None
+        self._mode = _IDLE
+        self._upstream.open_connections.discard(self)
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._upstream.abort_later(self.transport)
+
     def pause_reading(self) -> None:
         """The caller is full: read no more of the answer."""
         if not self.paused and not self.transport.is_closing():
@@ -190,11 +209,18 @@ class UpstreamConnection(asyncio.Protocol):
                     self._end(exchange, clean=left == 0)
             elif mode == _CHUNKS:
                 self._read_chunks(exchange, b"", data)
+            elif mode == _TUNNEL:
+                exchange.transport.write(data)
             else:
                 self._pass_until_close(exchange, b"", data)
         except Exception as error:  # noqa: BLE001  one request's end, not the process's
             self.drop()
             exchange.crashed(error)
+
+    def eof_received(self) -> bool:
+        """The worker's end: of the connection, but for a tunnel, which has two halves."""
+        exchange = self.exchange
+        return exchange is not None and self._mode == _TUNNEL and exchange.worker_finished()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Settle with whoever waited for an answer."""
@@ -215,6 +241,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._end(exchange, clean=False)
             return
         self.exchange = None
+        if self._mode == _TUNNEL:
+            exchange.tunnel_lost(exc)
+            return
         began = self._mode != _HEAD
         self._mode = _IDLE
         what = "closed" if exc is None else f"failed ({type(exc).__name__})"
@@ -277,6 +306,12 @@ class UpstreamConnection(asyncio.Protocol):
             rest = data[end:]
             if head.status >= 200:
                 break
+            if head.status == 101:
+                self._mode = _TUNNEL
+                why = exchange.switched(head, rest)
+                if why:
+                    self._fail(exchange, why)
+                return
             self._interims += 1
             if self._interims > MAX_INTERIM:
                 self._fail(exchange, f"more than {MAX_INTERIM} interim answers")

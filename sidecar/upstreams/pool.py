@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _NEVER: Final = float("inf")
 _OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Connect errors that say nothing of the endpoint: this process or host is out of something."""
+CLOSE_STALL_S: Final = 30.0
+"""How long a tunnel's worker may take for what was sent before its end."""
 
 
 class Upstream:
@@ -190,6 +192,10 @@ class Upstream:
                 connection.drop()
             else:
                 connection.unfit |= OLD
+
+    def abort_later(self, transport: asyncio.Transport) -> None:
+        """Give a closing connection some time for what it still has to send, then end it (no matter where it is)."""
+        self._loop.call_later(CLOSE_STALL_S, transport.abort)
 
     def close(self) -> None:
         """Close the idle connections; busy ones end with their answers. No new one is pooled."""

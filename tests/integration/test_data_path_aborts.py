@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from sidecar.http1.caller import CLOSED
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.plane import Plane
 from sidecar.settings import Timeouts
@@ -128,7 +129,7 @@ async def test_a_caller_that_leaves_during_the_back_off_is_not_tried_for_again(p
     (connection,) = path.plane.connections
     path.origins[0].connections[0].reset()
     client.reset()
-    await path.until(lambda: connection._phase == 7, "gone")
+    await path.until(lambda: connection._phase == CLOSED, "gone")
     await asyncio.sleep(0.02)
     assert path.origins[1].connections == []
     assert sum(path.outcomes.values()) == 1

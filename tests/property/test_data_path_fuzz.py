@@ -14,6 +14,7 @@ REQUESTS = (
     b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\nhello",
     b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5;x\r\nhello\r\n0\r\nT: v\r\n\r\n",
     b"HEAD http://a.test:1/x?y HTTP/1.1\r\nHost: a\r\nConnection: close, x\r\nx: 1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x, websocket\r\n\r\n",
     b"\r\n\r\n",
 )
 RESPONSES = (
@@ -22,6 +23,7 @@ RESPONSES = (
     b"HTTP/1.1 200 OK\r\n\r\nhello",
     b"HTTP/1.0 503 Busy\r\nRetry-After: 1\r\nConnection: keep-alive\r\nContent-Length: 0\r\n\r\n",
     b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n",
+    b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nbytes",
     b"HTTP/1.1 204 No Content\r\n\r\n",
     b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno",
 )

@@ -99,6 +99,22 @@ def test_hop_by_hop_fields_and_those_that_connection_names_are_stripped() -> Non
     assert head.forward == b"POST /p?q=1 HTTP/1.1\r\n" + HOST + b"X-Kept: 1\r\n"
 
 
+def test_an_upgrade_is_passed_on_with_both_fields() -> None:
+    fields = (b"Connection: X-Hop, UPGRADE", b"X-Hop: 1", b"Upgrade: Echo/2,  WebSocket ", b"uPgrade: x")
+    head = parse_request(request(*fields, b"TE: trailers", line=b"GET / HTTP/1.1"))
+    assert head.upgrade == [b"echo/2", b"websocket", b"x"]
+    assert head.forward.endswith(HOST + b"Connection: Upgrade\r\nUpgrade: Echo/2,  WebSocket, x\r\n")
+    head = parse_request(request(b"Connection: X-Hop, upgrade", b"X-Hop: 1", b"Upgrade: x"))
+    assert (head.upgrade, head.forward) == ([], b"POST /p?q=1 HTTP/1.1\r\n" + HOST)
+
+
+def test_a_switch_is_passed_on_with_both_fields_and_no_framing() -> None:
+    fields = (b"Connection: keep-alive, upgrade", b"UPGRADE: WebSocket", b"Content-Length: 5", b"X: 1")
+    head = parse_response(response(*fields, line=b"HTTP/1.1 101 Switching"), b"GET")
+    assert (head.status, head.length, head.upgrade) == (101, 0, [b"websocket"])
+    assert head.forward == b"HTTP/1.1 101 Switching\r\nX: 1\r\nConnection: Upgrade\r\nUpgrade: WebSocket\r\n"
+
+
 def test_connection_cannot_name_away_what_frames_or_routes() -> None:
     head = parse_request(request(b"Connection: close, Host, Transfer-Encoding", b"Transfer-Encoding: chunked"))
     assert head.length == CHUNKED
@@ -188,7 +204,9 @@ def test_response_framing(raw: bytes, method: bytes, status: int, length: int, k
         response(line=b"HTTP/1.1 2000 OK"),
         response(line=b"HTTP/1.1 200 O\x00K"),
         response(line=b"HTTP/1.1 101 Switching"),
-        response(b"Upgrade: x", b"Connection: upgrade", line=b"HTTP/1.1 101 Switching"),
+        response(b"Upgrade: x", line=b"HTTP/1.1 101 Switching"),
+        response(b"Upgrade: x", b"Connection: upgrade", line=b"HTTP/1.0 101 Switching"),
+        response(b"Upgrade: x y", b"Connection: upgrade", line=b"HTTP/1.1 101 Switching"),
         response(b"X: a\r\n b"),
         response(b"X: a\rSet-Cookie: evil=1"),
         response(b"X : a"),
