@@ -267,6 +267,7 @@ class DataProcess:
         now = self._clock()
         self._ticker = self._loop.call_later(TICK_S, self._tick)
         self._share(self._cluster.apply(Tick(), now))
+        self._plane.hangups.look()
         if now >= self._sweep_due:
             self._plane.gauge(Scalar.LOOP_LAG_US_NOW, int(max(0.0, now - self._sweep_due) * 1e6))
             self._sweep_due = now + SWEEP_S

@@ -54,10 +54,15 @@ LAME_DUCK_S: Final = 1.0
 NEVER: Final = float("inf")
 
 
+def descriptor(transport: asyncio.BaseTransport) -> int:
+    """Return the descriptor below a transport, or -1 where there is none (any more)."""
+    sock = transport.get_extra_info("socket")
+    return -1 if sock is None else cast("socket.socket", sock).fileno()
+
+
 def unread(transport: asyncio.BaseTransport) -> bool:
     """Return whether bytes or an end of file wait in the kernel that the loop has not come to yet."""
-    sock = transport.get_extra_info("socket")
-    fd = -1 if sock is None else sock.fileno()
+    fd = descriptor(transport)
     if fd < 0:
         return False
     ready = select.poll()
@@ -197,6 +202,15 @@ class CallerConnection(asyncio.Protocol):
         else:
             self.transport.close()
 
+    def left(self) -> None:
+        """The caller has gone, and only the kernel knows, because it is not being read."""
+        self.transport.abort()
+
+    @property
+    def phase(self) -> int:
+        """Where the connection stands: NEW to CLOSED."""
+        return self._phase
+
     @property
     def busy(self) -> bool:
         """True while a request is in hand."""
@@ -244,10 +258,12 @@ class CallerConnection(asyncio.Protocol):
         if not self._read_paused and not self.transport.is_closing():
             self._read_paused = True
             self.transport.pause_reading()
+            self._plane.hangups.paused(self)
 
     def _resume_reading(self) -> None:
         if self._read_paused:
             self._read_paused = False
+            self._plane.hangups.resumed(self)
             self._body_at = 0.0  # that it came no faster was our doing
             if not self.transport.is_closing():
                 self.transport.resume_reading()

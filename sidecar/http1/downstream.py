@@ -105,6 +105,13 @@ class DownstreamConnection(ExchangeConnection):
             self._hang_up()
         return False
 
+    def left(self) -> None:
+        """The caller has gone, and only the kernel knows: as if its end had been read."""
+        if self._phase == TUNNEL:  # but this is a reset
+            super().left()
+        else:
+            self.eof_received()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Settle what was in hand."""
         if self._phase == TUNNEL:
@@ -114,6 +121,8 @@ class DownstreamConnection(ExchangeConnection):
         self._phase = CLOSED
         self._buffer = b""
         plane = self._plane
+        if self._read_paused:
+            plane.hangups.resumed(self)
         plane.connections.discard(self)
         plane.unread.discard(self)
         if plane.draining and not plane.connections:

@@ -11,6 +11,7 @@ from router.matching import Surface, match
 from router.model import EndpointEjected
 from router.outcomes import OUTCOME_INDEX, AttemptResult, Outcome, Reason
 from sidecar.http1.caller import LAME_DUCK_S, NEVER
+from sidecar.http1.hangups import Hangups
 from sidecar.http1.shapes import Shapes
 from sidecar.http1.watch import Times
 from sidecar.telemetry.page import (
@@ -111,6 +112,7 @@ class Plane:
         self.received_bytes = 0
         self.tunnels = 0  # open now
         self.shapes = Shapes()
+        self.hangups = Hangups(loop)
         self._targets: dict[tuple[str | None, bytes], Target] = {}
         self._generation = -1
         self.configure(limits, timeouts, model_timeouts)

@@ -10,7 +10,7 @@ import pytest
 from sidecar.http1.caller import CLOSED
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.plane import Plane
-from sidecar.settings import Timeouts
+from sidecar.settings import Limits, Timeouts
 from tests.support.data_path import (
     CHUNKED,
     DataPath,
@@ -18,6 +18,7 @@ from tests.support.data_path import (
     OriginConnection,
     answer,
     chunk,
+    deaf,
     echo,
     on_data_path,
     post,
@@ -119,6 +120,41 @@ async def test_a_caller_that_leaves_while_connecting_is_not_kept(path: DataPath)
     client.reset()
     await path.until(lambda: not path.in_flight, "released", GONE_S * 3)
     assert path.outcomes == {"client_abort": 1}
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_caller_that_leaves_while_it_is_not_read_is_seen(reset: bool) -> None:
+    @on_data_path(takes, limits=Limits(pipelined=4096))
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        await client.send(request())
+        await path.until(lambda: path.origin.requests, "the request at the worker")
+        await client.send(request() * 1000)
+        (connection,) = path.plane.connections
+        await path.until(lambda: connection._read_paused, "read no further")
+        left = time.monotonic()
+        if reset:
+            client.reset()
+        else:
+            client.close()
+        await path.until(lambda: path.origin.ended, "the upstream connection ended", 1.0)
+        assert path.origin.ended[0] - left < GONE_S
+        assert path.outcomes == {"client_abort": 1}
+
+    scenario()
+
+
+@on_data_path(deaf)
+async def test_a_caller_that_resets_while_the_worker_does_not_read_is_seen(path: DataPath) -> None:
+    client = await path.connect()
+    client.writer.write(request(b"POST / HTTP/1.1", b"Content-Length: %d" % BIG) + b"x" * BIG)
+    await path.until(lambda: any(c._peer_full for c in path.plane.connections), "full")
+    left = time.monotonic()
+    client.reset()
+    await path.until(lambda: path.outcomes, "the abort", 1.0)
+    assert time.monotonic() - left < GONE_S
+    assert path.outcomes == {"client_abort": 1}
+    assert not path.pool().open_connections
 
 
 @on_data_path(takes, takes)

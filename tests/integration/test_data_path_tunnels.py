@@ -16,6 +16,7 @@ from tests.support.data_path import (
     OriginConnection,
     answer,
     chunked,
+    deaf,
     echo,
     on_data_path,
     post,
@@ -175,6 +176,26 @@ def test_a_caller_that_leaves_ends_the_other_side_at_once(reset: bool) -> None:
         assert path.outcomes == ({"client_abort": 1} if reset else {"ok": 1})
 
     scenario()
+
+
+async def switches_and_reads_no_more(origin: OriginConnection) -> None:
+    await origin.request()
+    await origin.send(SWITCHED)
+    await deaf(origin)
+
+
+@on_data_path(switches_and_reads_no_more)
+async def test_a_caller_that_resets_is_seen_though_the_worker_does_not_read(path: DataPath) -> None:
+    client, _ = await opened(path)
+    (connection,) = path.plane.connections
+    client.writer.write(bytes(32 << 20))
+    await path.until(lambda: connection._read_paused, "a pause")
+    left = time.monotonic()
+    client.reset()
+    await path.until(lambda: path.outcomes, "the abort", 1.0)
+    assert time.monotonic() - left < GONE_S
+    assert path.outcomes == {"client_abort": 1}
+    assert not path.pool().open_connections
 
 
 @pytest.mark.parametrize("reset", [True, False])

@@ -449,6 +449,7 @@ async def data_path(
         while True:
             await asyncio.sleep(SWEEP_S)
             cluster.apply(Tick(), time.monotonic())
+            plane.hangups.look()
             plane.sweep(time.monotonic())
 
     ticker = loop.create_task(tick(), name="tick") if sweep else None
