@@ -17,7 +17,7 @@ from router import model
 from router.breaker import GuardState
 from router.filters import default_filters
 from router.fleet import Fleet
-from router.model import EjectCause, EndpointEjected, EndpointReturned, Event, Observation
+from router.model import HTTP, EjectCause, EndpointEjected, EndpointReturned, Event, Observation
 from router.outcomes import ATTEMPT_BLAME, BROKEN_OFF, AttemptResult, Blame, Reason
 from router.pickers import AliasPicker
 from router.retry import RetryBudget, RetryVerdict, judge_retry
@@ -157,13 +157,21 @@ class Cluster:
         """The route of the model that takes requests which name no known one."""
         return self._fleet.default
 
-    def route(self, model: str, version: str = "") -> Route | None:
+    def default_route_of(self, protocol: str) -> Route | None:
+        """The same of another protocol than HTTP."""
+        default = self._fleet.default
+        return None if default is None else self.route(default.model, "", protocol)
+
+    def route(self, model: str, version: str = "", protocol: str = HTTP) -> Route | None:
         """Return the route of a model, or of one version of it; None where there is none (see :meth:`missing`)."""
+        if protocol != HTTP:
+            return self._fleet.find(model, version, protocol, self._swept_at)
         return self._fleet.routes.get(f"{model}@{version}" if version else model)
 
-    def missing(self, model: str, version: str = "") -> Reason:
+    def missing(self, model: str, version: str = "", protocol: str = HTTP) -> Reason:
         """Say why :meth:`route` returned None."""
-        return Reason.WRONG_VERSION if version and model in self._fleet.routes else Reason.UNKNOWN_MODEL
+        routes = self._fleet.routes_by.get(protocol, {})
+        return Reason.WRONG_VERSION if version and model in routes else Reason.UNKNOWN_MODEL
 
     def explain(self, route: Route, now: float, rng: Rng) -> explaining.Explanation:
         """Show the decision that would be made now, with every term of every candidate; changes nothing."""
@@ -172,9 +180,19 @@ class Cluster:
     def routes(self, now: float) -> tuple[explaining.RouteRow, ...]:
         """Return every route with its candidates, their state, weight and share, in order of key."""
         view = self._tables.view()
+        default = self._fleet.default
         return tuple(
-            explaining.route_row(view, route, now, default=route is self._fleet.default)
-            for _, route in sorted(self._fleet.routes.items())
+            explaining.route_row(view, route, now, default=default is not None and route.key == default.key)
+            for route in sorted(self._fleet.all_routes(), key=_by_key)
+            if route.candidates or not self._served_otherwise(route)
+        )
+
+    def _served_otherwise(self, route: Route) -> bool:
+        """Return whether another protocol's endpoints serve what this route is for."""
+        return any(
+            of_protocol[route.key].candidates
+            for of_protocol in self._fleet.routes_by.values()
+            if route.key in of_protocol
         )
 
     # --- choosing ------------------------------------------------------------------------------------------------
@@ -228,15 +246,23 @@ class Cluster:
         tables.plan_due(route)
         return attempt
 
-    def routable(self, now: float) -> bool:
-        """Return whether a request for any model would find a replica now, a due probe included; begins nothing."""
-        for route in self._fleet.routes.values():
-            self._tables.catch_up(route, now)
-            if any(now < candidate.fit_until for candidate in route.candidates):
-                return True
-            if self._due_probe(route, now, None) is not None:
-                return True
-        return False
+    def routable(self, now: float, protocol: str = "") -> bool:
+        """Return whether a request for any model would find a replica now, a due probe included; begins nothing.
+
+        ``protocol``: of that protocol only.
+        """
+        return any(
+            self.route_is_routable(route, now)
+            for route in self._fleet.all_routes()
+            if not protocol or route.protocol == protocol
+        )
+
+    def route_is_routable(self, route: Route, now: float) -> bool:
+        """Return the same of one route."""
+        self._tables.catch_up(route, now)
+        if any(now < candidate.fit_until for candidate in route.candidates):
+            return True
+        return self._due_probe(route, now, None) is not None
 
     def _due_probe(self, route: Route, now: float, tried: Endpoint | None) -> Candidate | None:
         """Return a candidate whose quarantine is over and whom nobody probes.
@@ -481,6 +507,10 @@ def _draw_two(route: Route, now: float, rng: Rng, tried: Endpoint | None) -> Can
             second = route.draw_one(now, rng, tried, busy=busy)
             return second if second is not None and second_wins(_wait_ms(first), _wait_ms(second)) else first
     return None
+
+
+def _by_key(route: Route) -> tuple[str, str]:
+    return route.key, route.protocol
 
 
 def _wait_ms(candidate: Candidate) -> float:

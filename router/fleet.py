@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from router.ages import Ages
 from router.endpoint import Candidate, Endpoint, offered
+from router.model import HTTP
 from router.outcomes import Reason
 from router.policy import ModelPolicy
 from router.routes import Route
 from router.stats import LogBuckets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from router.model import (
         EndpointGone,
@@ -43,7 +44,8 @@ class Fleet:
         self, policies: Policies, models: Iterable[ModelPolicy], filters: Sequence[Filter], now: float
     ) -> None:
         self.endpoints: dict[str, Endpoint] = {}
-        self.routes: dict[str, Route] = {}
+        self.routes: dict[str, Route] = {}  # of HTTP
+        self.routes_by: dict[str, dict[str, Route]] = {HTTP: self.routes}
         self.default: Route | None = None
         self.departed: list[Endpoint] = []
         self.generation = 0
@@ -60,7 +62,7 @@ class Fleet:
         """Have a route for each model of the configuration, and find the default one."""
         self.default = None
         for model in self._models.values():
-            route = self._route_for(model.name, "", now)
+            route = self._route_for(model.name, "", HTTP, now)
             if model.default and self.default is None:
                 self.default = route
 
@@ -81,7 +83,7 @@ class Fleet:
         for endpoint in self.endpoints.values():
             endpoint.configure(policies, self._buckets, now)
         self._models = {model.name: model for model in models}
-        for route in self.routes.values():
+        for route in self.all_routes():
             policy = self._models.get(route.model)
             if policy is not None:
                 route.policy = policy
@@ -99,6 +101,18 @@ class Fleet:
     def mode(self) -> StoreMode:
         """How far the shared state can be trusted."""
         return self.ages.mode
+
+    def all_routes(self) -> Iterator[Route]:
+        """Yield the routes of every protocol."""
+        for routes in self.routes_by.values():
+            yield from routes.values()
+
+    def find(self, model: str, version: str, protocol: str, now: float) -> Route | None:
+        """Return a route of another protocol than HTTP; a configured model has one, even while nobody serves it."""
+        found = self.routes_by.get(protocol, {}).get(f"{model}@{version}" if version else model)
+        if found is None and not version and model in self._models:
+            return self._route_for(model, "", protocol, now)
+        return found
 
     # --- judging -------------------------------------------------------------------------------------------------
 
@@ -143,7 +157,7 @@ class Fleet:
         """Judge everybody after all ages changed, and have every table made again."""
         for endpoint in self.endpoints.values():
             self.judge(endpoint, now)
-        for route in self.routes.values():
+        for route in self.all_routes():
             route.expire()
 
     def watch_silence(self, now: float) -> None:
@@ -223,9 +237,9 @@ class Fleet:
         Those of a model that was taken out of the configuration need not wait.
         """
         before = now - self._policies.freshness.local_after_s
-        for route in list(self.routes.values()):
+        for route in list(self.all_routes()):
             if route.learned and not route.candidates and (route.withdrawn or route.empty_since <= before):
-                del self.routes[route.key]
+                del self.routes_by[route.protocol][route.key]
                 self.generation += 1
 
     # --- membership ----------------------------------------------------------------------------------------------
@@ -240,7 +254,7 @@ class Fleet:
             candidate = endpoint.candidates.get(key)
             if candidate is None:
                 model, version = key
-                routes = tuple(self._route_for(model, of, now) for of in dict.fromkeys(("", version)))
+                routes = tuple(self._route_for(model, of, record.protocol, now) for of in dict.fromkeys(("", version)))
                 candidate = endpoint.candidates[key] = Candidate(endpoint, replica, routes)
                 for route in routes:
                     insort(route.candidates, candidate, key=_order)
@@ -248,13 +262,16 @@ class Fleet:
             for route in candidate.routes:
                 route.mark(opened=False)  # a number may have changed; judging says whether it opened
 
-    def _route_for(self, model: str, version: str, now: float) -> Route:
+    def _route_for(self, model: str, version: str, protocol: str, now: float) -> Route:
         key = f"{model}@{version}" if version else model
-        route = self.routes.get(key)
+        routes = self.routes_by.setdefault(protocol, {})
+        route = routes.get(key)
         if route is None:
             policy = self._models.get(model)
             learned = policy is None or version != ""
-            route = self.routes[key] = Route(model, version, policy or ModelPolicy(model), learned=learned, now=now)
+            route = routes[key] = Route(
+                model, version, policy or ModelPolicy(model), learned=learned, now=now, protocol=protocol
+            )
             self.generation += 1
         return route
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+HTTP = "http"
+"""The protocol of endpoints that speak HTTP/1.1; others have routes of their own."""
+
 
 class State(StrEnum):
     """A replica's state. ``cold → loading → warming → warm → draining → cold``; ``failed`` from any."""
@@ -65,7 +68,8 @@ class Replica:
 class EndpointRecord:
     """One addressable worker process and everything it reports of itself.
 
-    ``address`` is a URL, ``http://HOST:PORT`` or ``unix:/PATH``. ``epoch`` is random at the process's start: a new
+    ``address`` is a URL, ``http://HOST:PORT``, ``grpc://HOST:PORT`` or ``unix:/PATH``. ``protocol``: ``http`` or
+    ``grpc``. ``epoch`` is random at the process's start: a new
     epoch under an old id is a new process. ``revision`` orders records within the store. ``static``: from
     configuration, not from the store; it counts as warm, never expires and never goes stale.
     """
@@ -74,7 +78,7 @@ class EndpointRecord:
     address: str
     epoch: str = ""
     revision: int = 0
-    protocol: str = "http"
+    protocol: str = HTTP
     replicas: tuple[Replica, ...] = ()
     free_memory_bytes: int | None = None
     total_memory_bytes: int | None = None

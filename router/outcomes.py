@@ -64,6 +64,7 @@ class AttemptResult(StrEnum):
     CANCELLED = "cancelled"  # the caller went away, or warmroute itself gave up: says nothing of the endpoint
     TRY_TIMEOUT = "try_timeout"  # no whole answer in the time for one try
     OUTRUN = "outrun"  # dropped while it was waited for: the request's time was over, or another try answered first
+    REFUSED = "refused"  # HTTP/2: the endpoint says that it did not begin (REFUSED_STREAM, or left out by its GOAWAY)
 
 
 class Blame(StrEnum):
@@ -89,9 +90,12 @@ ATTEMPT_BLAME: dict[AttemptResult, Blame] = {
     AttemptResult.CANCELLED: Blame.NEUTRAL,
     AttemptResult.TRY_TIMEOUT: Blame.FAILURE,
     AttemptResult.OUTRUN: Blame.NEUTRAL,
+    AttemptResult.REFUSED: Blame.NEUTRAL,
 }
 
-NOT_STARTED: frozenset[AttemptResult] = frozenset({AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT})
+NOT_STARTED: frozenset[AttemptResult] = frozenset(
+    {AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT, AttemptResult.REFUSED}
+)
 """Results after which the upstream surely did not start the request: always safe to retry."""
 
 MAYBE_STARTED: frozenset[AttemptResult] = frozenset(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from router.model import StoreMode
+from router.model import HTTP, StoreMode
 from router.outcomes import Reason  # in annotations of dataclasses, which the compiled build evaluates; Scorer too
 from router.pickers import AliasPicker
 from router.protocols import Scorer
@@ -88,24 +88,29 @@ class Weighing:
 class Route:
     """The replicas of one model, all versions of it or one. ``key`` is ``name`` or ``name@version``.
 
-    The cluster owns everything but the first four fields. ``drawn`` are the candidates in the table, ``draw`` the
+    ``protocol`` is what its endpoints speak: there are candidates of one protocol only on a route.
+
+    The cluster owns everything but the first five fields. ``drawn`` are the candidates in the table, ``draw`` the
     table; ``busy`` and ``draw_busy`` the same of those that would be in it but pushed back, for when nobody else is
     left. ``due`` is when the next choice must look closer, ``rebuild_at`` when the tables have to be made again;
     ``used`` counts down from the last choice.
     """
 
     __slots__ = (
-        "key", "model", "version", "policy",
+        "key", "model", "version", "policy", "protocol",
         "due", "drawn", "draw", "used",
         "built_at", "busy", "busy_weights", "candidates", "dirty", "draw_busy", "empty_since", "interval_s", "learned",
         "none", "none_at", "rebuild_at", "waiting", "weights", "withdrawn",
     )  # fmt: skip
 
-    def __init__(self, model: str, version: str, policy: ModelPolicy, *, learned: bool, now: float) -> None:
+    def __init__(
+        self, model: str, version: str, policy: ModelPolicy, *, learned: bool, now: float, protocol: str = HTTP
+    ) -> None:
         self.key = f"{model}@{version}" if version else model
         self.model = model
         self.version = version
         self.policy = policy
+        self.protocol = protocol
         self.due = -inf
         self.drawn: list[Candidate] = []
         self.draw: Callable[[Rng], int] = _nothing_to_draw

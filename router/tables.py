@@ -59,9 +59,7 @@ class Tables:
 
     def rebuild_due(self, now: float) -> None:
         """Make the tables that are used and due, oldest first, within one Tick's share of work."""
-        due = [
-            route for route in self._fleet.routes.values() if route.used and now >= route.built_at + route.interval_s
-        ]
+        due = [route for route in self._fleet.all_routes() if route.used and now >= route.built_at + route.interval_s]
         due.sort(key=_built_at)
         room = TICK_CANDIDATES
         for route in due:

@@ -1,11 +1,19 @@
-"""URLs of the shared state without what nobody else may read: for logs, pages and errors of sidecars and workers."""
+"""URLs: what an endpoint's says of its protocol; that of the shared state without what nobody else may read."""
 
 from __future__ import annotations
 
 import re
 
+GRPC_SCHEMES = ("grpc://", "grpcs://", "grpc+unix:")
+"""What the addresses of endpoints start with that speak gRPC over HTTP/2; all others speak HTTP/1.1."""
+
 MASK = "***"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+
+
+def protocol_of(address: str) -> str:
+    """Return what an endpoint at this address speaks: ``http`` or ``grpc``."""
+    return "grpc" if address.lower().startswith(GRPC_SCHEMES) else "http"
 
 
 def masked_url(url: str) -> str:

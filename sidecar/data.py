@@ -37,7 +37,7 @@ from sidecar.channel import Channel, ChannelError, FaultsChanged, Hello, Listeni
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.plane import SWEEP_S, Plane
-from sidecar.settings import model_policies, router_policies
+from sidecar.settings import Protocol, model_policies, router_policies
 from sidecar.sockets import granted
 from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Page, Scalar
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from router.model import Event
     from sidecar.boot import DataPlan
+    from sidecar.grpc.plane import GrpcPlane
 
 TICK_S = 0.1
 OBSERVE_S = 1.0
@@ -100,7 +101,8 @@ class DataProcess:
         )
         self._plane.drained = self._finish
         self._servers: list[asyncio.Server] = []
-        self._sockets: list[tuple[socket.socket, ListenerRules]] = []
+        self._sockets: list[tuple[socket.socket, Callable[[], asyncio.Protocol]]] = []
+        self._grpc: GrpcPlane | None = None
         self._accepting = False
         self._listening: list[Listening] = []
         self._control_epoch = ""
@@ -136,7 +138,7 @@ class DataProcess:
             await self._accept()
         await self._ended
         self._ticker.cancel()
-        self._plane.flush(self._clock())
+        self._flush(self._clock())
         loop.remove_reader(self._channel.fileno())
         self._log.info("process.stopped")
         return 0
@@ -150,13 +152,13 @@ class DataProcess:
             sock = socket.socket(fileno=held.fd)
             sock.setblocking(False)
             rules = ListenerRules(listener.default_model, trusted_networks=listener.trusted_networks)
-            factory = self._factory(rules)
+            factory = self._factory(rules, listener.protocol)
             if sock.family == socket.AF_UNIX:
                 server = await self._loop.create_unix_server(factory, sock=sock, backlog=listener.backlog)
             else:
                 server = await self._loop.create_server(factory, sock=sock, backlog=listener.backlog)
             self._servers.append(server)
-            self._sockets.append((sock, rules))
+            self._sockets.append((sock, factory))
             grant = granted(sock, listener.backlog, listener.fastopen_queue)
             name = listener.name or held.address
             self._listening.append(Listening(self._plan.index, name, held.address, grant.backlog, grant.fastopen_queue))
@@ -166,29 +168,42 @@ class DataProcess:
 
     async def _stop_accepting(self) -> None:
         """Close the listeners, but first take what already waits in their queues: those callers were accepted."""
-        waiting: list[tuple[socket.socket, ListenerRules]] = []
-        for sock, rules in self._sockets:
+        waiting: list[tuple[socket.socket, Callable[[], asyncio.Protocol]]] = []
+        for sock, factory in self._sockets:
             for _ in range(MAX_QUEUED):
                 try:
                     connection, _ = sock.accept()
                 except OSError:  # nobody waits, or no descriptor is left
                     break
                 connection.setblocking(False)
-                waiting.append((connection, rules))
+                waiting.append((connection, factory))
         for server in self._servers:
             server.close()
         taken = 0
-        for connection, rules in waiting:
+        for connection, factory in waiting:
             try:
-                await self._loop.connect_accepted_socket(self._factory(rules), connection)
+                await self._loop.connect_accepted_socket(factory, connection)
                 taken += 1
             except OSError:  # that caller has gone meanwhile
                 connection.close()
         self._accepting = False
         self._log.info("process.closed", taken_from_queue=taken)
 
-    def _factory(self, rules: ListenerRules) -> Callable[[], DownstreamConnection]:
+    def _factory(self, rules: ListenerRules, protocol: Protocol) -> Callable[[], asyncio.Protocol]:
+        if protocol is Protocol.GRPC:
+            from sidecar.grpc.downstream import CallerConnection
+
+            grpc = self._with_grpc()
+            return lambda: CallerConnection(grpc, rules)
         return lambda: DownstreamConnection(self._plane, rules)
+
+    def _with_grpc(self) -> GrpcPlane:
+        """Return the gRPC side of this process, which only one with such a listener has."""
+        if self._grpc is None:
+            from sidecar.grpc.plane import GrpcPlane
+
+            self._grpc = GrpcPlane(self._plane)
+        return self._grpc
 
     # --- the channel --------------------------------------------------------------------------------------------
 
@@ -272,9 +287,11 @@ class DataProcess:
             self._plane.gauge(Scalar.LOOP_LAG_US_NOW, int(max(0.0, now - self._sweep_due) * 1e6))
             self._sweep_due = now + SWEEP_S
             self._plane.sweep(now)
+            if self._grpc is not None:
+                self._grpc.sweep(now)
         if now >= self._observe_due:
             self._observe_due = now + OBSERVE_S
-            self._plane.flush(now)
+            self._flush(now)
             self._observe(now)
         if not self._snapshot and now >= self._hello_due:
             self._say_hello()
@@ -289,9 +306,16 @@ class DataProcess:
             self._drain(now)
         if self._drain_until is not None and now >= self._drain_until and not self._ended.done():
             cut = self._plane.cut_all()
+            if self._grpc is not None:
+                cut += self._grpc.cut_all()
             self._log.warning("drain.cut", requests=cut)
             self._drain_until = float("inf")
-            self._loop.call_later(0.2, self._finish)
+            self._loop.call_later(0.2, self._end)
+
+    def _flush(self, now: float) -> None:
+        self._plane.flush(now)
+        if self._grpc is not None:
+            self._grpc.flush()
 
     def _observe(self, now: float) -> None:
         observations = self._cluster.observe(now)
@@ -332,7 +356,12 @@ class DataProcess:
         self._stopping = self._loop.create_task(self._stop_accepting(), name="stop accepting")
 
     def _finish(self) -> None:
-        """Everything that ran has ended (or was cut)."""
+        """Everything that ran over one protocol has ended."""
+        if not self._plane.connections and (self._grpc is None or not self._grpc.connections):
+            self._end()
+
+    def _end(self) -> None:
+        """Everything has ended, or was cut."""
         if not self._accepting and not self._ended.done():
             self._ended.set_result(None)
 

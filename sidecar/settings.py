@@ -62,11 +62,21 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """All parts of the configuration: immutable, and strict about unknown fields."""
 
 
+class Protocol(StrEnum):
+    """What is spoken on a listener."""
+
+    HTTP = "http"
+    GRPC = "grpc"
+
+
 class Listener(Base, frozen=True):
     """A socket that the sidecar accepts on."""
 
     address: Annotated[str, _doc(Reload.RESTART, "where to accept, HOST:PORT or unix:/PATH", "address")]
     name: Annotated[str, _doc(Reload.RESTART, "label in metrics and logs; the address where empty", form=LABEL)] = ""
+    protocol: Annotated[
+        Protocol, _doc(Reload.RESTART, "http: HTTP/1.1; grpc: gRPC over HTTP/2, to grpc:// endpoints")
+    ] = Protocol.HTTP
     processes: Annotated[
         int, _doc(Reload.RESTART, "data processes, each with a socket of its own", "processes", ge=1, le=64)
     ] = 2
@@ -293,7 +303,7 @@ class Model(Base, frozen=True):
         False
     )
     endpoints: Annotated[
-        tuple[str, ...], _doc(Reload.LIVE, "static endpoints, http://HOST:PORT or unix:/PATH", "URLs")
+        tuple[str, ...], _doc(Reload.LIVE, "static endpoints, http://HOST:PORT, grpc://HOST:PORT or unix:/PATH", "URLs")
     ] = ()
     default: Annotated[bool, _doc(Reload.LIVE, "takes requests that name no known model; at most one")] = False
     on_no_candidate: Annotated[OnNoCandidate, _doc(Reload.LIVE, "fail: 503 with Retry-After")] = OnNoCandidate.FAIL

@@ -27,10 +27,15 @@ def sidecar(
             show_default=False,
         ),
     ] = (),
+    grpc_listen: Annotated[
+        tuple[str, ...],
+        Parameter(help="Where to accept gRPC, HOST:PORT or unix:/PATH; may be repeated.", show_default=False),
+    ] = (),
     to: Annotated[
         tuple[str, ...],
         Parameter(
-            help="A worker, http://HOST:PORT or unix:/PATH; may be repeated. Without a file only; any path goes there.",
+            help="A worker, http://HOST:PORT, grpc://HOST:PORT or unix:/PATH; may be repeated. Without a file only; "
+            "whatever is asked goes there.",
             show_default=False,
         ),
     ] = (),
@@ -54,11 +59,18 @@ def sidecar(
     Flags go before the environment (WARMROUTE__SECTION__FIELD=value), the environment before the file. SIGTERM and
     Ctrl-C drain: nothing new is accepted, what runs may finish within timeouts.drain_s.
     """
-    if config is None and not listen and not to and not any(name.startswith(PREFIX) for name in os.environ):
+    if (
+        config is None
+        and not listen
+        and not grpc_listen
+        and not to
+        and not any(name.startswith(PREFIX) for name in os.environ)
+    ):
         raise CliError("give --config FILE, or --listen HOST:PORT and --to http://HOST:PORT", EXIT_REFUSED)
     overrides = flag_overrides(
         with_file=config is not None,
         listen=listen,
+        grpc_listen=grpc_listen,
         to=to,
         processes=processes,
         admin=admin,
@@ -80,6 +92,7 @@ def flag_overrides(
     *,
     with_file: bool,
     listen: tuple[str, ...] = (),
+    grpc_listen: tuple[str, ...] = (),
     to: tuple[str, ...] = (),
     processes: int | None = None,
     admin: str | None = None,
@@ -99,10 +112,12 @@ def flag_overrides(
     if not to and only_without:
         raise CliError(f"{', '.join(only_without)}: needs --to, the workers it is about", EXIT_REFUSED)
     overrides = []
-    if listen:
-        overrides.append(Override(("listeners",), [{"address": address} for address in listen], "--listen"))
+    listeners = [{"address": address} for address in listen]
+    listeners += [{"address": address, "protocol": "grpc"} for address in grpc_listen]
+    if listeners:
+        overrides.append(Override(("listeners",), listeners, "--listen" if listen else "--grpc-listen"))
     elif not with_file and to:
-        raise CliError("--to: needs --listen HOST:PORT, where to accept", EXIT_REFUSED)
+        raise CliError("--to: needs --listen HOST:PORT or --grpc-listen HOST:PORT, where to accept", EXIT_REFUSED)
     if processes is not None:
         overrides.append(Override(("listeners", EVERY, "processes"), processes, "--processes"))
     if to:

@@ -94,11 +94,13 @@ def check_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 
 def check_endpoint_url(text: str) -> str:
-    """Check ``http://HOST:PORT`` or ``unix:/PATH`` and return it without a final slash.
+    """Check an endpoint's URL and return it without a final slash.
+
+    It is ``http://HOST:PORT`` or ``unix:/PATH``; ``grpc://HOST:PORT`` or ``grpc+unix:/PATH`` for gRPC.
 
     :raises AddressError: it is not of that form.
     """
-    path_of_socket = unix_path(text)
+    path_of_socket = unix_path(text.removeprefix("grpc+"))
     if path_of_socket is not None:
         _check_unix_address(path_of_socket)
         return text
@@ -107,13 +109,13 @@ def check_endpoint_url(text: str) -> str:
         raise AddressError(f"must be http://HOST:PORT; did you mean http://{text}?" if text else _ENDPOINT_FORM)
     if scheme.lower() == "https":
         raise AddressError("TLS to workers is not supported yet: use http://")
-    if scheme.lower() != "http":
-        raise AddressError("must start with http://, or be unix:/PATH: workers are reached over HTTP/1.1")
+    if scheme.lower() not in ("http", "grpc"):
+        raise AddressError("must start with http:// or grpc://, or be unix:/PATH or grpc+unix:/PATH")
     if "@" in rest:
         raise AddressError("must not hold a user or password")
     authority, slash, path = rest.partition("/")
     if path or "?" in rest or "#" in rest:
-        raise AddressError(f"must end after the port: requests keep their own path; write http://{authority}")
+        raise AddressError(f"must end after the port: requests keep their own path; write {scheme}://{authority}")
     try:
         _, port = split_address(authority)
     except AddressError as error:

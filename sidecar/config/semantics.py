@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from router.model import Replica
+from router.urls import protocol_of
 from router.wire import MAX_RECORD_BYTES, replica_bytes
 from sidecar.config.addresses import (
     AddressError,
@@ -27,6 +28,8 @@ _PLACE_BYTES = 1024
 
 _REASON_BYTES = 256
 """More than a probe says of why an endpoint is not ready."""
+
+_NO_PROBE = "asks over HTTP: endpoints that start with grpc:// cannot be probed, leave it out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,13 @@ def _listeners(settings: Settings) -> Iterator[Finding]:
     for index, first in _repeated(_bound(listener.address) for listener in listeners):
         remedy = f"already the address of listeners[{first}]: give each its own, or use processes for more of them"
         yield Finding(("listeners", index, "address"), remedy)
+    urls = [url for model in settings.models for url in model.endpoints] + [one.url for one in settings.endpoints]
+    for index, listener in enumerate(listeners):
+        protocol = listener.protocol.value
+        if settings.state.url == "none" and urls and all(protocol_of(url) != protocol for url in urls):
+            wanted = "grpc://" if protocol == "grpc" else "http://"
+            remedy = f"is {protocol}, but no endpoint is: give a model endpoints that start with {wanted}"
+            yield Finding(("listeners", index, "protocol"), remedy)
     for index, first in _repeated(listener.name or None for listener in listeners):
         yield Finding(("listeners", index, "name"), f"already the name of listeners[{first}]: give each its own")
 
@@ -184,6 +194,8 @@ def _models(settings: Settings) -> Iterator[Finding]:
             yield Finding(("models", index, "name"), remedy)
         if model.probe is not None and not model.endpoints:
             yield Finding(("models", index, "probe"), "has no effect: the model has no static endpoints", warning=True)
+        if model.probe is not None and any(protocol_of(url) == "grpc" for url in model.endpoints):
+            yield Finding(("models", index, "probe"), _NO_PROBE)
     if settings.state.url == "none" and not models:
         yield Finding(
             ("models",), "must name a model with endpoints, or state.url must name a store that knows workers"
@@ -195,6 +207,8 @@ def _endpoints(settings: Settings) -> Iterator[Finding]:
     for index, endpoint in enumerate(settings.endpoints):
         yield from _refusal(("endpoints", index, "url"), check_endpoint_url, endpoint.url)
         yield from _held(index, endpoint, names)
+        if endpoint.probe is not None and protocol_of(endpoint.url) == "grpc":
+            yield Finding(("endpoints", index, "probe"), _NO_PROBE)
     for index, first in _repeated(endpoint.url.removesuffix("/") for endpoint in settings.endpoints):
         yield Finding(("endpoints", index, "url"), f"already the URL of endpoints[{first}]: list its models there")
     for index, first in _repeated(endpoint.name or None for endpoint in settings.endpoints):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from router.model import EndpointRecord, EndpointSeen, Replica, State
+from router.urls import protocol_of
 from sidecar.telemetry.logs import get_log
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ class StaticEndpoint:
 def static_endpoints(settings: Settings) -> tuple[StaticEndpoint, ...]:
     """Return the endpoints that ``settings`` names, each URL once.
 
-    The id is the endpoint's ``name``, else the URL's HOST:PORT, or the whole of ``unix:/PATH``. A model may be named at
-    the endpoint and the endpoint at the model: where both do, the endpoint's own probe counts.
+    The id is the endpoint's ``name``, else the URL's HOST:PORT; all of ``unix:/PATH``, or of a URL whose HOST:PORT is
+    another's already. A model may be named at the endpoint and the endpoint at the model: where both do, the endpoint's
+    own probe counts.
     """
     names: dict[str, str] = {}
     replicas: dict[str, dict[tuple[str, str], StaticReplica]] = {}
@@ -60,10 +62,11 @@ def static_endpoints(settings: Settings) -> tuple[StaticEndpoint, ...]:
             key = (model_settings.name, "")
             replica = StaticReplica(model_settings.name, "", model_settings.probe)
             replicas.setdefault(_normal(raw), {}).setdefault(key, replica)
-    return tuple(
-        StaticEndpoint(names.get(url) or url.partition("://")[2] or url, url, tuple(held.values()))
-        for url, held in replicas.items()
-    )
+    ids: dict[str, str] = {}
+    for url in replicas:
+        place = names.get(url) or url.partition("://")[2] or url
+        ids[url if place in ids else place] = url
+    return tuple(StaticEndpoint(id, url, tuple(replicas[url].values())) for id, url in ids.items())  # noqa: A001
 
 
 def _normal(url: str) -> str:
@@ -139,6 +142,7 @@ def _first_record(endpoint: StaticEndpoint) -> EndpointRecord:
     return EndpointRecord(
         id=endpoint.id,
         address=endpoint.address,
+        protocol=protocol_of(endpoint.address),
         static=True,
         replicas=tuple(
             Replica(planned.model, planned.version)

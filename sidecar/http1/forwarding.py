@@ -92,6 +92,24 @@ class Peer:
         said = chain >= 0 or element >= 0
         return b"\r\n".join(kept), self._end(attempt, said=said, proto=proto or element >= 0), attempt
 
+    def fields(self, sent: list[tuple[bytes, ...]]) -> tuple[list[tuple[bytes, ...]], int]:
+        """Return the fields of an HTTP/2 head that tell of its way, and which attempt it is.
+
+        ``sent`` are the forwarding fields that the peer sent (:func:`is_forwarding`); ``via`` is the caller's business.
+        """
+        kept, end, attempt = self.rewrite(b"\r\n".join([b"%s: %s" % (field[0], field[1]) for field in sent]))
+        out: list[tuple[bytes, ...]] = []
+        for line in (*kept.split(b"\r\n"), *end.split(b"\r\n")):
+            name, _, value = line.partition(b": ")
+            if name and name != b"via" and name != b"warmroute-attempt":
+                out.append((name, value))
+        return out, attempt
+
+
+def is_forwarding(name: bytes) -> bool:
+    """Return whether a field of this name, in lower case, is one that only trusted peers may send."""
+    return _FORWARDING.match(name + b":") is not None
+
 
 STRANGER: Final = Peer()
 """A peer of whom nothing is known."""

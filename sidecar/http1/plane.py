@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from router.matching import Surface, match
 from router.model import EndpointEjected
@@ -29,7 +29,7 @@ from sidecar.upstreams.pool import Upstream
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from router.cluster import Cluster
     from router.endpoint import Endpoint
@@ -45,6 +45,7 @@ NO_MODEL: Final = "_none"
 OWN_PATHS: Final = frozenset({b"/v2", b"/v2/health/live", b"/v2/health/ready"})
 """What V2 clients ask the server as a whole: answered here unless a default model takes such paths."""
 
+_TRACE_NAME: Final = len(b"traceparent: ")
 _MEMO_TARGETS: Final = 4096
 _MEMO_PATH_BYTES: Final = 256
 _RESULT_INDEX: Final = {result: index for index, result in enumerate(AttemptResult)}
@@ -55,6 +56,21 @@ _REQUEST_SUM: Final = MODEL_OUTCOMES + _SUM
 _ATTEMPT_SUM: Final = ENDPOINT_HISTOGRAM + _SUM
 SWEEP_S: Final = 0.25
 """How often deadlines are looked at: timeouts are this coarse."""
+
+
+class Pool(Protocol):
+    """What is known here of an endpoint's pool, whatever protocol it speaks."""
+
+    row: int
+    sent_bytes: int
+
+    @property
+    def pooled(self) -> int: ...  # noqa: D102
+    @property
+    def open_connections(self) -> Collection[object]: ...  # noqa: D102
+    def configure(self, limits: Limits, timeouts: Timeouts) -> None: ...  # noqa: D102
+    def expire(self, now: float) -> None: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
 
 
 class Target:
@@ -130,7 +146,7 @@ class Plane:
         self._targets.clear()
         self.keep_alive_s = timeouts.keep_alive_s
         for endpoint in self.cluster.endpoints.values():
-            pool: Upstream | None = endpoint.shell
+            pool: Pool | None = endpoint.shell
             if pool is not None:
                 pool.configure(limits, timeouts)
 
@@ -167,9 +183,13 @@ class Plane:
         if route is None and not (model and cluster.missing(model, version) is Reason.WRONG_VERSION):
             route = cluster.default_route
         name = NO_MODEL if route is None else route.model
-        times = self._times_of.get(name, self._times)
+        times = self.times_of(name)
         own = path if route is None and path in OWN_PATHS else b""
         return Target(surface, route, self.page.model_row(name), why, times, own=own)
+
+    def times_of(self, model: str) -> Times:
+        """Return the times of a model's requests."""
+        return self._times_of.get(model, self._times)
 
     def new_request_id(self) -> bytes:
         """Return a new request id: random per process, then counted."""
@@ -184,6 +204,11 @@ class Plane:
         """
         bits = b"%016x" % (self._bits(64) | 1)
         return self._trace_prefix + bits + b"-" + bits + b"-00\r\n"
+
+    def new_traceparent(self) -> bytes:
+        """Return the value of a new trace context, as above."""
+        bits = b"%016x" % (self._bits(64) | 1)
+        return self._trace_prefix[_TRACE_NAME:] + bits + b"-" + bits + b"-00"
 
     def upstream(self, endpoint: Endpoint) -> Upstream:
         """Return an endpoint's pool, made at its first use."""
@@ -313,7 +338,7 @@ class Plane:
         pooled = opened = sent = 0
         words = self.words
         for endpoint in self.cluster.endpoints.values():
-            pool: Upstream | None = endpoint.shell
+            pool: Pool | None = endpoint.shell
             if pool is not None:
                 pool.expire(now)
                 sent += pool.sent_bytes
@@ -331,7 +356,7 @@ class Plane:
         ids = []
         while departed:
             endpoint = departed.pop()
-            pool: Upstream | None = endpoint.shell
+            pool: Pool | None = endpoint.shell
             if pool is not None:
                 self.count(Scalar.SENT_BYTES, pool.sent_bytes)
                 pool.close()

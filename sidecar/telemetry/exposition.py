@@ -54,6 +54,7 @@ _SUMMED: dict[Scalar, Family] = {
     Scalar.FAULTS_INJECTED_TOTAL: f.FAULTS_INJECTED,
     Scalar.REJECTED_MESSAGES_TOTAL: f.REJECTED,
     Scalar.TUNNELS_TOTAL: f.TUNNELS,
+    Scalar.GRPC_RESENT_TOTAL: f.GRPC_RESENT,
 }
 _PER_PROCESS: dict[Scalar, tuple[Family, float]] = {
     Scalar.CONNECTIONS_NOW: (f.CONNECTIONS_NOW, 1),

@@ -17,6 +17,9 @@ REQUEST_DURATION = Family(
 )
 REQUESTS_NOW = Family("warmroute_requests_in_flight", _G, "Requests being served.", _PROCESS)
 REJECTED = Family("warmroute_rejected_messages_total", _C, "Requests refused for their form.")
+GRPC_RESENT = Family(
+    "warmroute_grpc_resent_total", _C, "Calls that a worker's GOAWAY left out, sent again on a new connection."
+)
 TUNNELS = Family("warmroute_tunnels_total", _C, "Requests that became a tunnel (WebSocket, Upgrade).")
 TUNNELS_NOW = Family("warmroute_tunnels", _G, "Tunnels open.", _PROCESS)
 RETRIES = Family("warmroute_retries_total", _C, "Attempts beyond the first.")

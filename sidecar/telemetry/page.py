@@ -69,6 +69,7 @@ class Scalar(IntEnum):
     CONNECTIONS_AGED_TOTAL = 22
     TUNNELS_TOTAL = 23
     TUNNELS_NOW = 24
+    GRPC_RESENT_TOTAL = 25  # calls that a worker's GOAWAY left out, sent again
 
 
 SCALAR_WORDS = 64

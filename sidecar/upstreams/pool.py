@@ -208,19 +208,24 @@ class Upstream:
 
 
 def split_address(address: str) -> tuple[str, int, str | None]:
-    """Return (host, port, None) of ``http://HOST:PORT``, or ("", 0, path) of ``unix:/PATH``.
+    """Return (host, port, None) of ``http://HOST:PORT`` or ``grpc://HOST:PORT``; ("", 0, path) of a Unix socket's.
+
+    Those are ``unix:/PATH`` and ``grpc+unix:/PATH``.
 
     Raises:
-        ValueError: neither of them.
+        ValueError: none of them.
     """
-    if address.startswith("unix:"):
-        return "", 0, address[5:]
+    if address.startswith(("unix:", "grpc+unix:")):
+        return "", 0, address.partition(":")[2]
     scheme, separator, rest = address.partition("://")
     host, colon, port = rest.rstrip("/").rpartition(":")
-    if scheme != "http" or not separator:
-        raise ValueError(f"endpoint address {address!r}: must be http://HOST:PORT or unix:/PATH")
+    if scheme not in ("http", "grpc") or not separator:
+        raise ValueError(f"endpoint address {address!r}: {_FORMS}")
     if not colon or (host.startswith("[") and not host.endswith("]")):
         host, port = rest.rstrip("/"), "80"
     if not port.isascii() or not port.isdigit() or int(port) > 65535 or not host:
-        raise ValueError(f"endpoint address {address!r}: must be http://HOST:PORT or unix:/PATH")
+        raise ValueError(f"endpoint address {address!r}: {_FORMS}")
     return host.strip("[]"), int(port), None
+
+
+_FORMS: Final = "must be http://HOST:PORT, grpc://HOST:PORT, unix:/PATH or grpc+unix:/PATH"

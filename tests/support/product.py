@@ -68,8 +68,10 @@ class Sidecar(SidecarProcess):
 
 
 @contextmanager
-def running(directory: Path, *flags: str, settings: Mapping[str, Any] | None = None) -> Iterator[Sidecar]:
-    """Run ``warmroute sidecar`` with two data processes until the block ends; yields once ``/readyz`` says 200.
+def running(
+    directory: Path, *flags: str, settings: Mapping[str, Any] | None = None, processes: int = PROCESSES
+) -> Iterator[Sidecar]:
+    """Run ``warmroute sidecar`` with so many data processes until the block ends; yields once ``/readyz`` says 200.
 
     ``settings`` become its configuration file (less version, listener and admin address); without, there is none.
 
@@ -78,9 +80,9 @@ def running(directory: Path, *flags: str, settings: Mapping[str, Any] | None = N
     """
     command = [WARMROUTE, "sidecar", "--admin", "127.0.0.1:0", "--log-format", "json"]
     if settings is None:
-        command += ["--listen", "127.0.0.1:0", "--processes", str(PROCESSES)]
+        command += ["--listen", "127.0.0.1:0", "--processes", str(processes)]
     else:
-        config = {"version": 1, "listeners": [{"address": "127.0.0.1:0", "processes": PROCESSES}], **settings}
+        config = {"version": 1, "listeners": [{"address": "127.0.0.1:0", "processes": processes}], **settings}
         path = directory / "warmroute.yaml"
         path.write_text(json.dumps(config))  # JSON is YAML
         command += ["--config", str(path)]
@@ -89,7 +91,7 @@ def running(directory: Path, *flags: str, settings: Mapping[str, Any] | None = N
         listen = process.await_event("listener.open")["address"]
         sidecar = Sidecar(process, listen, process.await_event("admin.open")["address"])
         until(sidecar.ready, "ready")
-        for index in range(PROCESSES):  # one alone is enough to be ready
+        for index in range(processes):  # one alone is enough to be ready
             process.await_event("process.accepting", count=index + 1)
         yield sidecar
 

@@ -51,6 +51,15 @@ def test_data_process_loads_no_client_of_anything_but_http() -> None:
     assert loaded_by("sidecar.data") & DATA_PATH_NEVER == set()
 
 
+@pytest.mark.parametrize("module", ["sidecar.supervisor", "sidecar.control", "sidecar.data", "sidecar.grpc.plane"])
+def test_no_process_of_a_sidecar_loads_grpc(module: str) -> None:
+    assert "grpc" not in loaded_by(module)
+
+
+def test_carrying_grpc_loads_no_client_of_anything() -> None:
+    assert loaded_by("sidecar.grpc.plane") & DATA_PATH_NEVER == set()
+
+
 def test_supervisor_loads_no_event_loop() -> None:
     assert loaded_by("sidecar.supervisor") & SUPERVISOR_NEVER == set()
 

@@ -9,7 +9,7 @@ from router.policy import RetryPolicy
 from router.retry import RetryBudget, RetryDenied, RetryVerdict, judge_retry, may_repeat
 
 POLICY = RetryPolicy()
-SAFE = {AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT}
+SAFE = {AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT, AttemptResult.REFUSED}
 IF_IDEMPOTENT = {AttemptResult.RESET, AttemptResult.PROTOCOL, AttemptResult.TRY_TIMEOUT}
 
 

@@ -74,7 +74,10 @@ def test_flags_over_a_file(tmp_path: Path) -> None:
             {"with_file": False, "listen": ("h:1",), "idempotent": True},
             "--idempotent: needs --to, the workers it is about",
         ),
-        ({"with_file": False, "to": ("http://w:1",)}, "--to: needs --listen HOST:PORT, where to accept"),
+        (
+            {"with_file": False, "to": ("http://w:1",)},
+            "--to: needs --listen HOST:PORT or --grpc-listen HOST:PORT, where to accept",
+        ),
     ],
 )
 def test_flags_that_do_not_go_together(flags: dict[str, Any], text: str) -> None:

@@ -318,7 +318,7 @@ SENSELESS: list[tuple[str, str, list[str]]] = [
             'w.yaml:13:9: models[1].endpoints[5]: "http://w:2/": the same as endpoints[4]: name each once',
             (
                 'w.yaml:14:9: models[1].endpoints[6]: "ftp://w:1": '
-                "must start with http://, or be unix:/PATH: workers are reached over HTTP/1.1"
+                "must start with http:// or grpc://, or be unix:/PATH or grpc+unix:/PATH"
             ),
             'w.yaml:15:9: models[1].endpoints[7]: "http://***@w:1": must not hold a user or password',
             'w.yaml:16:9: models[1].endpoints[8]: "http://w:0": must have a port between 1 and 65535',

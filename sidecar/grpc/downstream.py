@@ -1,0 +1,240 @@
+"""One caller's HTTP/2 connection: opens calls, and ends them when it goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, cast
+
+from sidecar.grpc.call import ENDING, Call
+from sidecar.grpc.heads import CallHead
+from sidecar.http1.caller import LAME_DUCK_S, NEVER
+from sidecar.http1.forwarding import STRANGER
+from sidecar.http2 import frames
+from sidecar.http2.connection import LINGER_S, RESET_NOISE, Connection
+from sidecar.http2.frames import MAX_STREAM, Code
+from sidecar.telemetry.page import Scalar
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from sidecar.grpc.heads import AnswerHead
+    from sidecar.grpc.plane import GrpcPlane
+    from sidecar.http1.forwarding import ListenerRules
+    from sidecar.http2.connection import Head
+    from sidecar.http2.hpack import Field
+    from sidecar.http2.stream import Stream
+
+CALLS: Final = 100
+"""Calls at once on one connection of a caller; more are refused (REFUSED_STREAM), which clients try again."""
+_DRAIN_PING: Final = b"wr-drain"
+
+
+class CallerConnection(Connection):
+    """A caller's connection, as the loop sees it."""
+
+    __slots__ = ("_final_id", "_leaving", "_peer", "_plane", "_retire_at", "_rules", "deadline", "default_model")
+
+    def __init__(self, plane: GrpcPlane, rules: ListenerRules) -> None:
+        limits = plane.limits
+        super().__init__(plane.flusher, client=False, head_bytes=limits.head_bytes, fields=limits.fields)
+        self._plane = plane
+        self._rules = rules
+        self._peer = STRANGER
+        self._retire_at = NEVER
+        self.default_model = rules.default_model
+        self.deadline = 0.0
+        self._leaving = 0.0  # when the final GOAWAY is due, 0: not leaving
+        self._final_id = MAX_STREAM  # streams above it are passed over
+
+    # --- asyncio.Protocol --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a new connection, or refuse it over the limit."""
+        plane = self._plane
+        shared = plane.shared
+        shared.count(Scalar.CONNECTIONS_TOTAL)
+        secure = transport.get_extra_info("ssl_object") is not None
+        self._peer = self._rules.peer(transport.get_extra_info("peername"), secure=secure)
+        if shared.timeouts.connection_age_s is not None:
+            self._retire_at = plane.clock() + shared.age_s()
+        self.deadline = plane.clock() + shared.timeouts.client_head_s
+        plane.connections.add(self)
+        self.begin(
+            transport,
+            {frames.MAX_CONCURRENT_STREAMS: CALLS, frames.MAX_HEADER_LIST_SIZE: self._head_bytes},
+        )
+        if plane.crowded():
+            shared.count(Scalar.REFUSED_CONNECTIONS_TOTAL)
+            self.goaway(0, Code.ENHANCE_YOUR_CALM, "too many connections")
+            self.end()
+
+    def eof_received(self) -> bool:
+        """A caller that shuts its side has gone."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End what was in hand."""
+        self.ended = True
+        streams, self.streams = self.streams, {}
+        for stream in streams.values():
+            call: Call = stream.call
+            try:
+                call.cancelled()
+            except Exception as error:  # noqa: BLE001
+                call.crashed(error)
+        self._plane.left(self)
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def _parse(self, fields: list[Field], *, oversized: bool) -> Head:
+        return CallHead(fields, self._peer, oversized=oversized)
+
+    def _opened(self, stream_id: int, head: Head, *, end: bool) -> None:
+        if stream_id > self._final_id:
+            return
+        plane = self._plane
+        if head.malformed:
+            plane.shared.count(Scalar.REJECTED_MESSAGES_TOTAL)
+            self._hear_noise(RESET_NOISE)
+            self._refuse(stream_id, Code.PROTOCOL_ERROR)
+            return
+        if len(self.streams) >= CALLS:
+            self._hear_noise(RESET_NOISE)
+            self._refuse(stream_id, Code.REFUSED_STREAM)
+            return
+        call = Call(self, plane, cast("CallHead", head), plane.clock())
+        call.down = self.take_stream(stream_id, call, end=end)
+        try:
+            call.begin(end=end)
+        except Exception as error:  # noqa: BLE001  one call's end, not the connection's
+            call.crashed(error)
+
+    def _headers(self, stream: Stream, head: Head, *, end: bool) -> None:
+        call: Call = stream.call
+        if not end:
+            self._broken(stream, Code.PROTOCOL_ERROR, "HEADERS in the middle of a request")
+            return
+        try:
+            call.request_trailers()
+        except Exception as error:  # noqa: BLE001
+            call.crashed(error)
+
+    def _data(self, stream: Stream, data: bytes, *, end: bool) -> None:
+        call: Call = stream.call
+        try:
+            call.request_data(data, end=end)
+        except Exception as error:  # noqa: BLE001
+            call.crashed(error)
+
+    def _reset(self, stream: Stream, code: int) -> None:
+        call: Call = stream.call
+        try:
+            call.cancelled()
+        except Exception as error:  # noqa: BLE001
+            call.crashed(error)
+
+    def _flushed(self, stream: Stream) -> None:
+        call: Call = stream.call
+        if call.phase == ENDING:
+            call.flushed()
+
+    def _closed(self, stream: Stream) -> None:
+        if not self.streams:
+            self.deadline = self._plane.clock() + self._plane.shared.timeouts.keep_alive_s
+            if self._final_id != MAX_STREAM and not self.ended:
+                self.end()
+
+    def _settings(self) -> None:
+        if not self.streams and not self.ended and not self.last_id:
+            self.deadline = self._plane.clock() + self._plane.shared.timeouts.keep_alive_s
+
+    def send_answer_head(self, stream: Stream, head: AnswerHead, request_id: bytes) -> None:
+        """Send a worker's initial metadata, with the request's id where it has none."""
+        block = self._encoder.encode(head.forward)
+        if not head.has_request_id:
+            block += self._encoder.literal(b"x-request-id", request_id)
+        self.send_block(stream, block, end=False)
+
+    def send_answer_end(self, stream: Stream, head: AnswerHead, request_id: bytes) -> None:
+        """Send a worker's answer that is trailers alone."""
+        block = self._encoder.encode(head.forward)
+        if not head.has_request_id:
+            block += self._encoder.literal(b"x-request-id", request_id)
+        self.send_block(stream, block, end=True)
+
+    # --- leaving -----------------------------------------------------------------------------------------------------
+
+    def leave(self, now: float, after_s: float) -> None:
+        """Begin to close without loss (RFC 9113 6.8): say so, and name the last call a round trip or a while later."""
+        if not self._leaving and not self.ended:
+            self._leaving = now + after_s
+            self.goaway(MAX_STREAM)
+            self._write(frames.frame(frames.PING, 0, 0, _DRAIN_PING))
+
+    def _pinged(self, payload: bytes) -> None:
+        if payload == _DRAIN_PING and self._leaving and not self._plane.shared.draining:
+            self._leave_now()
+
+    def _leave_now(self) -> None:
+        if self._final_id == MAX_STREAM and not self.ended:
+            self._final_id = self.last_id
+            self.goaway(self.last_id)
+            if not self.streams:
+                self.end()
+
+    def _goaway(self, last_id: int, code: int) -> None:
+        """The caller will open no more calls."""
+        self._final_id = self.last_id
+        if not self.streams:
+            self.end()
+
+    def linger_until(self) -> None:
+        """Set when it is cut off."""
+        self.deadline = self._plane.clock() + LINGER_S
+        streams, self.streams = self.streams, {}
+        for stream in streams.values():
+            call: Call = stream.call
+            call.cancelled()
+
+    def crashed(self, error: Exception) -> None:
+        """An error of warmroute's own that belongs to no call ends this connection."""
+        self._plane.shared.loop.call_exception_handler(
+            {"message": "a caller's connection crashed", "exception": error, "protocol": self}
+        )
+        self.transport.abort()
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def sweep(self, now: float, seconds: float) -> None:
+        """Look at the times of this connection and of its calls."""
+        self.quieten(seconds)
+        for stream in list(self.streams.values()):
+            call: Call = stream.call
+            try:
+                call.check(now)
+            except Exception as error:  # noqa: BLE001  one call's end, not the sweep's
+                call.crashed(error)
+        if now >= self._retire_at:
+            self._retire_at = NEVER
+            self._plane.shared.count(Scalar.CONNECTIONS_AGED_TOTAL)
+            self.leave(now, LAME_DUCK_S)
+        if self._leaving and now >= self._leaving:
+            self._leave_now()
+        if now < self.deadline or (self.streams and self._block_stream == 0):
+            return
+        if self.ended:
+            self.transport.abort()
+        elif not self._settled or self._block_stream:
+            self.fail(Code.PROTOCOL_ERROR, "a preface or a header block did not come in time")
+        else:
+            self.leave(now, LAME_DUCK_S)
+            self.deadline = now + LAME_DUCK_S + LINGER_S
+
+    def cut_for_drain(self) -> None:
+        """The grace period is over: end whatever is in hand."""
+        for stream in list(self.streams.values()):
+            call: Call = stream.call
+            call.cut_for_drain()
+        if not self.ended:
+            self._leave_now()
+            if not self.ended:
+                self.end()

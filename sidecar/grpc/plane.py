@@ -1,0 +1,157 @@
+"""What all gRPC connections of one data process share, on top of what they share with HTTP: cluster, page, limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from router.matching import Surface
+from router.outcomes import Outcome, Reason
+from sidecar.grpc import health
+from sidecar.grpc.downstream import CallerConnection
+from sidecar.grpc.pool import WorkerPool
+from sidecar.grpc.statuses import Status
+from sidecar.http1.plane import NO_MODEL, Target
+from sidecar.http2.connection import Flusher
+from sidecar.telemetry.page import Scalar
+
+if TYPE_CHECKING:
+    from router.endpoint import Endpoint
+    from sidecar.grpc.call import Call
+    from sidecar.http1.plane import Plane
+    from sidecar.settings import Limits
+
+PROTOCOL: Final = "grpc"
+_MEMO_NAMES: Final = 4096
+_MEMO_NAME_CHARS: Final = 256
+
+
+class GrpcPlane:
+    """The gRPC side of a data process. ``shared`` is what it has in common with HTTP."""
+
+    def __init__(self, shared: Plane) -> None:
+        self.shared = shared
+        self.clock = shared.clock
+        self.flusher = Flusher(shared.loop)
+        self.connections: set[CallerConnection] = set()
+        self.ending: dict[Call, Outcome] = {}  # calls whose answer is complete, but not all sent
+        self.watchers: dict[Call, tuple[str, int]] = {}  # health watches: the service, and what was told last
+        row = shared.page.model_row(NO_MODEL)
+        self.nothing = Target(Surface.PLAIN, None, row, "the method names no model", shared.times_of(NO_MODEL))
+        self._targets: dict[tuple[str | None, str, str], Target] = {}
+        self._generation = -1
+        self._swept_at = shared.clock()
+        shared.on_drain.append(self.drain)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits in force."""
+        return self.shared.limits
+
+    # --- routes ------------------------------------------------------------------------------------------------------
+
+    def resolve(self, model: str, version: str, default_model: str | None) -> Target:
+        """Return what a model's name and version mean here; empty ones: the default."""
+        cluster = self.shared.cluster
+        if cluster.generation != self._generation:  # configuring changes it too, so the times are current
+            self._targets.clear()
+            self._generation = cluster.generation
+        key = (default_model, model, version)
+        found = self._targets.get(key)
+        if found is None:
+            found = self._resolve(model, version, default_model)
+            if len(model) + len(version) <= _MEMO_NAME_CHARS:
+                if len(self._targets) >= _MEMO_NAMES:
+                    self._targets.clear()
+                self._targets[key] = found
+        return found
+
+    def _resolve(self, model: str, version: str, default_model: str | None) -> Target:
+        cluster = self.shared.cluster
+        route = None
+        why = "the method names no model and there is no default"
+        if model:
+            route = cluster.route(model, version, PROTOCOL)
+            why = f"model {model[:128]!r}" + (f" version {version[:128]!r}" if version else "") + " is not known"
+        elif default_model is not None:
+            route = cluster.route(default_model, "", PROTOCOL)
+        if route is None and not (model and cluster.missing(model, version, PROTOCOL) is Reason.WRONG_VERSION):
+            route = cluster.default_route_of(PROTOCOL)
+        name = NO_MODEL if route is None else route.model
+        return Target(Surface.PLAIN, route, self.shared.page.model_row(name), why, self.shared.times_of(name))
+
+    @staticmethod
+    def missing(model: str) -> Status:
+        """Return the status for a call that nothing takes: a model that is not known, or a method."""
+        return Status.NOT_FOUND if model else Status.UNIMPLEMENTED
+
+    def pool(self, endpoint: Endpoint) -> WorkerPool:
+        """Return an endpoint's pool, made at its first use."""
+        found: WorkerPool | None = endpoint.shell
+        if found is None:
+            found = endpoint.shell = WorkerPool(self, endpoint.id, endpoint.address)
+        return found
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    def crowded(self) -> bool:
+        """Return whether there are more connections than this process may have."""
+        return len(self.connections) + len(self.shared.connections) > self.limits.connections
+
+    def left(self, connection: CallerConnection) -> None:
+        """A caller's connection is gone."""
+        self.connections.discard(connection)
+        self.shared.count(Scalar.SENT_BYTES, connection.sent_bytes)
+        self.shared.count(Scalar.RECEIVED_BYTES, connection.received_bytes)
+        connection.sent_bytes = connection.received_bytes = 0
+        if self.shared.draining and not self.connections:
+            self.shared.drained()
+
+    @property
+    def calls(self) -> int:
+        """Calls in hand."""
+        return sum(len(connection.streams) for connection in self.connections)
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def sweep(self, now: float) -> None:
+        """Look at every time once."""
+        seconds, self._swept_at = now - self._swept_at, now
+        for connection in list(self.connections):
+            try:
+                connection.sweep(now, seconds)
+            except Exception as error:  # noqa: BLE001  one connection's end, not the sweep's
+                connection.crashed(error)
+        for endpoint in self.shared.cluster.endpoints.values():
+            if isinstance(endpoint.shell, WorkerPool):
+                endpoint.shell.sweep(now, seconds)
+        if self.watchers:
+            health.tell_watchers(self, now)
+
+    def flush(self) -> None:
+        """Count bytes and calls, once a second."""
+        sent = received = 0
+        for connection in self.connections:
+            sent += connection.sent_bytes
+            received += connection.received_bytes
+            connection.sent_bytes = connection.received_bytes = 0
+        self.shared.count(Scalar.SENT_BYTES, sent)
+        self.shared.count(Scalar.RECEIVED_BYTES, received)
+        shared = self.shared
+        shared.gauge(Scalar.CONNECTIONS_NOW, len(shared.connections) + len(self.connections))
+        busy = sum(connection.busy for connection in shared.connections)
+        shared.gauge(Scalar.REQUESTS_NOW, busy + self.calls)
+
+    def drain(self) -> None:
+        """Begin to end: say NOT_SERVING, then that no more calls are taken; the last ones are named a while later."""
+        now = self.clock()
+        if self.watchers:
+            health.tell_watchers(self, now)
+        for connection in list(self.connections):
+            connection.leave(now, self.shared.timeouts.drain_idle_s)
+
+    def cut_all(self) -> int:
+        """End what still runs, because the grace period is over; return how many calls that cut."""
+        cut = self.calls
+        for connection in list(self.connections):
+            connection.cut_for_drain()
+        return cut

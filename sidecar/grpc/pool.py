@@ -1,0 +1,202 @@
+"""HTTP/2 connections to workers: one pool per endpoint, many calls on each connection."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from router.outcomes import AttemptResult
+from sidecar.grpc.upstream import WorkerConnection
+from sidecar.telemetry.page import Scalar
+from sidecar.upstreams.pool import split_address
+
+if TYPE_CHECKING:
+    from sidecar.grpc.call import Call
+    from sidecar.grpc.plane import GrpcPlane
+    from sidecar.settings import Limits, Timeouts
+
+CALLS_PER_CONNECTION: Final = 100
+"""Calls at once on one connection, fewer where the worker's SETTINGS_MAX_CONCURRENT_STREAMS says so."""
+MOST_CONNECTIONS: Final = 64
+"""Connections of one pool; calls beyond what they take wait, at most so many:"""
+MOST_QUEUED: Final = 1024
+_OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+
+
+class WorkerPool:
+    """One endpoint's connections. Lives in the endpoint's ``shell`` slot, as an HTTP endpoint's pool does."""
+
+    def __init__(self, plane: GrpcPlane, id: str, address: str) -> None:  # noqa: A002
+        self.id = id
+        self._address = address
+        self._plane = plane
+        self.loop = plane.shared.loop
+        self.clock = plane.clock
+        self.flusher = plane.flusher
+        self.head_bytes = plane.limits.head_bytes
+        self.fields = plane.limits.fields
+        self.connections: list[WorkerConnection] = []
+        self.lingering: dict[WorkerConnection, float] = {}
+        self.queue: deque[Call] = deque()
+        self._opening = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.row = plane.shared.page.endpoint_row(id)
+        self.closed = False
+        self._sent_bytes = 0
+
+    # --- what the plane counts ---------------------------------------------------------------------------------------
+
+    @property
+    def pooled(self) -> int:
+        """Idle connections."""
+        return sum(not connection.streams for connection in self.connections)
+
+    @property
+    def open_connections(self) -> list[WorkerConnection]:
+        """All of them."""
+        return self.connections
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of answers since they were last taken away; what callers get is counted at their connections."""
+        return self._sent_bytes
+
+    @sent_bytes.setter
+    def sent_bytes(self, value: int) -> None:
+        self._sent_bytes = value
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def submit(self, call: Call, now: float) -> None:
+        """Send a call on a connection that has room, or have one made and let it wait."""
+        if not self.queue:
+            for connection in self.connections:
+                if connection.room(CALLS_PER_CONNECTION):
+                    call.attached(connection)
+                    return
+        if len(self.queue) >= MOST_QUEUED:
+            call.attempt_failed(AttemptResult.CANCELLED, f"{MOST_QUEUED} calls wait for a connection")
+            return
+        call.wanted = True
+        self.queue.append(call)
+        self._grow()
+
+    def withdraw(self, call: Call) -> None:
+        """A call waits no longer."""
+        call.wanted = False
+        self.queue.remove(call)
+
+    def serve(self) -> None:
+        """Send waiting calls on connections that have room."""
+        for connection in self.connections:
+            while self.queue and connection.room(CALLS_PER_CONNECTION):
+                call = self.queue.popleft()
+                call.wanted = False
+                try:
+                    call.attached(connection)
+                except Exception as error:  # noqa: BLE001  one call's end
+                    call.crashed(error)
+        if self.queue:
+            self._grow()
+
+    def _grow(self) -> None:
+        """Open a connection for each hundred calls that wait."""
+        usable = sum(not (c.going or c.ended) for c in self.connections)
+        unready = self._opening
+        if unready * CALLS_PER_CONNECTION < len(self.queue) and usable + unready < MOST_CONNECTIONS:
+            self._opening += 1
+            task = self.loop.create_task(self._open(), name=f"connect {self.id}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _open(self) -> None:
+        """Open a connection, and wait for the worker's settings: then it is one."""
+        plane = self._plane
+        connect_s = plane.shared.timeouts.connect_s
+        connection: WorkerConnection | None = None
+        result, detail = AttemptResult.CONNECT_REFUSED, ""
+        try:
+            host, port, path = split_address(self._address)
+            async with asyncio.timeout(connect_s):
+                if path is not None:
+                    _, connection = await self.loop.create_unix_connection(self._new_connection, path)
+                else:
+                    _, connection = await self.loop.create_connection(self._new_connection, host, port)
+                while not connection.ready and not connection.ended:
+                    await connection.settled.wait()
+            plane.shared.count(Scalar.UPSTREAM_CONNECTIONS_TOTAL)
+            if not connection.ready:
+                detail = connection.why or "closed as soon as it was made"
+        except TimeoutError:
+            result, detail = AttemptResult.CONNECT_TIMEOUT, f"no connection with its settings in {connect_s} s"
+        except (OSError, ValueError) as error:  # ValueError: what a store told us is no address, or no name
+            ours = isinstance(error, OSError) and error.errno in _OUR_FAULT
+            result = AttemptResult.CANCELLED if ours else AttemptResult.CONNECT_REFUSED
+            detail = str(getattr(error, "strerror", None) or error)
+        finally:
+            self._opening -= 1
+        if not detail:
+            self.serve()
+            return
+        if connection is not None:
+            connection.going = True
+            connection.transport.abort()
+        self._fail_waiting(result, detail)
+
+    def _fail_waiting(self, result: AttemptResult, detail: str) -> None:
+        """No connection was made: what waits for one is told, unless another one still serves."""
+        if self._opening or any(c.ready and not c.going for c in self.connections):
+            return
+        waiting, self.queue = self.queue, deque()
+        for call in waiting:
+            call.wanted = False
+            try:
+                call.attempt_failed(result, detail)
+            except Exception as error:  # noqa: BLE001
+                call.crashed(error)
+
+    def _new_connection(self) -> WorkerConnection:
+        return WorkerConnection(self)
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    def became_ready(self, connection: WorkerConnection) -> None:
+        """A new connection's settings came, or will never."""
+        connection.settled.set()
+
+    def forget(self, connection: WorkerConnection, why: str) -> None:
+        """A connection is of no use any more."""
+        if connection in self.connections:
+            self.connections.remove(connection)
+        if not connection.ready:
+            connection.why = why
+            connection.settled.set()
+        if self.queue:
+            self._grow()
+
+    def sweep(self, now: float, seconds: float) -> None:
+        """Close what has been idle for too long, cut off what lingers."""
+        idle_s = self._plane.shared.timeouts.upstream_keep_alive_s
+        for connection in list(self.connections):
+            connection.quieten(seconds)
+            if connection.ready and not connection.streams and now - connection.idle_since > idle_s:
+                connection.close()
+        for connection, until in list(self.lingering.items()):
+            if now >= until or connection.transport.is_closing():
+                del self.lingering[connection]
+                connection.transport.abort()
+
+    def configure(self, limits: Limits, timeouts: Timeouts) -> None:
+        """Go by these limits from the next connection on; the times are read where they are needed."""
+        self.head_bytes, self.fields = limits.head_bytes, limits.fields
+
+    def expire(self, now: float) -> None:
+        """Nothing: the sweep does it."""
+
+    def close(self) -> None:
+        """Close idle connections; busy ones end with their calls."""
+        self.closed = True
+        for connection in list(self.connections):
+            connection.close()
