@@ -47,6 +47,11 @@ class ChunkScanner:
         self.rest = b""
 
     @property
+    def between_chunks(self) -> bool:
+        """True where all that was passed on ends with a whole chunk, or nothing was."""
+        return self._state == _SIZE
+
+    @property
     def taken_bytes(self) -> int:
         """Data of the body that has come, without its framing."""
         return self.payload_bytes - self._left

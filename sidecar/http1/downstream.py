@@ -439,10 +439,13 @@ class DownstreamConnection(ExchangeConnection):
         elif phase == WAITING:
             self._give_up(AttemptResult.HEAD_TIMEOUT, f"no response head in {self._target.times.response_head_s} s")
         elif phase == ANSWERING:
-            self._drop_upstream()
+            broken = self._drop_upstream()
             slow_caller = self._write_paused
             self._settle(AttemptResult.CANCELLED if slow_caller else AttemptResult.STREAM_IDLE, now)
-            self._cut(Outcome.CLIENT_TIMEOUT if slow_caller else Outcome.STREAM_IDLE)
+            if slow_caller:
+                self._cut(Outcome.CLIENT_TIMEOUT)
+            else:
+                self._cut(Outcome.STREAM_IDLE, broken, f"{self._target.times.stream_idle_s} s")
         elif phase == TUNNEL:
             self._tunnel_expired()
         else:
@@ -455,10 +458,10 @@ class DownstreamConnection(ExchangeConnection):
             self._end_tunnel(Outcome.DRAIN_CUT, AttemptResult.CANCELLED)
         elif self.busy:
             now = plane.clock()
-            self._drop_upstream()
+            broken = self._drop_upstream()
             self._settle(AttemptResult.CANCELLED, now)
             if self._phase == ANSWERING:
-                self._cut(Outcome.DRAIN_CUT)
+                self._cut(Outcome.DRAIN_CUT, broken)
             else:
                 self._end_with(Outcome.DRAINING, "")
         else:

@@ -16,6 +16,7 @@ from router.routes import NoCandidate
 from sidecar.faults import strike
 from sidecar.http1.answers import SERVER_METADATA, error_answer, own_answer
 from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_S, LINGERING, TUNNEL
+from sidecar.http1.events import error_event
 from sidecar.http1.forwarding import VIA, numbered
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead, without_fields
 from sidecar.http1.plane import NO_MODEL
@@ -224,7 +225,7 @@ class ExchangeConnection(TunnelConnection):
         """The attempt broke: try again where that is safe, tell the caller, or cut."""
         plane = self._plane
         now = plane.clock()
-        self._upstream = None
+        broken, self._upstream = self._upstream, None
         self._peer_full = False  # that was the connection which is gone
         self._ticket += 1
         attempt = self._attempt
@@ -233,7 +234,7 @@ class ExchangeConnection(TunnelConnection):
             return
         self._settle(result, now)
         if answered:
-            self._cut(_OUTCOME_OF[result] if result in _CUTS else Outcome.UPSTREAM_CUT)
+            self._cut(_OUTCOME_OF[result] if result in _CUTS else Outcome.UPSTREAM_CUT, broken, detail)
             return
         self._tries += 1
         left_s = inf if self._watch is None else self._watch.ends_at - now
@@ -362,8 +363,9 @@ class ExchangeConnection(TunnelConnection):
                 self._settle(AttemptResult.CANCELLED, now)
                 self._cut(Outcome.CLIENT_TIMEOUT)
             else:
-                self._drop_upstream()
-                self.attempt_failed(AttemptResult.TRY_TIMEOUT, watch.try_text)
+                broken = self._drop_upstream()
+                self._settle(AttemptResult.TRY_TIMEOUT, now)
+                self._cut(Outcome.UPSTREAM_TIMEOUT, broken, watch.try_text)
             return True
         if now >= watch.ends_at:
             self._end_in_time(watch, now)
@@ -372,12 +374,12 @@ class ExchangeConnection(TunnelConnection):
 
     def _end_in_time(self, watch: Watch, now: float) -> None:
         """The request's time is over: drop the worker's connection; an answer that had begun is cut."""
-        self._drop_upstream()
+        broken = self._drop_upstream()
         # how long it was waited for says something of a worker that had all of the request, and whose answer was read
         waited = self.request_done and not self._write_paused
         self._settle(AttemptResult.OUTRUN if waited else AttemptResult.CANCELLED, now)
         if self._phase == ANSWERING:
-            self._cut(Outcome.DEADLINE_EXCEEDED)
+            self._cut(Outcome.DEADLINE_EXCEEDED, broken, watch.limit)
         else:
             self._end_with(Outcome.DEADLINE_EXCEEDED, watch.limit)
 
@@ -403,15 +405,16 @@ class ExchangeConnection(TunnelConnection):
             else:
                 self._plane.attempt_ended(attempt, result, now)
 
-    def _drop_upstream(self) -> None:
-        """Cancel what is under way: the timer, the connecting, the upstream request."""
+    def _drop_upstream(self) -> UpstreamConnection | None:
+        """Cancel what is under way: the timer, the connecting, the upstream request. Return whom that was asked."""
         self._ticket += 1
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._upstream is not None:
-            self._upstream.drop()
-            self._upstream = None
+        dropped, self._upstream = self._upstream, None
+        if dropped is not None:
+            dropped.drop()
+        return dropped
 
     def _abandon(self) -> None:
         """The caller went away in the middle: stop the worker's work for it."""
@@ -515,9 +518,20 @@ class ExchangeConnection(TunnelConnection):
         if self._phase == IDLE and self._buffer and not self._write_paused:
             self.data_received(b"")
 
-    def _cut(self, outcome: Outcome) -> None:
-        """End an answer that had begun, so that nobody can take it for a whole one."""
+    def _cut(self, outcome: Outcome, broken: UpstreamConnection | None = None, detail: str = "") -> None:
+        """End an answer that had begun, so that nobody can take it for a whole one.
+
+        A caller of OpenAI's surface is told why in an event, where ``broken`` has just passed on a whole one to it.
+        """
         plane = self._plane
+        if (
+            broken is not None
+            and self._target.surface is Surface.OPENAI
+            and not self.old_client
+            and not self.transport.is_closing()
+            and broken.between_events()
+        ):
+            self._say(error_event(outcome, detail))
         plane.request_ended(self._target.row, outcome, plane.clock() - self._started)
         self._end_watch()
         self._phase = LINGERING

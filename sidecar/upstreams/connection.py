@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from router.outcomes import AttemptResult
 from sidecar.http1.chunked import ChunkError, ChunkScanner
-from sidecar.http1.head import CHUNKED, HeadError, ResponseHead, parse_response
+from sidecar.http1.events import between_events, streams_events
+from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, HeadError, ResponseHead, parse_response
 from sidecar.http1.shapes import FORGET_AT, LEARN_AT
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_shape",
         "_shaped",
         "_shaped_method",
+        "_tail",
         "_upstream",
         "exchange",
         "idle_since",
@@ -125,6 +127,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._shaped_method = b""
         self._full_reads = 0
         self._learn_at = LEARN_AT
+        self._tail = b""  # the last piece of a stream that went downstream
         self._readable = select.poll()
         self._head: ResponseHead
         self._scanner: ChunkScanner
@@ -334,9 +337,11 @@ class UpstreamConnection(asyncio.Protocol):
                 exchange.transport.write(exchange.begin_answer(head) + rest)
         elif length == CHUNKED:
             self._scanner = ChunkScanner(decode=exchange.old_client)
+            self._tail = b""
             self._read_chunks(exchange, head, rest)
         else:
             self._mode = _TO_CLOSE
+            self._tail = b""
             self._pass_until_close(exchange, exchange.begin_answer(head), rest)
 
     def _learn(self, raw: bytes, method: bytes, head: ResponseHead) -> None:
@@ -358,8 +363,11 @@ class UpstreamConnection(asyncio.Protocol):
         try:
             out = scanner.feed(data)
         except ChunkError as error:
+            self._tail = b"broken"
             self._fail(exchange, str(error))
             return
+        if out:
+            self._tail = out
         if head:
             out = exchange.begin_answer(cast("ResponseHead", head)) + out
             self._mode = _CHUNKS
@@ -368,7 +376,18 @@ class UpstreamConnection(asyncio.Protocol):
         if scanner.done:
             self._end(exchange, clean=not scanner.rest)
 
+    def between_events(self) -> bool:
+        """Return whether the answer is a stream of events, passed on up to between two of them."""
+        head = self._head
+        if not streams_events(head.forward):
+            return False
+        if head.length == CHUNKED:
+            return self._scanner.between_chunks and between_events(self._tail, chunked=True)
+        return head.length == UNTIL_CLOSE and between_events(self._tail, chunked=False)
+
     def _pass_until_close(self, exchange: Exchange, head: bytes, data: bytes) -> None:
+        if data:
+            self._tail = data
         if data and not exchange.old_client:
             data = b"%x\r\n%s\r\n" % (len(data), data)
         if head or data:
