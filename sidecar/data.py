@@ -37,6 +37,7 @@ from sidecar.channel import Channel, ChannelError, FaultsChanged, Hello, Listeni
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.plane import SWEEP_S, Plane
+from sidecar.overload import Guard
 from sidecar.settings import Protocol, model_policies, router_policies
 from sidecar.sockets import granted
 from sidecar.telemetry.logs import get_log
@@ -100,6 +101,9 @@ class DataProcess:
             model_timeouts={model.name: model.timeouts for model in settings.models},
         )
         self._plane.drained = self._finish
+        processes = max(listener.processes for listener in settings.listeners)
+        self._guard = Guard(self._plane, settings.overload, processes)
+        self._tick_due = now
         self._servers: list[asyncio.Server] = []
         self._sockets: list[tuple[socket.socket, Callable[[], asyncio.Protocol]]] = []
         self._grpc: GrpcPlane | None = None
@@ -146,6 +150,7 @@ class DataProcess:
     # --- listeners ----------------------------------------------------------------------------------------------
 
     async def _accept(self) -> None:
+        self._guard.begin()
         settings = self._plan.settings
         for held in self._plan.listeners:
             listener = settings.listeners[held.listener]
@@ -281,6 +286,8 @@ class DataProcess:
     def _tick(self) -> None:
         now = self._clock()
         self._ticker = self._loop.call_later(TICK_S, self._tick)
+        self._guard.ticked(max(0.0, now - self._tick_due), now)
+        self._tick_due = now + TICK_S
         self._share(self._cluster.apply(Tick(), now))
         self._plane.hangups.look()
         if now >= self._sweep_due:

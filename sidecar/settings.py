@@ -142,6 +142,41 @@ class Limits(Base, frozen=True):
     ] = 10.0
 
 
+class Overload(Base, frozen=True):
+    """When a data process refuses new work, before it runs out of memory, descriptors or time."""
+
+    memory_bytes: Annotated[
+        Annotated[int, Meta(ge=32 << 20)] | None,
+        _doc(
+            Reload.RESTART,
+            "resident memory of one data process; null: an equal share of 80% of what the container or machine has, at "
+            "least 96 MiB",
+            "bytes",
+        ),
+    ] = None
+    soft_ratio: Annotated[
+        float,
+        _doc(Reload.RESTART, "share from which on nothing grows and what is idle is closed", "ratio", gt=0, le=1),
+    ] = 0.85
+    hard_ratio: Annotated[
+        float, _doc(Reload.RESTART, "share from which on new requests are refused with 503", "ratio", gt=0, le=1)
+    ] = 0.95
+    loop_lag_s: Annotated[
+        Annotated[float, Meta(ge=0.05, le=60)] | None,
+        _doc(Reload.RESTART, "lateness of the event loop that counts as all of its time; null: ignored", "seconds"),
+    ] = 1.0
+    reserve_connections: Annotated[
+        int,
+        _doc(
+            Reload.RESTART,
+            "connections over the limit of which questions for health are answered",
+            "connections",
+            ge=0,
+            le=4096,
+        ),
+    ] = 64
+
+
 class Timeouts(Base, frozen=True):
     """How long each step may take."""
 
@@ -371,6 +406,7 @@ class Settings(Base, frozen=True):
     endpoints: Annotated[tuple[Endpoint, ...], _doc(Reload.LIVE, "static endpoints that hold several models")] = ()
     policies: Policy = msgspec.field(default_factory=Policy)
     limits: Limits = msgspec.field(default_factory=Limits)
+    overload: Overload = msgspec.field(default_factory=Overload)
     timeouts: Timeouts = msgspec.field(default_factory=Timeouts)
     logging: Logging = msgspec.field(default_factory=Logging)
 

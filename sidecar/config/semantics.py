@@ -49,6 +49,12 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _models(settings)
     yield from _endpoints(settings)
     yield from _too_many_models(settings)
+    overload = settings.overload
+    if overload.soft_ratio >= overload.hard_ratio:
+        yield Finding(
+            ("overload", "soft_ratio"),
+            f"must be below overload.hard_ratio ({overload.hard_ratio}): room is made before work is refused",
+        )
     if settings.limits.target_bytes > settings.limits.head_bytes:
         head = settings.limits.head_bytes
         yield Finding(

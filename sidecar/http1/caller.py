@@ -52,6 +52,10 @@ CLOSE_STALL_S: Final = 30.0
 LAME_DUCK_S: Final = 1.0
 """How long an idle connection that is to be closed is kept, so that a request already on its way is still answered."""
 NEVER: Final = float("inf")
+SHUT: Final = -2
+HEALTH_ONLY: Final = -3
+"""Gates that every request stops at (the lengths of bodies begin at -1, for chunks): there is no room for work, or this
+is a connection over the limit, of which only questions for the process's health are answered."""
 
 
 def descriptor(transport: asyncio.BaseTransport) -> int:
@@ -115,6 +119,7 @@ class CallerConnection(asyncio.Protocol):
         "_write_paused",
         "active",
         "deadline",
+        "gate",
         "last",
         "method",
         "old_client",
@@ -165,6 +170,7 @@ class CallerConnection(asyncio.Protocol):
         self._opened_s = 0.0
         self.active = False
         self.deadline = 0.0
+        self.gate = 0  # the longest body, by its length, with which a request passes without a further look
         self.last = False  # the next answer closes the connection
         self.retire_at = NEVER
         self.method = b""
@@ -215,6 +221,11 @@ class CallerConnection(asyncio.Protocol):
     def busy(self) -> bool:
         """True while a request is in hand."""
         return BODY <= self._phase < LINGERING
+
+    @property
+    def idle(self) -> bool:
+        """True between two requests."""
+        return self._phase == IDLE
 
     def close_if_idle(self) -> None:
         """Close a connection that waits for nothing (draining), unless a request waits in it that was not read yet."""

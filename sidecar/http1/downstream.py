@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, cast
 
-from router.matching import Surface
 from router.outcomes import AttemptResult, Outcome
 from sidecar.http1.answers import error_answer
+from sidecar.http1.bounds import BoundedConnection
 from sidecar.http1.caller import (
     ANSWERING,
     BODY,
     CLOSED,
+    HEALTH_ONLY,
     IDLE,
     LINGER_BYTES,
     LINGERING,
@@ -25,7 +26,6 @@ from sidecar.http1.caller import (
     WAITING,
 )
 from sidecar.http1.chunked import ChunkError, ChunkScanner
-from sidecar.http1.exchange import ExchangeConnection
 from sidecar.http1.head import CHUNKED, HeadError, RequestHead, hopeless, parse_request
 from sidecar.http1.plane import NO_MODEL
 from sidecar.http1.shapes import FORGET_AT, LEARN_AT
@@ -39,7 +39,7 @@ UNSENT_BYTES: Final = 65536
 _EMPTY_LINES: Final = re.compile(rb"(?:\r\n)+")
 
 
-class DownstreamConnection(ExchangeConnection):
+class DownstreamConnection(BoundedConnection):
     """A caller's connection, as the loop sees it."""
 
     __slots__ = ()
@@ -57,12 +57,11 @@ class DownstreamConnection(ExchangeConnection):
         now = plane.clock()
         self.deadline = now + plane.timeouts.client_head_s
         self.retire_at = now + plane.age_s()
-        self.last = plane.draining
+        self.last = plane.draining or plane.tight
+        self.gate = plane.gate
         plane.connections.add(self)
-        if len(plane.connections) > plane.limits.connections:
-            plane.count(Scalar.REFUSED_CONNECTIONS_TOTAL)
-            self.transport.write(error_answer(Surface.PLAIN, Outcome.OVERLOADED, "too many connections", close=True))
-            self._linger()
+        if len(plane.connections) > plane.most_connections:
+            plane.over_limit(self)
 
     def data_received(self, data: bytes) -> None:
         """Read on, according to the phase."""
@@ -125,6 +124,8 @@ class DownstreamConnection(ExchangeConnection):
             plane.hangups.resumed(self)
         plane.connections.discard(self)
         plane.unread.discard(self)
+        if self.gate == HEALTH_ONLY:
+            plane.spare.pop(self, None)
         if plane.draining and not plane.connections:
             plane.drained()
 
@@ -276,8 +277,7 @@ class DownstreamConnection(ExchangeConnection):
             self.deadline = now + plane.timeouts.client_body_idle_s
         if target.watched or head.timeout_ms >= 0:
             self._start_watch(now)
-        if length > plane.body_bytes:
-            self._end_with(Outcome.BODY_TOO_LARGE, f"{length} bytes, at most {plane.body_bytes}")
+        if length > self.gate and self._stopped(length, now):
             return
         if target.route is None:
             if target.own and head.method in (b"GET", b"HEAD"):
@@ -365,54 +365,6 @@ class DownstreamConnection(ExchangeConnection):
             self.deadline = now + self._tunnel_idle_s()
         if self._watch is not None:
             self._clip()
-
-    def _watch_body(self, now: float) -> None:
-        """End a request whose body comes too slowly, while it is the caller that we wait for.
-
-        The average counts from the body's start, or from when we read on after a pause; it begins anew as often as the
-        caller might have been silent, so that nobody lives for hours on bytes that came at first.
-        """
-        limits = self._plane.limits
-        scanner = self._scanner
-        came = -self._left if scanner is None else scanner.taken_bytes
-        since = now - self._body_at
-        if self._read_paused or not self._body_at:
-            self._body_at, self._body_from = now, came
-        elif since >= limits.rate_grace_s:
-            taken = came - self._body_from
-            if taken < limits.body_rate_bytes_per_s * since:
-                least = limits.body_rate_bytes_per_s
-                self._fail_request(
-                    Outcome.CLIENT_TIMEOUT, f"{taken} bytes of the body in {since:.0f} s, at least {least} a second"
-                )
-            elif since >= self._plane.timeouts.client_body_idle_s:
-                self._body_at, self._body_from = now, came
-
-    def watch_reader(self, now: float) -> None:
-        """Cut a caller that takes too slowly what has piled up for it."""
-        limits = self._plane.limits
-        if not limits.read_rate_bytes_per_s:
-            return
-        unsent = self.unsent()
-        since = now - self._reader_at
-        if not self._reader_at or unsent > self._reader_from:
-            self._reader_at, self._reader_from = now, unsent
-        elif since >= limits.rate_grace_s:
-            if self._reader_from - unsent < limits.read_rate_bytes_per_s * since:
-                self._too_slow(now)
-                return
-            self._reader_at, self._reader_from = now, unsent
-            if self._phase == ANSWERING:
-                self.deadline = now + self._target.times.stream_idle_s
-                self._clip()
-
-    def _too_slow(self, now: float) -> None:
-        self._plane.count(Scalar.SLOW_READERS_TOTAL)
-        if self.busy:
-            self._drop_upstream()
-            self._settle(AttemptResult.CANCELLED, now)
-            self._cut(Outcome.CLIENT_TIMEOUT)
-        self.transport.abort()
 
     def expired(self, now: float) -> None:
         """The phase's time is over."""

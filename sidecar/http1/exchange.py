@@ -446,7 +446,12 @@ class ExchangeConnection(TunnelConnection):
         target = self._target
         now = plane.clock()
         close = (
-            OUTCOMES[outcome].close or not self.request_done or not head.keep_alive or plane.draining or head.minor == 0
+            OUTCOMES[outcome].close
+            or self.last
+            or not self.request_done
+            or not head.keep_alive
+            or plane.draining
+            or head.minor == 0
         )
         self._close_after = close
         self._say(
@@ -474,7 +479,9 @@ class ExchangeConnection(TunnelConnection):
             if not plane.cluster.routable(now):
                 self._end_with(Outcome.NO_CANDIDATE, "no model has a replica that can be picked")
                 return
-        self._close_after = plane.draining or not self.request_done or not self._head.keep_alive or self.old_client
+        self._close_after = (
+            self.last or plane.draining or not self.request_done or not self._head.keep_alive or self.old_client
+        )
         about = path == b"/v2"
         self._say(
             own_answer(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
+from heapq import nsmallest
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
 from router.matching import Surface, match
 from router.model import EndpointEjected
 from router.outcomes import OUTCOME_INDEX, AttemptResult, Outcome, Reason
-from sidecar.http1.caller import LAME_DUCK_S, NEVER
+from sidecar.http1.caller import HEALTH_ONLY, LAME_DUCK_S, NEVER, SHUT
 from sidecar.http1.hangups import Hangups
 from sidecar.http1.shapes import Shapes
 from sidecar.http1.watch import Times
@@ -54,6 +55,12 @@ _OK: Final = OUTCOME_INDEX[Outcome.OK]
 _SUCCESS: Final = _RESULT_INDEX[AttemptResult.SUCCESS]
 _REQUEST_SUM: Final = MODEL_OUTCOMES + _SUM
 _ATTEMPT_SUM: Final = ENDPOINT_HISTOGRAM + _SUM
+FEW: Final = 4
+"""Refused connections whose input is waited for where no place is reserved for health."""
+TIGHT_LEAST: Final = 64
+"""Connections that are accepted however short memory or descriptors are."""
+SHED_LEAST: Final = 16
+"""How many idle connections are closed at least, of those there are, each time that room is made."""
 SWEEP_S: Final = 0.25
 """How often deadlines are looked at: timeouts are this coarse."""
 
@@ -119,6 +126,13 @@ class Plane:
         self.share = share
         self.connections: set[DownstreamConnection] = set()
         self.unread: set[DownstreamConnection] = set()  # those whose callers do not take what was written
+        self.spare: dict[DownstreamConnection, None] = {}  # those over the limit that may ask for health, in order
+        self.tight = False  # memory or descriptors are short: connections are given up as they come to rest
+        self.refusing = ""  # why no new request is taken, where that is so
+        self.most_connections = limits.connections
+        self._most_callers = limits.connections
+        self._spare_places = 0
+        self.gate = limits.body_bytes
         self.faults: tuple[FaultRule, ...] = ()
         self.leaving = False  # not ready any more
         self.draining = False  # and every answer closes its connection
@@ -140,7 +154,8 @@ class Plane:
         self.limits = limits
         self.timeouts = timeouts
         self.body_bytes = limits.body_bytes
-        self.replay_bytes = limits.replay_bytes
+        self._make_room()
+        self._set_gates()
         self._times = Times(timeouts)
         self._times_of = {model: Times(timeouts, own) for model, own in (model_timeouts or {}).items()}
         self._targets.clear()
@@ -293,6 +308,70 @@ class Plane:
     def gauge(self, member: Scalar, value: int) -> None:
         """Set a gauge of this process."""
         self.words[self.page.scalar(member)] = value
+
+    # --- room ---------------------------------------------------------------------------------------------------
+
+    def offer(self, callers: int, spare: int) -> None:
+        """Take at most so many connections, and ``spare`` more that may ask for health and nothing else."""
+        self._most_callers = callers
+        self._spare_places = spare
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if not self.tight:
+            self.most_connections = min(self.limits.connections, self._most_callers)
+            self.replay_bytes = self.limits.replay_bytes
+
+    def _set_gates(self) -> None:
+        self.gate = SHUT if self.refusing else self.body_bytes
+        for connection in self.connections:
+            if connection.gate != HEALTH_ONLY:
+                connection.gate = self.gate
+
+    def over_limit(self, connection: DownstreamConnection) -> None:
+        """Let a connection over the limit ask for health; who has held such a place the longest makes way for it."""
+        connection.gate = HEALTH_ONLY
+        connection.last = True
+        self.spare[connection] = None
+        if len(self.spare) > self._spare_places:
+            oldest = next(iter(self.spare))
+            del self.spare[oldest]
+            flood = len(self.connections) > self.most_connections + 2 * self._spare_places + FEW
+            oldest.turn_away(wait=not flood)
+
+    def refuse(self, why: str) -> None:
+        """Answer every new request with 503 and ``why``, but for questions after health; "": take them again."""
+        turns = bool(why) is not bool(self.refusing)
+        self.refusing = why
+        if turns:
+            self._set_gates()
+
+    def tighten(self, now: float) -> None:
+        """Memory or descriptors are short: grow no further, and give back what is idle. To be called again and again.
+
+        Every answer is its connection's last. Of the connections that ask nothing an eighth is closed at each call, the
+        longest idle first, and half of those to workers. Bodies are not kept for a retry.
+        """
+        if not self.tight:
+            self.tight = True
+            self.replay_bytes = 0
+            self.most_connections = min(self.most_connections, max(len(self.connections), TIGHT_LEAST))
+            for connection in self.connections:
+                connection.retire(now, NEVER)
+        idle = [connection for connection in self.connections if connection.idle]
+        closing = nsmallest(max(len(idle) // 8, SHED_LEAST), idle, key=lambda connection: connection.deadline)
+        for connection in closing:
+            connection.close_if_idle()
+        self.count(Scalar.OVERLOAD_SHED_TOTAL, len(closing))
+        for endpoint in self.cluster.endpoints.values():
+            pool: Upstream | None = endpoint.shell
+            if pool is not None:
+                pool.shed()
+
+    def relax(self) -> None:
+        """There is room again."""
+        self.tight = False
+        self._make_room()
 
     # --- time ---------------------------------------------------------------------------------------------------
 

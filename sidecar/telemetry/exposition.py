@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from router.breaker import GuardState
 from router.model import StoreMode
 from router.outcomes import AttemptResult, Outcome
+from router.overload import Resource
 from sidecar.state.view import Count
 from sidecar.telemetry import families as f
 from sidecar.telemetry.page import (
@@ -49,6 +50,8 @@ _SUMMED: dict[Scalar, Family] = {
     Scalar.RETRIES_TOTAL: f.RETRIES,
     Scalar.RETRIES_DENIED_TOTAL: f.RETRIES_DENIED,
     Scalar.REFUSED_CONNECTIONS_TOTAL: f.CONNECTIONS_REFUSED,
+    Scalar.OVERLOAD_REFUSED_TOTAL: f.OVERLOAD_REFUSED,
+    Scalar.OVERLOAD_SHED_TOTAL: f.OVERLOAD_SHED,
     Scalar.CONNECTIONS_AGED_TOTAL: f.CONNECTIONS_AGED,
     Scalar.SLOW_READERS_TOTAL: f.SLOW_READERS,
     Scalar.FAULTS_INJECTED_TOTAL: f.FAULTS_INJECTED,
@@ -67,8 +70,19 @@ _PER_PROCESS: dict[Scalar, tuple[Family, float]] = {
     Scalar.LOOP_LAG_US_NOW: (f.PROCESS_LAG, 1e-6),
     Scalar.DRAINING_NOW: (f.PROCESS_DRAINING, 1),
     Scalar.RESTARTS_TOTAL: (f.PROCESS_RESTARTS, 1),
+    Scalar.OPEN_FILES_NOW: (f.PROCESS_FILES, 1),
+    Scalar.MAX_FILES_NOW: (f.PROCESS_MAX_FILES, 1),
+    Scalar.RESIDENT_BYTES_NOW: (f.PROCESS_MEMORY, 1),
+    Scalar.MEMORY_LIMIT_BYTES_NOW: (f.PROCESS_MEMORY_LIMIT, 1),
+    Scalar.TASKS_NOW: (f.PROCESS_TASKS, 1),
 }
 """Scalars by process, with the factor to the family's unit."""
+
+_OVERLOAD = {
+    Resource.MEMORY: Scalar.OVERLOAD_MEMORY_NOW,
+    Resource.DESCRIPTORS: Scalar.OVERLOAD_DESCRIPTORS_NOW,
+    Resource.LOOP: Scalar.OVERLOAD_LOOP_NOW,
+}
 
 _COUNTED: dict[Count, Family] = {
     Count.READS: f.STORE_READS,
@@ -153,6 +167,8 @@ def _scalars(out: Exposition, seen: Seen, now: float) -> None:
         label = str(process.index)
         for scalar, (family, factor) in _PER_PROCESS.items():
             out.add(family, page.words[page.scalar(scalar)] * factor, label)
+        for resource, level in _OVERLOAD.items():
+            out.add(f.OVERLOAD, page.words[page.scalar(level)], label, resource.value)
         mode_now = page.words[page.scalar(Scalar.STORE_MODE_NOW)]
         for index, mode in enumerate(StoreMode):
             out.add(f.PROCESS_STORE_MODE, index == mode_now, label, mode.value)

@@ -35,6 +35,15 @@ SLOW_READERS = Family("warmroute_slow_readers_total", _C, "Callers cut because t
 RECEIVED_BYTES = Family("warmroute_received_bytes_total", _C, "Bytes read from downstream.")
 SENT_BYTES = Family("warmroute_sent_bytes_total", _C, "Bytes of answers: those that workers sent, and warmroute's own.")
 
+OVERLOAD = Family(
+    "warmroute_overload_level",
+    _G,
+    "How near the end of a resource is: 0 normal, 1 soft, 2 hard.",
+    ("process", "resource"),
+)
+OVERLOAD_REFUSED = Family("warmroute_overload_refused_total", _C, "Requests refused because a resource ran out.")
+OVERLOAD_SHED = Family("warmroute_overload_shed_total", _C, "Idle connections closed to make room.")
+
 # --- upstream -------------------------------------------------------------------------------------------------------
 ATTEMPTS = Family("warmroute_attempts_total", _C, "Tries upstream by how they ended.", ("endpoint", "result"))
 ATTEMPT_DURATION = Family(
@@ -92,6 +101,15 @@ PROCESS_CONTROL_LOST = Family(
 PROCESS_STORE_MODE = Family(
     "warmroute_process_store_mode", _G, "1 for the mode that the data process goes by.", ("process", "mode")
 )
+PROCESS_FILES = Family("warmroute_process_open_fds", _G, "Descriptors that the data process has open.", _PROCESS)
+PROCESS_MAX_FILES = Family("warmroute_process_max_fds", _G, "Descriptors that it may have open.", _PROCESS)
+PROCESS_MEMORY = Family(
+    "warmroute_process_resident_memory_bytes", _G, "Its resident memory, shared pages included.", _PROCESS
+)
+PROCESS_MEMORY_LIMIT = Family(
+    "warmroute_process_memory_limit_bytes", _G, "The memory that the overload levels are measured by.", _PROCESS
+)
+PROCESS_TASKS = Family("warmroute_process_tasks", _G, "Tasks on its loop; one per connection being made.", _PROCESS)
 CHANNEL_BEHIND = Family("warmroute_channel_behind", _G, "1 while the data process does not read its channel.", _PROCESS)
 CHANNEL_BEHIND_TOTAL = Family(
     "warmroute_channel_behind_total", _C, "Times it fell so far behind that it needs a whole snapshot.", _PROCESS

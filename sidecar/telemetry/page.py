@@ -70,6 +70,16 @@ class Scalar(IntEnum):
     TUNNELS_TOTAL = 23
     TUNNELS_NOW = 24
     GRPC_RESENT_TOTAL = 25  # calls that a worker's GOAWAY left out, sent again
+    OPEN_FILES_NOW = 26
+    MAX_FILES_NOW = 27
+    RESIDENT_BYTES_NOW = 28
+    MEMORY_LIMIT_BYTES_NOW = 29
+    TASKS_NOW = 30
+    OVERLOAD_MEMORY_NOW = 31  # router.overload.Level, here and below
+    OVERLOAD_DESCRIPTORS_NOW = 32
+    OVERLOAD_LOOP_NOW = 33
+    OVERLOAD_REFUSED_TOTAL = 34  # requests
+    OVERLOAD_SHED_TOTAL = 35  # idle connections closed to make room
 
 
 SCALAR_WORDS = 64

@@ -173,6 +173,11 @@ class Upstream:
         self._count(Scalar.UPSTREAM_POISONED_TOTAL)
         self.forget(connection)
 
+    def shed(self) -> None:
+        """Close half of the idle connections, the longest idle first."""
+        for _ in range((len(self._idle) + 1) // 2):
+            self._idle.pop(0).drop()
+
     def retire_at(self) -> float:
         """Return when a connection made now is too old: up to a tenth early, so that not all go at once."""
         if self._age_s is None:

@@ -127,7 +127,7 @@ async def test_a_caller_that_reads_no_answers_is_read_no_further(path: DataPath)
     burst = request(b"GET /nothing HTTP/1.1") * 2000
     for _ in range(20):
         client.writer.write(burst)
-    await path.until(lambda: connection._read_paused, "the caller is read no further", 5.0)
+    await path.until(lambda: connection._read_paused, "the caller is read no further", 12.0)
     before = path.outcomes["no_route"]
     await asyncio.sleep(0.1)
     assert path.outcomes["no_route"] == before

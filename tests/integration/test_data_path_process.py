@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -34,7 +35,7 @@ from sidecar.telemetry.page import Scalar
 from tests.support.data_process import DataProcess, read_answer
 
 MODELS = [{"name": "m", "default": True}]
-QUICK = {"models": MODELS, "timeouts": {"drain_s": 5.0}}
+QUICK: dict[str, Any] = {"models": MODELS, "timeouts": {"drain_s": 5.0}}
 
 
 class Worker:
@@ -254,7 +255,7 @@ def test_sigterm_lets_streams_end_and_takes_who_waits_in_the_queue(tmp_path: Pat
 
 
 def test_what_outlasts_the_grace_period_is_cut(tmp_path: Path) -> None:
-    settings = {"models": MODELS, "timeouts": {"drain_s": 0.3}}
+    settings: dict[str, Any] = {"models": MODELS, "timeouts": {"drain_s": 0.3}}
     with worker() as one, DataProcess(tmp_path, **settings) as data:
         data.snapshot(one.address)
         with data.connect() as stream:

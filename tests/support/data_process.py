@@ -29,7 +29,9 @@ Kind = TypeVar("Kind")
 class DataProcess:
     """Starts one data process; the test holds the other end of its channel, its metrics page and its listener."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
+    def __init__(self, directory: Path, *, max_files: int = 0, **settings: Any) -> None:
+        """``max_files``: its limit on open files, where not the test's own."""
+        self._max_files = max_files
         self.settings = msgspec.convert(
             {"version": 1, "listeners": [{"address": "127.0.0.1:0", "processes": 1}], **settings}, Settings
         )
@@ -62,6 +64,8 @@ class DataProcess:
         plan = self.plan()
         plan_fd = boot.write_plan(plan)
         command = [sys.executable, "-P", "-m", "sidecar", "data", "--plan-fd", str(plan_fd)]
+        if self._max_files:
+            command = ["/bin/sh", "-c", f'ulimit -n {self._max_files}; exec "$@"', "sh", *command]
         fds = (self._listener.fileno(), plan.channel_fd, plan.metrics_fd, plan_fd)
         self.process = Process(command, self._log, pass_fds=fds)
         os.close(plan_fd)

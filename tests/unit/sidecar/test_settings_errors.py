@@ -411,6 +411,16 @@ SENSELESS: list[tuple[str, str, list[str]]] = [
         ["w.yaml:4:9: limits.target_bytes: 16384: must be at most limits.head_bytes (1024): the target is in the head"],
     ),
     (
+        "work refused before room is made",
+        GOOD + "overload: {soft_ratio: 0.9, hard_ratio: 0.8}\n",
+        [
+            (
+                "w.yaml:4:24: overload.soft_ratio: 0.9: must be below overload.hard_ratio (0.8): room is made before "
+                "work is refused"
+            )
+        ],
+    ),
+    (
         "nothing to route to",
         'version: 1\nlisteners: [{address: "127.0.0.1:0", default_model: m}]\n',
         [

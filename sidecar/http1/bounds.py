@@ -1,0 +1,109 @@
+"""What a caller's connection may not do: be too slow, or ask for work while there is no room for more.
+
+None of it is looked at per request: rates are measured in the sweep, and the gate is the test of a body's length.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from router.matching import Surface
+from router.outcomes import AttemptResult, Outcome
+from sidecar.http1.answers import error_answer
+from sidecar.http1.caller import ANSWERING, HEALTH_ONLY, READING
+from sidecar.http1.exchange import ExchangeConnection
+from sidecar.http1.plane import OWN_PATHS
+from sidecar.telemetry.page import Scalar
+
+LIVE: Final = b"/v2/health/live"
+TOO_MANY: Final = "too many connections"
+
+
+class BoundedConnection(ExchangeConnection):
+    """A caller's connection within its bounds."""
+
+    __slots__ = ()
+
+    # --- no room ----------------------------------------------------------------------------------------------------
+
+    def _stopped(self, length: int, now: float) -> bool:
+        """Answer a request that stops at the gate; False where it may pass after all."""
+        plane = self._plane
+        spare = self.gate == HEALTH_ONLY
+        if spare or plane.refusing:
+            head = self._head
+            path = head.target.partition(b"?")[0]
+            health = path == LIVE or (path in OWN_PATHS and not plane.refusing)
+            if health and head.method in (b"GET", b"HEAD"):
+                self._answer_for_server(path, now)
+                return True
+            plane.count(Scalar.REFUSED_CONNECTIONS_TOTAL if spare else Scalar.OVERLOAD_REFUSED_TOTAL)
+            self._end_with(Outcome.OVERLOADED, TOO_MANY if spare else plane.refusing)
+            return True
+        if length > plane.body_bytes:
+            self._end_with(Outcome.BODY_TOO_LARGE, f"{length} bytes, at most {plane.body_bytes}")
+            return True
+        return False
+
+    def turn_away(self, *, wait: bool) -> None:
+        """Refuse a connection over the limit, whatever it might have asked for, unless it was answered already.
+
+        ``wait`` for what it may have sent, so that the refusal is read; in a flood there are no descriptors for that.
+        """
+        if self._phase > READING:
+            return
+        self._plane.count(Scalar.REFUSED_CONNECTIONS_TOTAL)
+        self.transport.write(error_answer(Surface.PLAIN, Outcome.OVERLOADED, TOO_MANY, close=True))
+        self._linger()
+        if not wait:
+            self.transport.close()
+
+    # --- too slow ---------------------------------------------------------------------------------------------------
+
+    def _watch_body(self, now: float) -> None:
+        """End a request whose body comes too slowly, while it is the caller that we wait for.
+
+        The average counts from the body's start, or from when we read on after a pause; it begins anew as often as the
+        caller might have been silent, so that nobody lives for hours on bytes that came at first.
+        """
+        limits = self._plane.limits
+        scanner = self._scanner
+        came = -self._left if scanner is None else scanner.taken_bytes
+        since = now - self._body_at
+        if self._read_paused or not self._body_at:
+            self._body_at, self._body_from = now, came
+        elif since >= limits.rate_grace_s:
+            taken = came - self._body_from
+            if taken < limits.body_rate_bytes_per_s * since:
+                least = limits.body_rate_bytes_per_s
+                self._fail_request(
+                    Outcome.CLIENT_TIMEOUT, f"{taken} bytes of the body in {since:.0f} s, at least {least} a second"
+                )
+            elif since >= self._plane.timeouts.client_body_idle_s:
+                self._body_at, self._body_from = now, came
+
+    def watch_reader(self, now: float) -> None:
+        """Cut a caller that takes too slowly what has piled up for it."""
+        limits = self._plane.limits
+        if not limits.read_rate_bytes_per_s:
+            return
+        unsent = self.unsent()
+        since = now - self._reader_at
+        if not self._reader_at or unsent > self._reader_from:
+            self._reader_at, self._reader_from = now, unsent
+        elif since >= limits.rate_grace_s:
+            if self._reader_from - unsent < limits.read_rate_bytes_per_s * since:
+                self._too_slow(now)
+                return
+            self._reader_at, self._reader_from = now, unsent
+            if self._phase == ANSWERING:
+                self.deadline = now + self._target.times.stream_idle_s
+                self._clip()
+
+    def _too_slow(self, now: float) -> None:
+        self._plane.count(Scalar.SLOW_READERS_TOTAL)
+        if self.busy:
+            self._drop_upstream()
+            self._settle(AttemptResult.CANCELLED, now)
+            self._cut(Outcome.CLIENT_TIMEOUT)
+        self.transport.abort()
