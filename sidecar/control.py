@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from sidecar.boot import ControlPlan
     from sidecar.discovery.source import DiscoverySource
+    from sidecar.settings import Settings
+    from sidecar.tls.expiry import ExpiryWatch
 
 TICK_S = 0.1
 ALONE_S = SPEAKS_S + 1.0
@@ -55,7 +57,7 @@ class Control:
         self._runner: AppRunner  # from run() on
         clock, rng, settings = time.monotonic, random.SystemRandom().random, plan.settings
         policies = router_policies(settings)
-        self._prober = HttpProber()
+        self._prober = HttpProber(settings.upstream_tls)
         static = StaticSource(static_endpoints(settings), self._prober, HttpReadiness(), clock=clock)
         store = None
         if settings.state.url != NO_STORE:
@@ -82,6 +84,7 @@ class Control:
             clock=clock,
             rng=rng,
             started_at=clock(),
+            certificates=_certificates(settings),
         )
 
     async def run(self) -> int:
@@ -100,6 +103,8 @@ class Control:
                     for source in self._sources
                 ]
                 running.append(tasks.create_task(self._tick(), name="tick"))
+                if context.certificates is not None:
+                    running.append(tasks.create_task(context.certificates.run(), name="certificates"))
                 await self._ended.wait()
                 for task in running:
                     task.cancel()
@@ -159,6 +164,16 @@ class Control:
                 await site.stop()
         if now >= self._orphan_until or not any(process.speaks(now) for process in self.context.keeper.processes):
             self._ended.set()
+
+
+def _certificates(settings: Settings) -> ExpiryWatch | None:
+    """Return what follows the certificates' ends, where there are any: the X.509 parser is large."""
+    upstream = settings.upstream_tls
+    if all(one.tls is None for one in settings.listeners) and not upstream.cert_file and not upstream.ca_file:
+        return None
+    from sidecar.tls.expiry import ExpiryWatch
+
+    return ExpiryWatch(settings, time.time)
 
 
 def run_control(plan: ControlPlan) -> int:

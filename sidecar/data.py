@@ -42,6 +42,8 @@ from sidecar.settings import Protocol, model_policies, router_policies
 from sidecar.sockets import granted
 from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Page, Scalar
+from sidecar.tls.material import HTTP1, HTTP2
+from sidecar.tls.process import ProcessTls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +72,7 @@ _ROUTER_EVENTS = (
     PeerObserved,
     SnapshotBegan,
 )
+_ALPN = {Protocol.HTTP: HTTP1, Protocol.GRPC: HTTP2}
 _MODE_INDEX = {mode: index for index, mode in enumerate(StoreMode)}
 
 
@@ -104,6 +107,8 @@ class DataProcess:
         processes = max(listener.processes for listener in settings.listeners)
         self._guard = Guard(self._plane, settings.overload, processes)
         self._tick_due = now
+        self._tls = ProcessTls(settings, loop=loop, page=self._page, clock=self._clock)
+        self._plane.upstream_tls = self._tls.upstream
         self._servers: list[asyncio.Server] = []
         self._sockets: list[tuple[socket.socket, Callable[[], asyncio.Protocol]]] = []
         self._grpc: GrpcPlane | None = None
@@ -156,8 +161,9 @@ class DataProcess:
             listener = settings.listeners[held.listener]
             sock = socket.socket(fileno=held.fd)
             sock.setblocking(False)
+            name = listener.name or held.address
             rules = ListenerRules(listener.default_model, trusted_networks=listener.trusted_networks)
-            factory = self._factory(rules, listener.protocol)
+            factory = self._tls.guard(listener, name, _ALPN[listener.protocol], self._factory(rules, listener.protocol))
             if sock.family == socket.AF_UNIX:
                 server = await self._loop.create_unix_server(factory, sock=sock, backlog=listener.backlog)
             else:
@@ -165,7 +171,6 @@ class DataProcess:
             self._servers.append(server)
             self._sockets.append((sock, factory))
             grant = granted(sock, listener.backlog, listener.fastopen_queue)
-            name = listener.name or held.address
             self._listening.append(Listening(self._plan.index, name, held.address, grant.backlog, grant.fastopen_queue))
         self._say_listening()
         self._accepting = True
@@ -299,6 +304,7 @@ class DataProcess:
         if now >= self._observe_due:
             self._observe_due = now + OBSERVE_S
             self._flush(now)
+            self._tls.tick(now)
             self._observe(now)
         if not self._snapshot and now >= self._hello_due:
             self._say_hello()
@@ -368,8 +374,8 @@ class DataProcess:
             self._end()
 
     def _end(self) -> None:
-        """Everything has ended, or was cut."""
-        if not self._accepting and not self._ended.done():
+        """Everything has ended, or was cut; whoever is still in a handshake was accepted too."""
+        if not self._accepting and not self._tls.handshakes and not self._ended.done():
             self._ended.set_result(None)
 
 

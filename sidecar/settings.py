@@ -69,6 +69,46 @@ class Protocol(StrEnum):
     GRPC = "grpc"
 
 
+class ClientAuth(StrEnum):
+    """Whether callers must show a certificate."""
+
+    NONE = "none"
+    OPTIONAL = "optional"
+    REQUIRED = "required"
+
+
+class TlsVersion(StrEnum):
+    """The least version of TLS that is spoken."""
+
+    V1_2 = "1.2"
+    V1_3 = "1.3"
+
+
+class ListenerTls(Base, frozen=True):
+    """TLS on a listener. Files are followed: a changed one is used by the next handshake, within a second."""
+
+    cert_file: Annotated[str, _doc(Reload.RESTART, "certificate with what leads to its CA, PEM", "path")]
+    key_file: Annotated[str, _doc(Reload.RESTART, "its private key, PEM, without a password", "path")]
+    ca_file: Annotated[str | None, _doc(Reload.RESTART, "CAs that callers' certificates must lead to, PEM", "path")] = (
+        None
+    )
+    client_auth: Annotated[
+        ClientAuth, _doc(Reload.RESTART, "none: callers are not asked; optional: what they show must be good; required")
+    ] = ClientAuth.NONE
+    allowed_names: Annotated[
+        tuple[str, ...],
+        _doc(
+            Reload.RESTART,
+            "callers let in, by subjectAltName: SPIFFE ids (a final /* for all below it), DNS names (*.example.org for "
+            "one label); empty: all with a good certificate",
+            "names",
+        ),
+    ] = ()
+    min_version: Annotated[TlsVersion, _doc(Reload.RESTART, 'least version, "1.2" or "1.3" (in quotes)')] = (
+        TlsVersion.V1_2
+    )
+
+
 class Listener(Base, frozen=True):
     """A socket that the sidecar accepts on."""
 
@@ -101,6 +141,7 @@ class Listener(Base, frozen=True):
             form=(r"^0[0-7]{3}\Z", 'an octal mode in quotes, such as "0660"'),
         ),
     ] = "0660"
+    tls: Annotated[ListenerTls | None, _doc(Reload.RESTART, "null: plain")] = None
     default_model: Annotated[str | None, _doc(Reload.LIVE, "model for requests that name none")] = None
     trusted_networks: Annotated[
         tuple[str, ...],
@@ -125,6 +166,9 @@ class Limits(Base, frozen=True):
     connections: Annotated[
         int, _doc(Reload.NEW, "downstream connections of one process", "connections", ge=1, le=1 << 20)
     ] = 4096
+    handshakes: Annotated[
+        int, _doc(Reload.NEW, "TLS handshakes under way in one process", "handshakes", ge=1, le=1 << 20)
+    ] = 512
     pipelined: Annotated[int, _doc(Reload.NEW, "bytes read ahead of the request being answered", "bytes", ge=4096)] = (
         131072
     )
@@ -180,7 +224,8 @@ class Overload(Base, frozen=True):
 class Timeouts(Base, frozen=True):
     """How long each step may take."""
 
-    connect_s: Annotated[float, _doc(Reload.NEW, "connect to a worker", "seconds", gt=0, le=3600)] = 1.0
+    connect_s: Annotated[float, _doc(Reload.NEW, "connect to a worker, TLS included", "seconds", gt=0, le=3600)] = 1.0
+    handshake_s: Annotated[float, _doc(Reload.NEW, "TLS handshake of a caller", "seconds", gt=0, le=3600)] = 5.0
     response_head_s: Annotated[float, _doc(Reload.NEW, "request sent to response head", "seconds", gt=0, le=86400)] = (
         30.0
     )
@@ -253,6 +298,28 @@ class Admin(Base, frozen=True):
     token_file: Annotated[
         str | None, _doc(Reload.LIVE, "file whose content is the bearer token for writes over TCP", "path")
     ] = None
+
+
+class UpstreamTls(Base, frozen=True):
+    """TLS to workers (https://). Their certificates are always verified; files are followed as a listener's are."""
+
+    ca_file: Annotated[str | None, _doc(Reload.RESTART, "CAs, PEM; the system's where null", "path")] = None
+    cert_file: Annotated[str | None, _doc(Reload.RESTART, "certificate that workers are shown, PEM", "path")] = None
+    key_file: Annotated[str | None, _doc(Reload.RESTART, "its private key, PEM, without a password", "path")] = None
+    server_name: Annotated[
+        str | None, _doc(Reload.RESTART, "name asked for and verified; the endpoint's HOST where null", "name")
+    ] = None
+    allowed_names: Annotated[
+        tuple[str, ...],
+        _doc(
+            Reload.RESTART,
+            "names that a worker's certificate must hold one of, instead of the one asked for; forms as for listeners",
+            "names",
+        ),
+    ] = ()
+    min_version: Annotated[TlsVersion, _doc(Reload.RESTART, 'least version, "1.2" or "1.3" (in quotes)')] = (
+        TlsVersion.V1_2
+    )
 
 
 class StateTls(Base, frozen=True):
@@ -338,7 +405,8 @@ class Model(Base, frozen=True):
         False
     )
     endpoints: Annotated[
-        tuple[str, ...], _doc(Reload.LIVE, "static endpoints, http://HOST:PORT, grpc://HOST:PORT or unix:/PATH", "URLs")
+        tuple[str, ...],
+        _doc(Reload.LIVE, "static endpoints: http://HOST:PORT, https://, grpc://HOST:PORT or unix:/PATH", "URLs"),
     ] = ()
     default: Annotated[bool, _doc(Reload.LIVE, "takes requests that name no known model; at most one")] = False
     on_no_candidate: Annotated[OnNoCandidate, _doc(Reload.LIVE, "fail: 503 with Retry-After")] = OnNoCandidate.FAIL
@@ -351,7 +419,7 @@ class Model(Base, frozen=True):
 class Endpoint(Base, frozen=True):
     """A static endpoint that holds several models."""
 
-    url: Annotated[str, _doc(Reload.LIVE, "http://HOST:PORT or unix:/PATH", "URL")]
+    url: Annotated[str, _doc(Reload.LIVE, "http://HOST:PORT, https://HOST:PORT or unix:/PATH", "URL")]
     models: Annotated[tuple[str, ...], _doc(Reload.LIVE, "NAME or NAME@VERSION of what it holds")]
     name: Annotated[
         str, _doc(Reload.LIVE, "endpoint id; where empty, the URL's HOST:PORT or the whole unix:/PATH", form=LABEL)
@@ -404,6 +472,7 @@ class Settings(Base, frozen=True):
     state: StateStore = msgspec.field(default_factory=StateStore)
     models: Annotated[tuple[Model, ...], _doc(Reload.LIVE, "what requests may ask for")] = ()
     endpoints: Annotated[tuple[Endpoint, ...], _doc(Reload.LIVE, "static endpoints that hold several models")] = ()
+    upstream_tls: UpstreamTls = msgspec.field(default_factory=UpstreamTls)
     policies: Policy = msgspec.field(default_factory=Policy)
     limits: Limits = msgspec.field(default_factory=Limits)
     overload: Overload = msgspec.field(default_factory=Overload)

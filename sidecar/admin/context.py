@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sidecar.state.keeper import Keeper
     from sidecar.state.store import RedisSource
     from sidecar.telemetry.page import Page
+    from sidecar.tls.expiry import ExpiryWatch
 
 
 @dataclass(slots=True)
@@ -31,4 +32,5 @@ class Context:
     clock: Callable[[], float]
     rng: Rng
     started_at: float
+    certificates: ExpiryWatch | None = None  # None: no TLS files are configured
     draining: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +15,15 @@ from router.urls import masked_url
 from sidecar.cli.kernel import KernelLimits, caps, kernel_limits
 from sidecar.config.load import load
 from sidecar.config.reference import effective, reference
-from sidecar.settings import Model, Settings
+from sidecar.settings import ClientAuth, Model, Settings
 
 app = App(name="config", help="Check, show and explain configuration.", version_flags=())
+
+_ASKED = {
+    ClientAuth.NONE: "not asked for",
+    ClientAuth.OPTIONAL: "optional",
+    ClientAuth.REQUIRED: "required",
+}
 
 File = Annotated[Path, Parameter(help="Configuration file.")]
 
@@ -32,9 +39,18 @@ def check(file: File, /) -> int:
     print(f"{file}: good")
     for line in summary(loaded.settings, kernel_limits()):
         print(f"  {line}")
-    for warning in loaded.warnings:
+    for warning in (*loaded.warnings, *_ends(loaded.settings, time.time())):
         print(f"warning: {warning}")
     return 0
+
+
+def _ends(settings: Settings, now: float) -> Iterator[str]:
+    """Yield what TLS files hold that has ended, or ends soon."""
+    from sidecar.tls.expiry import expired  # the X.509 parser is large, and needed here alone
+
+    for ending, days in expired(settings, now):
+        what = f"ends in {days:.1f} days" if days > 0 else f"ended {-days:.1f} days ago"
+        yield f"{ending.of}: {ending.file}: the {ending.kind} {what}: renew it"
 
 
 @app.command
@@ -55,7 +71,8 @@ def summary(settings: Settings, limits: KernelLimits) -> Iterator[str]:
     """Yield what ``settings`` amount to, a line each, and what the kernel would cap of it."""
     for listener in settings.listeners:
         name = f" ({listener.name})" if listener.name else ""
-        yield f"listener  {listener.address}{name}: {_count(listener.processes, 'data process', 'data processes')}"
+        tls = "" if listener.tls is None else f", TLS, client certificates {_ASKED[listener.tls.client_auth]}"
+        yield f"listener  {listener.address}{name}: {_count(listener.processes, 'data process', 'data processes')}{tls}"
     admin = settings.admin
     places = [f"unix:{admin.socket}"] if admin.socket else []
     if admin.address:

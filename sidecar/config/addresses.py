@@ -67,6 +67,18 @@ def _check_unix_address(path: str) -> None:
     check_unix_path(path)
 
 
+def check_server_name(text: str) -> None:
+    """Check a name that a server's certificate can be asked for: a host name or an IP address.
+
+    :raises AddressError: it is neither.
+    """
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        if re.fullmatch(r"[0-9.]+", text) or not _HOST_NAME.match(text) or text.endswith("."):
+            raise AddressError("must be a host name or an IP address, without a port") from None
+
+
 def is_loopback(host: str) -> bool:
     """Say whether ``host`` can be reached from this machine alone."""
     if host.lower().rstrip(".") == "localhost":
@@ -96,7 +108,8 @@ def check_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 def check_endpoint_url(text: str) -> str:
     """Check an endpoint's URL and return it without a final slash.
 
-    It is ``http://HOST:PORT`` or ``unix:/PATH``; ``grpc://HOST:PORT`` or ``grpc+unix:/PATH`` for gRPC.
+    It is ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:/PATH``; for gRPC ``grpc://HOST:PORT``,
+    ``grpcs://HOST:PORT`` or ``grpc+unix:/PATH``.
 
     :raises AddressError: it is not of that form.
     """
@@ -107,10 +120,8 @@ def check_endpoint_url(text: str) -> str:
     scheme, separator, rest = text.partition("://")
     if not separator:
         raise AddressError(f"must be http://HOST:PORT; did you mean http://{text}?" if text else _ENDPOINT_FORM)
-    if scheme.lower() == "https":
-        raise AddressError("TLS to workers is not supported yet: use http://")
-    if scheme.lower() not in ("http", "grpc"):
-        raise AddressError("must start with http:// or grpc://, or be unix:/PATH or grpc+unix:/PATH")
+    if scheme not in {"http", "https", "grpc", "grpcs"}:
+        raise AddressError("must start with http(s):// or grpc(s)://, or be unix:/PATH or grpc+unix:/PATH")
     if "@" in rest:
         raise AddressError("must not hold a user or password")
     authority, slash, path = rest.partition("/")
@@ -119,7 +130,8 @@ def check_endpoint_url(text: str) -> str:
     try:
         _, port = split_address(authority)
     except AddressError as error:
-        raise AddressError(_ENDPOINT_FORM if ":" not in authority else str(error)) from None
+        form = f"must be {scheme}://HOST:PORT, for example {scheme}://127.0.0.1:9001"
+        raise AddressError(form if ":" not in authority else str(error)) from None
     if port == 0:
         raise AddressError("must have a port between 1 and 65535")
     return text.removesuffix("/") if slash else text

@@ -14,7 +14,7 @@ from sidecar.config.overrides import Override, lay_over
 from sidecar.config.problems import Path, Problem, SettingsError, Where, dotted, shown
 from sidecar.config.semantics import Finding, examine
 from sidecar.config.structure import compare
-from sidecar.settings import Settings
+from sidecar.settings import ListenerTls, Settings, UpstreamTls
 
 FLAGS = "command line"
 """Where a configuration without a file says it comes from."""
@@ -130,6 +130,35 @@ def _files(settings: Settings) -> Iterator[Finding]:
     ):
         if name is not None:
             yield from _file(path, name, secret=secret, text=text)
+    for where, part in tls_parts(settings):
+        yield from _tls_files(where, part)
+
+
+def tls_parts(settings: Settings) -> Iterator[tuple[Path, ListenerTls | UpstreamTls]]:
+    """Yield every part of ``settings`` that names certificates for the data path, and where it stands."""
+    for index, listener in enumerate(settings.listeners):
+        if listener.tls is not None:
+            yield ("listeners", index, "tls"), listener.tls
+    yield ("upstream_tls",), settings.upstream_tls
+
+
+def _tls_files(path: Path, tls: ListenerTls | UpstreamTls) -> Iterator[Finding]:
+    """Look at one part's files: each as every file, then whether OpenSSL takes them together."""
+    found = False
+    for field, name in (("cert_file", tls.cert_file), ("key_file", tls.key_file), ("ca_file", tls.ca_file)):
+        if name is not None:
+            for finding in _file((*path, field), name, secret=field == "key_file", text=False):
+                found = found or not finding.warning
+                yield finding
+    if found or (tls.cert_file is None and tls.ca_file is None):
+        return
+
+    from sidecar.tls.material import MaterialError, check_files  # brings the ssl module along: where there is TLS only
+
+    try:
+        check_files(tls)
+    except MaterialError as error:
+        yield Finding((*path, error.field), str(error))
 
 
 def _file(path: Path, name: str, *, secret: bool, text: bool) -> Iterator[Finding]:

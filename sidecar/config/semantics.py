@@ -13,15 +13,17 @@ from sidecar.config.addresses import (
     check_endpoint_url,
     check_listen_address,
     check_network,
+    check_server_name,
     check_state_url,
     check_unix_path,
     is_loopback,
     split_address,
     unix_path,
 )
-from sidecar.config.problems import Path, nearest
+from sidecar.config.problems import Path, dotted, nearest
 from sidecar.http1.forwarding import UNIX
-from sidecar.settings import Endpoint, Listener, Settings
+from sidecar.settings import ClientAuth, Endpoint, Listener, ListenerTls, Settings
+from sidecar.tls.names import NameFormError, check_name
 
 _PLACE_BYTES = 1024
 """More than an endpoint's name and address take."""
@@ -46,6 +48,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _listeners(settings)
     yield from _admin(settings)
     yield from _state(settings)
+    yield from _upstream_tls(settings)
     yield from _models(settings)
     yield from _endpoints(settings)
     yield from _too_many_models(settings)
@@ -106,6 +109,9 @@ def _listeners(settings: Settings) -> Iterator[Finding]:
             wanted = "grpc://" if protocol == "grpc" else "http://"
             remedy = f"is {protocol}, but no endpoint is: give a model endpoints that start with {wanted}"
             yield Finding(("listeners", index, "protocol"), remedy)
+    for index, listener in enumerate(listeners):
+        if listener.tls is not None:
+            yield from _listener_tls(("listeners", index, "tls"), listener.tls)
     for index, first in _repeated(listener.name or None for listener in listeners):
         yield Finding(("listeners", index, "name"), f"already the name of listeners[{first}]: give each its own")
 
@@ -123,6 +129,40 @@ def _trust(index: int, listener: Listener) -> Iterator[Finding]:
         if network.prefixlen == 0:
             remedy = "everybody can then forge addresses and attempts: name the networks of your own proxies"
             yield Finding(path, remedy, warning=True)
+
+
+def _listener_tls(path: Path, tls: ListenerTls) -> Iterator[Finding]:
+    asks = tls.client_auth is not ClientAuth.NONE
+    if asks and tls.ca_file is None:
+        yield Finding((*path, "client_auth"), f"needs the CAs of callers: set {dotted((*path, 'ca_file'))}")
+    if not asks and tls.ca_file is not None:
+        yield Finding((*path, "ca_file"), "has no use while client_auth is none: set it to required, or leave this out")
+    if tls.allowed_names and tls.client_auth is not ClientAuth.REQUIRED:
+        remedy = "needs client_auth: required, for a caller that shows no certificate has no name"
+        yield Finding((*path, "allowed_names"), remedy)
+    yield from _names((*path, "allowed_names"), tls.allowed_names)
+
+
+def _names(path: Path, names: tuple[str, ...]) -> Iterator[Finding]:
+    for index, name in enumerate(names):
+        try:
+            check_name(name)
+        except NameFormError as error:
+            yield Finding((*path, index), str(error))
+
+
+def _upstream_tls(settings: Settings) -> Iterator[Finding]:
+    tls = settings.upstream_tls
+    if tls.cert_file is not None and tls.key_file is None:
+        yield Finding(("upstream_tls", "cert_file"), "needs its private key: set upstream_tls.key_file")
+    if tls.key_file is not None and tls.cert_file is None:
+        yield Finding(("upstream_tls", "key_file"), "needs its certificate: set upstream_tls.cert_file")
+    if tls.server_name is not None:
+        try:
+            check_server_name(tls.server_name)
+        except AddressError as error:
+            yield Finding(("upstream_tls", "server_name"), str(error))
+    yield from _names(("upstream_tls", "allowed_names"), tls.allowed_names)
 
 
 def _no_model(name: str, names: list[str]) -> str:

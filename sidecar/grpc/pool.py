@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from router.outcomes import AttemptResult
 from sidecar.grpc.upstream import WorkerConnection
 from sidecar.telemetry.page import Scalar
+from sidecar.tls.material import HTTP2
 from sidecar.upstreams.pool import split_address
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ CALLS_PER_CONNECTION: Final = 100
 MOST_CONNECTIONS: Final = 64
 """Connections of one pool; calls beyond what they take wait, at most so many:"""
 MOST_QUEUED: Final = 1024
+SECURE: Final = "grpcs://"
 _OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
@@ -122,6 +124,11 @@ class WorkerPool:
             async with asyncio.timeout(connect_s):
                 if path is not None:
                     _, connection = await self.loop.create_unix_connection(self._new_connection, path)
+                elif self._address.startswith(SECURE):
+                    if plane.shared.upstream_tls is None:
+                        raise ValueError("there is no TLS to workers here")
+                    gate = plane.shared.upstream_tls(HTTP2)
+                    connection = await gate.connect(self.id, self._new_connection, host, port)
                 else:
                     _, connection = await self.loop.create_connection(self._new_connection, host, port)
                 while not connection.ready and not connection.ended:

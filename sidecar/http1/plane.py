@@ -26,6 +26,7 @@ from sidecar.telemetry.page import (
     Scalar,
     bucket,
 )
+from sidecar.tls.material import HTTP1
 from sidecar.upstreams.pool import Upstream
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from sidecar.channel import FaultRule
     from sidecar.http1.downstream import DownstreamConnection
     from sidecar.settings import Limits, ModelTimeouts, Timeouts
+    from sidecar.tls.client import UpstreamGate
 
 NO_MODEL: Final = "_none"
 """Metrics row of requests that matched no model."""
@@ -135,6 +137,7 @@ class Plane:
         self.gate = limits.body_bytes
         self.faults: tuple[FaultRule, ...] = ()
         self.leaving = False  # not ready any more
+        self.upstream_tls: Callable[[tuple[str, ...]], UpstreamGate] | None = None  # None: none to workers
         self.draining = False  # and every answer closes its connection
         self.on_drain: list[Callable[[], None]] = []  # called once, as ``draining`` begins: GOAWAY of other protocols
         self.drained: Callable[[], None] = lambda: None
@@ -239,6 +242,7 @@ class Plane:
                 timeouts=self.timeouts,
                 shapes=self.shapes,
                 rng=self.rng,
+                tls=self.upstream_tls(HTTP1) if self.upstream_tls is not None else None,
             )
         return pool
 

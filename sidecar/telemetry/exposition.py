@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sidecar.discovery.static import StaticSource
     from sidecar.state.keeper import Keeper
     from sidecar.state.store import RedisSource
+    from sidecar.tls.expiry import ExpiryWatch
 
 _BUCKETS = len(BUCKETS_S) + 1
 _OUTCOMES = [outcome.value for outcome in Outcome]
@@ -58,6 +59,13 @@ _SUMMED: dict[Scalar, Family] = {
     Scalar.REJECTED_MESSAGES_TOTAL: f.REJECTED,
     Scalar.TUNNELS_TOTAL: f.TUNNELS,
     Scalar.GRPC_RESENT_TOTAL: f.GRPC_RESENT,
+    Scalar.TLS_HANDSHAKES_TOTAL: f.TLS_HANDSHAKES,
+    Scalar.TLS_HANDSHAKES_FAILED_TOTAL: f.TLS_HANDSHAKES_FAILED,
+    Scalar.TLS_HANDSHAKES_REFUSED_TOTAL: f.TLS_HANDSHAKES_REFUSED,
+    Scalar.TLS_PEERS_REJECTED_TOTAL: f.TLS_PEERS_REJECTED,
+    Scalar.TLS_UPSTREAM_FAILED_TOTAL: f.TLS_UPSTREAM_FAILED,
+    Scalar.TLS_RELOADS_TOTAL: f.TLS_RELOADS,
+    Scalar.TLS_RELOADS_FAILED_TOTAL: f.TLS_RELOADS_FAILED,
 }
 _PER_PROCESS: dict[Scalar, tuple[Family, float]] = {
     Scalar.CONNECTIONS_NOW: (f.CONNECTIONS_NOW, 1),
@@ -65,6 +73,7 @@ _PER_PROCESS: dict[Scalar, tuple[Family, float]] = {
     Scalar.TUNNELS_NOW: (f.TUNNELS_NOW, 1),
     Scalar.UPSTREAM_CONNECTIONS_NOW: (f.UPSTREAM_NOW, 1),
     Scalar.UPSTREAM_POOLED_NOW: (f.UPSTREAM_POOLED, 1),
+    Scalar.TLS_HANDSHAKES_NOW: (f.TLS_HANDSHAKES_NOW, 1),
     Scalar.CHANNEL_DROPPED_TOTAL: (f.CHANNEL_DROPPED, 1),
     Scalar.CONTROL_LOST_NOW: (f.PROCESS_CONTROL_LOST, 1),
     Scalar.LOOP_LAG_US_NOW: (f.PROCESS_LAG, 1e-6),
@@ -104,6 +113,7 @@ class Seen(Protocol):
     version: str
     started_at: float
     draining: bool
+    certificates: ExpiryWatch | None
 
 
 def render(seen: Seen, now: float) -> bytes:
@@ -115,6 +125,8 @@ def render(seen: Seen, now: float) -> bytes:
     _scalars(out, seen, now)
     _fleet(out, seen, now)
     _store(out, seen)
+    for ending in seen.certificates.endings if seen.certificates is not None else ():
+        out.add(f.TLS_NOT_AFTER, ending.not_after, ending.of, ending.kind)
     out.add(f.BUILD, 1, seen.version, platform.python_version(), str(is_compiled()).lower())
     out.add(f.CONTROL_UPTIME, now - seen.started_at)
     out.add(f.DRAINING, seen.draining)

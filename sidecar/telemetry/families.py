@@ -43,6 +43,25 @@ OVERLOAD = Family(
 )
 OVERLOAD_REFUSED = Family("warmroute_overload_refused_total", _C, "Requests refused because a resource ran out.")
 OVERLOAD_SHED = Family("warmroute_overload_shed_total", _C, "Idle connections closed to make room.")
+# --- TLS ------------------------------------------------------------------------------------------------------------
+TLS_HANDSHAKES = Family("warmroute_tls_handshakes_total", _C, "TLS handshakes with callers that succeeded.")
+TLS_HANDSHAKES_NOW = Family("warmroute_tls_handshakes", _G, "TLS handshakes with callers under way.", _PROCESS)
+TLS_HANDSHAKES_FAILED = Family("warmroute_tls_handshakes_failed_total", _C, "TLS handshakes with callers that failed.")
+TLS_HANDSHAKES_REFUSED = Family(
+    "warmroute_tls_handshakes_refused_total",
+    _C,
+    "Connections closed because of limits.handshakes, or for want of a key.",
+)
+TLS_UPSTREAM_FAILED = Family("warmroute_tls_upstream_failed_total", _C, "TLS handshakes with workers that failed.")
+TLS_PEERS_REJECTED = Family("warmroute_tls_peers_rejected_total", _C, "Peers not let in for their certificates.")
+TLS_NOT_AFTER = Family(
+    "warmroute_tls_not_after_seconds",
+    _G,
+    "When the certificate or the first of the CAs ends, Unix time.",
+    ("of", "kind"),
+)
+TLS_RELOADS = Family("warmroute_tls_reloads_total", _C, "Times a process took changed TLS files.")
+TLS_RELOADS_FAILED = Family("warmroute_tls_reloads_failed_total", _C, "Times changed TLS files could not be used.")
 
 # --- upstream -------------------------------------------------------------------------------------------------------
 ATTEMPTS = Family("warmroute_attempts_total", _C, "Tries upstream by how they ended.", ("endpoint", "result"))

@@ -80,6 +80,14 @@ class Scalar(IntEnum):
     OVERLOAD_LOOP_NOW = 33
     OVERLOAD_REFUSED_TOTAL = 34  # requests
     OVERLOAD_SHED_TOTAL = 35  # idle connections closed to make room
+    TLS_HANDSHAKES_TOTAL = 36  # with callers, that succeeded
+    TLS_HANDSHAKES_NOW = 37
+    TLS_HANDSHAKES_FAILED_TOTAL = 38
+    TLS_HANDSHAKES_REFUSED_TOTAL = 39  # over the limit, or no certificate to show
+    TLS_PEERS_REJECTED_TOTAL = 40  # callers and workers, for their certificates
+    TLS_UPSTREAM_FAILED_TOTAL = 41  # handshakes with workers
+    TLS_RELOADS_TOTAL = 42
+    TLS_RELOADS_FAILED_TOTAL = 43
 
 
 SCALAR_WORDS = 64

@@ -16,6 +16,7 @@ from sidecar.http1.chunked import ChunkError, ChunkScanner
 from sidecar.http1.events import between_events, streams_events
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, HeadError, ResponseHead, parse_response
 from sidecar.http1.shapes import FORGET_AT, LEARN_AT
+from sidecar.tls.transport import RefusedError, TlsTransport
 
 if TYPE_CHECKING:
     from sidecar.upstreams.pool import Upstream
@@ -99,6 +100,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_shaped",
         "_shaped_method",
         "_tail",
+        "_tls",
         "_upstream",
         "exchange",
         "idle_since",
@@ -129,6 +131,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._learn_at = LEARN_AT
         self._tail = b""  # the last piece of a stream that went downstream
         self._readable = select.poll()
+        self._tls: TlsTransport | None = None
         self._head: ResponseHead
         self._scanner: ChunkScanner
         self.transport: asyncio.Transport
@@ -147,7 +150,8 @@ class UpstreamConnection(asyncio.Protocol):
 
         The loop may not have come to it yet; asking the kernel costs less than half a microsecond (poll(2), no wait).
         """
-        return not self.transport.is_closing() and not self._readable.poll(0)
+        tls = self._tls
+        return not self.transport.is_closing() and not self._readable.poll(0) and (tls is None or not tls.unread)
 
     def drop(self) -> None:
         """Close at once; whoever waited was told or has gone."""
@@ -183,6 +187,8 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)
+        if isinstance(transport, TlsTransport):
+            self._tls = transport
         fd = transport.get_extra_info("socket").fileno()
         if fd >= 0:  # it may be closed already
             self._readable.register(fd, select.POLLIN)
@@ -249,6 +255,9 @@ class UpstreamConnection(asyncio.Protocol):
             return
         began = self._mode != _HEAD
         self._mode = _IDLE
+        if isinstance(exc, RefusedError):  # by TLS, before the worker saw a request
+            exchange.attempt_failed(AttemptResult.CONNECT_REFUSED, f"{self._upstream.id}: {exc}")
+            return
         what = "closed" if exc is None else f"failed ({type(exc).__name__})"
         if began:
             exchange.attempt_failed(AttemptResult.CUT, f"{self._upstream.id}: the connection {what} inside the answer")

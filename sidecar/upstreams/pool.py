@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sidecar.http1.shapes import Shapes
     from sidecar.settings import Limits, Timeouts
     from sidecar.telemetry.page import Page
+    from sidecar.tls.client import UpstreamGate
     from sidecar.upstreams.connection import Exchange
 
 _NEVER: Final = float("inf")
@@ -23,6 +24,9 @@ _OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 """Connect errors that say nothing of the endpoint: this process or host is out of something."""
 CLOSE_STALL_S: Final = 30.0
 """How long a tunnel's worker may take for what was sent before its end."""
+
+SECURE: Final = "https://"
+_PORTS: Final = {"http": "80", "https": "443", "grpc": "80", "grpcs": "443"}
 
 
 class Upstream:
@@ -39,6 +43,7 @@ class Upstream:
         "_page",
         "_rng",
         "_tasks",
+        "_tls",
         "clock",
         "closed",
         "id",
@@ -61,6 +66,7 @@ class Upstream:
         timeouts: Timeouts,
         shapes: Shapes,
         rng: Callable[[], float] | None = None,
+        tls: UpstreamGate | None = None,
     ) -> None:
         self.id = id
         self._address = address
@@ -69,6 +75,7 @@ class Upstream:
         self._page = page
         self.shapes = shapes
         self._rng = rng
+        self._tls = tls
         self._idle: list[UpstreamConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.open_connections: set[UpstreamConnection] = set()
@@ -128,6 +135,10 @@ class Upstream:
             async with asyncio.timeout(self._connect_s):
                 if path is not None:
                     _, protocol = await self._loop.create_unix_connection(self._new_connection, path)
+                elif self._address.startswith(SECURE):
+                    if self._tls is None:
+                        raise ValueError("there is no TLS to workers here")
+                    protocol = await self._tls.connect(self.id, self._new_connection, host, port)
                 else:
                     _, protocol = await self._loop.create_connection(self._new_connection, host, port)
         except TimeoutError:
@@ -213,9 +224,9 @@ class Upstream:
 
 
 def split_address(address: str) -> tuple[str, int, str | None]:
-    """Return (host, port, None) of ``http://HOST:PORT`` or ``grpc://HOST:PORT``; ("", 0, path) of a Unix socket's.
+    """Return (host, port, None) of ``SCHEME://HOST:PORT``; ("", 0, path) of a Unix socket's address.
 
-    Those are ``unix:/PATH`` and ``grpc+unix:/PATH``.
+    Schemes are http, https, grpc and grpcs; those of Unix sockets ``unix:/PATH`` and ``grpc+unix:/PATH``.
 
     Raises:
         ValueError: none of them.
@@ -224,13 +235,13 @@ def split_address(address: str) -> tuple[str, int, str | None]:
         return "", 0, address.partition(":")[2]
     scheme, separator, rest = address.partition("://")
     host, colon, port = rest.rstrip("/").rpartition(":")
-    if scheme not in ("http", "grpc") or not separator:
+    if scheme not in _PORTS or not separator:
         raise ValueError(f"endpoint address {address!r}: {_FORMS}")
     if not colon or (host.startswith("[") and not host.endswith("]")):
-        host, port = rest.rstrip("/"), "80"
+        host, port = rest.rstrip("/"), _PORTS[scheme]
     if not port.isascii() or not port.isdigit() or int(port) > 65535 or not host:
         raise ValueError(f"endpoint address {address!r}: {_FORMS}")
     return host.strip("[]"), int(port), None
 
 
-_FORMS: Final = "must be http://HOST:PORT, grpc://HOST:PORT, unix:/PATH or grpc+unix:/PATH"
+_FORMS: Final = "must be HOST:PORT after http://, https://, grpc:// or grpcs://, or unix:/PATH or grpc+unix:/PATH"

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+import ssl
+import time
+from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
 
 from sidecar.config.addresses import unix_path
+from sidecar.settings import UpstreamTls
+from sidecar.tls.client import UPSTREAM
+from sidecar.tls.material import HTTP1, Follower, client_context, material_of, plain
+from sidecar.tls.names import AllowList, peer_names
 from sidecar.upstreams.adapters import Answer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
+
+LOOK_S = 1.0
+"""How often TLS files are looked at, where there are probes over TLS."""
 
 
 class Ask(Protocol):
@@ -28,7 +39,13 @@ class HttpProber:
     followed, cookies not kept, proxies of the environment not used.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: UpstreamTls | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        tls = tls or UpstreamTls()
+        self._clock = clock
+        self._follower = Follower(UPSTREAM, material_of(tls), lambda: client_context(tls, HTTP1))
+        self._server_name = tls.server_name
+        self._allowed = AllowList(tls.allowed_names)
+        self._look_at = clock()
         self._sessions: dict[str | None, aiohttp.ClientSession] = {}  # by the Unix socket's path; None: over TCP
         self._entered = False
 
@@ -58,6 +75,24 @@ class HttpProber:
             )
         return session
 
+    async def _context(self) -> ssl.SSLContext | None:
+        """Return the context of the files as they are now, or were last when they were good."""
+        now = self._clock()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            change = await asyncio.to_thread(self._follower.look)
+            if change is not None:
+                self._follower.take(change)
+        return self._follower.context
+
+    def _refusal(self, response: aiohttp.ClientResponse) -> str:
+        """Return why the worker that answered is not one that may; empty: it is."""
+        if not self._allowed.entries:  # the name it was asked for has been verified
+            return ""
+        transport = response.connection.transport if response.connection is not None else None
+        certificate = transport.get_extra_info("peercert") if transport is not None else None
+        return self._allowed.refusal(peer_names(certificate))
+
     async def __call__(self, address: str, path: str, timeout_s: float) -> Answer:
         """GET ``path`` at ``address``; the body is not read."""
         if not self._entered:
@@ -65,9 +100,20 @@ class HttpProber:
         socket_path = unix_path(address)
         url = (address if socket_path is None else "http://localhost") + path
         timeout = aiohttp.ClientTimeout(total=timeout_s)
+        options: dict[str, Any] = {}
+        if url.startswith("https://"):
+            context = await self._context()
+            if context is None:
+                return Answer(None, f"TLS: {self._follower.error}")
+            options = {"ssl": context, "server_hostname": self._server_name}
         try:
-            async with self._session(socket_path).get(url, timeout=timeout, allow_redirects=False) as response:
-                return Answer(response.status)
+            async with self._session(socket_path).get(
+                url, timeout=timeout, allow_redirects=False, **options
+            ) as response:
+                why = self._refusal(response) if options else ""
+                return Answer(None, f"TLS: {why}") if why else Answer(response.status)
+        except ssl.SSLCertVerificationError as error:
+            return Answer(None, f"TLS: {plain(error)}")
         except TimeoutError:
             return Answer(None, f"nothing within {timeout_s:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:

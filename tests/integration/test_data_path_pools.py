@@ -260,6 +260,8 @@ async def test_an_endpoint_that_left_ends_with_its_last_answer(path: DataPath) -
         ("http://a.test/", ("a.test", 80, None)),
         ("http://[::1]:9", ("::1", 9, None)),
         ("http://[::1]", ("::1", 80, None)),
+        ("https://a.test", ("a.test", 443, None)),
+        ("https://a.test:8443/", ("a.test", 8443, None)),
         ("unix:/run/w.sock", ("", 0, "/run/w.sock")),
     ],
 )
@@ -267,9 +269,9 @@ def test_addresses_of_workers(address: str, parts: tuple[str, int, str | None]) 
     assert split_address(address) == parts
 
 
-@pytest.mark.parametrize("address", ["https://a:1", "a:1", "http://", "http://a:b", "http://a:65536", "http://a:²", ""])
+@pytest.mark.parametrize("address", ["ftp://a:1", "a:1", "http://", "http://a:b", "http://a:65536", "http://a:²", ""])
 def test_what_is_no_address_of_a_worker_is_said_so(address: str) -> None:
-    with pytest.raises(ValueError, match="must be http://HOST:PORT or unix:/PATH"):
+    with pytest.raises(ValueError, match="must be HOST:PORT after http://, https://"):
         split_address(address)
 
 

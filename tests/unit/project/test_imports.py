@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 IMPURE = {"asyncio", "datetime", "logging", "os", "random", "secrets", "select", "socket", "subprocess", "threading"}
 IMPURE |= {"time"}
 
-DATA_PATH_NEVER = {"aiohttp", "cyclopts", "grpc", "opentelemetry", "redis", "rich", "yaml"}
+DATA_PATH_NEVER = {"aiohttp", "cryptography", "cyclopts", "grpc", "opentelemetry", "redis", "rich", "yaml"}
 SUPERVISOR_NEVER = DATA_PATH_NEVER | {"asyncio", "uvloop"}
 
 COMPOSITION_ROOTS = ("sidecar/__main__.py", "worker/__main__.py", "sidecar/cli", "sidecar/config", "sidecar/up")

@@ -191,7 +191,7 @@ def test_errors_name_the_flag() -> None:
     assert [str(problem) for problem in caught.value.problems] == [
         '--listen: listeners[0].address: "nowhere": must be HOST:PORT, for example 127.0.0.1:8080',
         (
-            '--to: models[0].endpoints[0]: "ftp://w": must start with http:// or grpc://, '
+            '--to: models[0].endpoints[0]: "ftp://w": must start with http(s):// or grpc(s)://, '
             "or be unix:/PATH or grpc+unix:/PATH"
         ),
     ]

@@ -64,7 +64,8 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
             'w.yaml:4:33: listeners[0].proceses: 2: unknown field; did you mean "processes"?',
             (
                 "w.yaml:4:46: listeners[0].zzz: 1: unknown field; known here: "
-                "address, name, processes, backlog, fastopen_queue, unix_mode, default_model, trusted_networks"
+                "address, name, protocol, processes, backlog, fastopen_queue, unix_mode, tls, default_model, "
+                "trusted_networks"
             ),
             'w.yaml:5:11: logging.formt: "xml": unknown field; did you mean "format"?',
             'w.yaml:5:31: logging.format: "jsn": must be one of: json, text; did you mean "json"?',
@@ -301,14 +302,14 @@ SENSELESS: list[tuple[str, str, list[str]]] = [
         "models",
         (
             'version: 1\nlisteners: [{address: "127.0.0.1:0"}]\nmodels:\n  - {name: a, default: true, endpoints: ["http://a:1"]}\n'
-            "  - name: a\n    default: true\n    endpoints:\n      - https://w:9001\n      - w:9001\n      - http://w\n"
+            "  - name: a\n    default: true\n    endpoints:\n      - https://w\n      - w:9001\n      - http://w\n"
             "      - http://w:1/v2\n      - http://w:2\n      - http://w:2/\n      - ftp://w:1\n      - http://u:pw@w:1\n"
             "      - http://w:0\n      - ''\n  - {name: b}\n"
         ),
         [
             'w.yaml:5:11: models[1].name: "a": already the name of models[0]: declare each model once',
             "w.yaml:6:14: models[1].default: true: models[0] is the default already: keep one of them",
-            'w.yaml:8:9: models[1].endpoints[0]: "https://w:9001": TLS to workers is not supported yet: use http://',
+            'w.yaml:8:9: models[1].endpoints[0]: "https://w": must be https://HOST:PORT, for example https://127.0.0.1:9001',
             'w.yaml:9:9: models[1].endpoints[1]: "w:9001": must be http://HOST:PORT; did you mean http://w:9001?',
             'w.yaml:10:9: models[1].endpoints[2]: "http://w": must be http://HOST:PORT, for example http://127.0.0.1:9001',
             (
@@ -318,7 +319,7 @@ SENSELESS: list[tuple[str, str, list[str]]] = [
             'w.yaml:13:9: models[1].endpoints[5]: "http://w:2/": the same as endpoints[4]: name each once',
             (
                 'w.yaml:14:9: models[1].endpoints[6]: "ftp://w:1": '
-                "must start with http:// or grpc://, or be unix:/PATH or grpc+unix:/PATH"
+                "must start with http(s):// or grpc(s)://, or be unix:/PATH or grpc+unix:/PATH"
             ),
             'w.yaml:15:9: models[1].endpoints[7]: "http://***@w:1": must not hold a user or password',
             'w.yaml:16:9: models[1].endpoints[8]: "http://w:0": must have a port between 1 and 65535',

@@ -1,0 +1,126 @@
+"""TLS to workers: who they must be, and connections to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from sidecar.telemetry.page import Scalar
+from sidecar.tls.material import Follower, client_context, material_of, plain
+from sidecar.tls.names import AllowList, PeerNames, peer_names
+from sidecar.tls.transport import TlsTransport
+
+if TYPE_CHECKING:
+    from sidecar.settings import UpstreamTls
+    from sidecar.telemetry.page import Page
+    from sidecar.tls.server import Audit
+
+UPSTREAM: Final = "upstream"
+"""What the certificate that workers are shown is called in logs and metrics."""
+
+Application = TypeVar("Application", bound=asyncio.Protocol)
+
+
+class TlsError(OSError):
+    """No session with a worker; the text says why."""
+
+
+class UpstreamGate:
+    """The TLS that one data process speaks to workers with, for one protocol (``alpn``)."""
+
+    def __init__(
+        self,
+        tls: UpstreamTls,
+        alpn: tuple[str, ...],
+        *,
+        loop: asyncio.AbstractEventLoop,
+        page: Page,
+        audit: Audit,
+    ) -> None:
+        self.follower: Final = Follower(UPSTREAM, material_of(tls), lambda: client_context(tls, alpn))
+        self.server_name: Final = tls.server_name
+        self.allowed: Final = AllowList(tls.allowed_names)
+        self._loop = loop
+        self._page = page
+        self._audit = audit
+
+    async def connect(self, endpoint: str, application: Callable[[], Application], host: str, port: int) -> Application:
+        """Return the protocol of a new connection to a worker whose certificate is good. Time is the caller's to bound.
+
+        Raises:
+            TlsError: there is no session with it, or it is another one.
+            OSError: there is no connection to it.
+            ValueError: ``host`` is no name that can be asked for.
+        """
+        follower = self.follower
+        if follower.context is None:  # nothing needed it before
+            change = await asyncio.to_thread(follower.look)
+            if change is not None:
+                follower.take(change)
+        context = follower.context
+        if context is None:
+            raise TlsError(f"TLS: {follower.error}")
+        opening = _Opening(self, endpoint, application, self._loop.create_future())
+        name = self.server_name or host
+        _, session = await self._loop.create_connection(
+            lambda: TlsTransport(self._loop, context, opening, timeout_s=None, server_name=name, server_side=False),
+            host,
+            port,
+        )
+        try:
+            protocol: Application = await opening.done
+        except BaseException:
+            session.abort()
+            if opening.done.done() and not opening.done.cancelled():
+                opening.done.exception()  # nobody will ask for it
+            raise
+        return protocol
+
+    def refused(self, endpoint: str, names: PeerNames, why: str) -> None:
+        """Tell of a worker that is not who it should be."""
+        self._page.words[self._page.scalar(Scalar.TLS_PEERS_REJECTED_TOTAL)] += 1
+        self._audit.rejected(why, names, endpoint=endpoint)
+
+    def failed(self) -> None:
+        """Count a handshake that came to nothing."""
+        self._page.words[self._page.scalar(Scalar.TLS_UPSTREAM_FAILED_TOTAL)] += 1
+
+
+class _Opening(Generic[Application]):
+    """One session in the making: its owner, and the future that its maker waits for."""
+
+    def __init__(
+        self,
+        gate: UpstreamGate,
+        endpoint: str,
+        application: Callable[[], Application],
+        done: asyncio.Future[Application],
+    ) -> None:
+        self._gate = gate
+        self._endpoint = endpoint
+        self._application = application
+        self.done = done
+
+    def established(self, session: TlsTransport) -> asyncio.Protocol | None:
+        """Compare names, where there is a list of them."""
+        if self.done.done():  # whoever wanted it has gone
+            return None
+        if self._gate.allowed.entries:
+            names = peer_names(session.object.getpeercert())
+            why = self._gate.allowed.refusal(names)
+            if why:
+                self._gate.refused(self._endpoint, names, why)
+                self._gate.failed()
+                shown = ", ".join(names.all[:4]) or "none"
+                self.done.set_exception(TlsError(f"TLS: {why} by upstream_tls.allowed_names: {shown}"))
+                return None
+        application = self._application()
+        self.done.set_result(application)
+        return application
+
+    def failed(self, session: TlsTransport, error: Exception) -> None:
+        """There is no session."""
+        if not self.done.done():
+            self._gate.failed()
+            self.done.set_exception(TlsError(f"TLS: {plain(error)}"))

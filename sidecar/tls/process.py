@@ -1,0 +1,106 @@
+"""All TLS of one data process: the gates of its listeners, those to workers, and a look at their files each second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from sidecar.telemetry.logs import get_log
+from sidecar.telemetry.page import Page, Scalar
+from sidecar.tls.client import UpstreamGate
+from sidecar.tls.server import Audit, ListenerGate
+
+if TYPE_CHECKING:
+    from sidecar.settings import Listener, Settings
+    from sidecar.tls.material import Change, Follower
+
+_log = get_log("tls")
+
+
+class ProcessTls:
+    """Made once by a data process. Without a listener that has ``tls`` and without https endpoints it does nothing."""
+
+    def __init__(
+        self, settings: Settings, *, loop: asyncio.AbstractEventLoop, page: Page, clock: Callable[[], float]
+    ) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._page = page
+        self._audit = Audit(clock)
+        self._gates: list[ListenerGate] = []
+        self._upstreams: dict[tuple[str, ...], UpstreamGate] = {}
+        self._looking: asyncio.Future[list[tuple[Follower, Change]]] | None = None
+
+    @property
+    def handshakes(self) -> int:
+        """Handshakes with callers that are under way."""
+        return sum(gate.handshakes for gate in self._gates)
+
+    def guard(
+        self, listener: Listener, name: str, alpn: tuple[str, ...], application: Callable[[], asyncio.Protocol]
+    ) -> Callable[[], asyncio.Protocol]:
+        """Return what a listener's server makes protocols with: ``application`` itself where there is no TLS."""
+        if listener.tls is None:
+            return application
+        gate = ListenerGate(
+            name,
+            listener.tls,
+            alpn,
+            application,
+            loop=self._loop,
+            page=self._page,
+            audit=self._audit,
+            room=self._room,
+            handshake_s=self._settings.timeouts.handshake_s,
+        )
+        change = gate.follower.look()
+        if change is not None:
+            gate.follower.take(change)
+            if change.context is None:  # it was good when the sidecar started, so it is being changed right now
+                _log.error("tls.unusable", listener=name, why=change.error, remedy="put a good pair there: it is taken")
+        self._gates.append(gate)
+        return gate.enter
+
+    def upstream(self, alpn: tuple[str, ...]) -> UpstreamGate:
+        """Return the gate to workers that speak ``alpn``; its files are read at its first use."""
+        gate = self._upstreams.get(alpn)
+        if gate is None:
+            gate = self._upstreams[alpn] = UpstreamGate(
+                self._settings.upstream_tls, alpn, loop=self._loop, page=self._page, audit=self._audit
+            )
+        return gate
+
+    def tick(self, now: float) -> None:
+        """Look after files and gauges; called once a second."""
+        self._audit.flush(now)
+        self._page.words[self._page.scalar(Scalar.TLS_HANDSHAKES_NOW)] = self.handshakes
+        followers = [gate.follower for gate in self._gates]
+        followers += [gate.follower for gate in self._upstreams.values() if gate.follower.context is not None]
+        if followers and self._looking is None:
+            self._looking = self._loop.run_in_executor(None, _look, followers)  # a mount may hang
+            self._looking.add_done_callback(self._looked)
+
+    def _looked(self, found: asyncio.Future[list[tuple[Follower, Change]]]) -> None:
+        self._looking = None
+        if found.cancelled():
+            return
+        for follower, change in found.result():
+            follower.take(change)
+            good = change.context is not None
+            self._page.words[
+                self._page.scalar(Scalar.TLS_RELOADS_TOTAL if good else Scalar.TLS_RELOADS_FAILED_TOTAL)
+            ] += 1
+            if good:
+                _log.info("tls.reloaded", of=follower.name)
+            else:
+                _log.warning(
+                    "tls.reload_failed", of=follower.name, why=change.error, effect="the last good ones stay in use"
+                )
+
+    def _room(self) -> bool:
+        return self.handshakes < self._settings.limits.handshakes
+
+
+def _look(followers: Sequence[Follower]) -> list[tuple[Follower, Change]]:
+    return [(follower, change) for follower in followers if (change := follower.look()) is not None]

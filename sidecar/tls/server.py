@@ -1,0 +1,143 @@
+"""TLS on listeners: handshakes within their bounds, and who may come in."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from sidecar.telemetry.logs import get_log
+from sidecar.telemetry.page import Scalar
+from sidecar.tls.material import Follower, material_of, plain, server_context
+from sidecar.tls.names import AllowList, PeerNames, peer_names
+from sidecar.tls.transport import TlsTransport
+
+if TYPE_CHECKING:
+    from sidecar.settings import ListenerTls
+    from sidecar.telemetry.page import Page
+
+AUDIT_LINES_PER_S: Final = 20
+MAX_NAMES_SHOWN: Final = 8
+_NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
+_UNUSABLE_CERTIFICATE: Final = frozenset({_NO_CERTIFICATE, "CERTIFICATE_VERIFY_FAILED", "NO_CERTIFICATE_RETURNED"})
+
+_log = get_log("tls")
+
+
+class Audit:
+    """One line for each peer that was not let in, at most so many a second; what is left out is counted."""
+
+    def __init__(self, clock: Callable[[], float], lines_per_s: int = AUDIT_LINES_PER_S) -> None:
+        self._clock = clock
+        self._lines_per_s = lines_per_s
+        self._second = 0.0
+        self._lines = 0
+        self._left_out = 0
+
+    def rejected(self, why: str, names: PeerNames, **where: str) -> None:
+        """Log one; ``where`` tells from where to what."""
+        now = self._clock()
+        if now - self._second >= 1.0:
+            self.flush(now)
+            self._second = now
+            self._lines = 0
+        if self._lines >= self._lines_per_s:
+            self._left_out += 1
+            return
+        self._lines += 1
+        _log.warning("tls.peer_rejected", **where, names=names.all[:MAX_NAMES_SHOWN], why=why)
+
+    def flush(self, now: float) -> None:
+        """Say how many were left out, once their second is over."""
+        if self._left_out and now - self._second >= 1.0:
+            _log.warning("tls.peers_rejected", left_out=self._left_out)
+            self._left_out = 0
+
+
+class Refused(asyncio.Protocol):
+    """Ends a connection as soon as it is made."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """End it."""
+        transport.abort()  # type: ignore[attr-defined]
+
+
+class ListenerGate:
+    """The TLS of one listener in one data process; ``enter`` is what its server makes connections with.
+
+    ``application`` makes the protocol of a connection whose peer came in. ``room`` says whether there is room for one
+    more handshake.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tls: ListenerTls,
+        alpn: tuple[str, ...],
+        application: Callable[[], asyncio.Protocol],
+        *,
+        loop: asyncio.AbstractEventLoop,
+        page: Page,
+        audit: Audit,
+        room: Callable[[], bool],
+        handshake_s: float,
+    ) -> None:
+        self.name: Final = name
+        self.follower: Final = Follower(name, material_of(tls), lambda: server_context(tls, alpn))
+        self._allowed = AllowList(tls.allowed_names)
+        self._application = application
+        self._loop = loop
+        self._page = page
+        self._audit = audit
+        self._room = room
+        self._handshake_s = handshake_s
+        self.handshakes = 0
+        """Under way now."""
+
+    def enter(self) -> asyncio.Protocol:
+        """Return the protocol of a connection that was just accepted."""
+        context = self.follower.context
+        if context is None or not self._room():
+            self._count(Scalar.TLS_HANDSHAKES_REFUSED_TOTAL)
+            return Refused()
+        self.handshakes += 1
+        return TlsTransport(self._loop, context, self, timeout_s=self._handshake_s, server_side=True)
+
+    # --- the session's owner --------------------------------------------------------------------------------------
+
+    def established(self, session: TlsTransport) -> asyncio.Protocol | None:
+        """Let a peer in whose names are allowed."""
+        self.handshakes -= 1
+        self._count(Scalar.TLS_HANDSHAKES_TOTAL)
+        if self._allowed.entries:
+            names = peer_names(session.object.getpeercert())
+            why = self._allowed.refusal(names)
+            if why:
+                self._reject(session, why, names)
+                return None
+        return self._application()
+
+    def failed(self, session: TlsTransport, error: Exception) -> None:
+        """Count a handshake that came to nothing; one that failed for the peer's certificate is a rejected peer."""
+        self.handshakes -= 1
+        if isinstance(error, ssl.SSLError) and error.reason in _UNUSABLE_CERTIFICATE:
+            self._reject(session, "it shows no certificate" if error.reason == _NO_CERTIFICATE else plain(error))
+            return
+        self._count(Scalar.TLS_HANDSHAKES_FAILED_TOTAL)
+        _log.debug("tls.handshake_failed", listener=self.name, peer=_peer(session), why=plain(error))
+
+    def _reject(self, session: TlsTransport, why: str, names: PeerNames | None = None) -> None:
+        self._count(Scalar.TLS_PEERS_REJECTED_TOTAL)
+        self._audit.rejected(why, names or PeerNames(), listener=self.name, peer=_peer(session))
+
+    def _count(self, member: Scalar) -> None:
+        self._page.words[self._page.scalar(member)] += 1
+
+
+def _peer(session: TlsTransport) -> str:
+    address: Any = session.get_extra_info("peername")
+    if isinstance(address, tuple) and len(address) >= 2:
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        return f"{host}:{address[1]}"
+    return "unix"
