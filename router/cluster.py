@@ -17,6 +17,7 @@ from router import model
 from router.breaker import GuardState
 from router.filters import default_filters
 from router.fleet import Fleet
+from router.hedging import HedgeDenied, may_hedge
 from router.model import HTTP, EjectCause, EndpointEjected, EndpointReturned, Event, Observation
 from router.outcomes import ATTEMPT_BLAME, BROKEN_OFF, AttemptResult, Blame, Reason
 from router.pickers import AliasPicker
@@ -414,6 +415,40 @@ class Cluster:
             left_s=left_s,
         )
 
+    def hedge(
+        self, attempt: Attempt, *, answered: bool, replayable: bool, tries: int, left_s: float, now: float, rng: Rng
+    ) -> Attempt | HedgeDenied:
+        """Pick another endpoint to ask while ``attempt`` is waited for, count the attempt there, or say why not.
+
+        Only one that would be drawn: no probe is made with it, nor one that pushed back asked.
+        """
+        route = attempt.route
+        denied = may_hedge(
+            answered=answered,
+            idempotent=route.policy.idempotent,
+            replayable=replayable,
+            tries=tries,
+            attempts=self.policies.retry.attempts,
+            left_s=left_s,
+        )
+        if denied is not None:
+            return denied
+        if not self._budget.has_room(now):
+            return HedgeDenied.BUDGET
+        self._tables.catch_up(route, now)
+        picked = _draw_two_of(route, now, rng, attempt.endpoint, busy=False)
+        if picked is None:
+            return HedgeDenied.NOBODY
+        self._budget.withdraw(now)
+        hedge = self._start(picked, route, now)
+        self._tables.plan_due(route)
+        return hedge
+
+    def waited(self, route: Route, seconds: float) -> None:
+        """Learn how long a request on a route that hedges waited for its response head."""
+        if route.hedging is not None:
+            route.hedging.sample(seconds)
+
     def observe(self, now: float) -> tuple[Observation, ...]:
         """Return what this process saw since the last call, for sibling processes, in order of endpoint id.
 
@@ -501,12 +536,15 @@ class Cluster:
 
 def _draw_two(route: Route, now: float, rng: Rng, tried: Endpoint | None) -> Candidate | None:
     """Choose by the law where some of the table may be out; among those that pushed back where nobody else is left."""
-    for busy in (False, True):
-        first = route.draw_one(now, rng, tried, busy=busy)
-        if first is not None:
-            second = route.draw_one(now, rng, tried, busy=busy)
-            return second if second is not None and second_wins(_wait_ms(first), _wait_ms(second)) else first
-    return None
+    return _draw_two_of(route, now, rng, tried, busy=False) or _draw_two_of(route, now, rng, tried, busy=True)
+
+
+def _draw_two_of(route: Route, now: float, rng: Rng, tried: Endpoint | None, *, busy: bool) -> Candidate | None:
+    first = route.draw_one(now, rng, tried, busy=busy)
+    if first is None:
+        return None
+    second = route.draw_one(now, rng, tried, busy=busy)
+    return second if second is not None and second_wins(_wait_ms(first), _wait_ms(second)) else first
 
 
 def _by_key(route: Route) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from router.ages import Ages
 from router.endpoint import Candidate, Endpoint, offered
+from router.hedging import HeadTimes
 from router.model import HTTP
 from router.outcomes import Reason
 from router.policy import ModelPolicy
@@ -92,6 +93,7 @@ class Fleet:
             elif route.model in before:
                 route.policy = ModelPolicy(route.model)
                 route.learned = route.withdrawn = True
+            self._regard_hedging(route, now)
         self._make_routes(now)
         self.forget_empty_routes(now)
         self.generation += 1
@@ -272,8 +274,19 @@ class Fleet:
             route = routes[key] = Route(
                 model, version, policy or ModelPolicy(model), learned=learned, now=now, protocol=protocol
             )
+            self._regard_hedging(route, now)
             self.generation += 1
         return route
+
+    def _regard_hedging(self, route: Route, now: float) -> None:
+        """Have a route measure what hedging goes by where its requests are hedged, and forget it where not."""
+        policies = self._policies
+        if not (route.policy.hedge and route.policy.idempotent and route.protocol == HTTP):
+            route.hedging = None
+        elif route.hedging is None:
+            route.hedging = HeadTimes(policies.hedging, policies.latency, self._buckets, now)
+        else:
+            route.hedging.configure(policies.hedging, policies.latency, self._buckets, now)
 
     def _remove(self, endpoint: Endpoint, now: float) -> None:
         del self.endpoints[endpoint.id]

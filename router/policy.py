@@ -152,6 +152,25 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class HedgingPolicy:
+    """On models with ``hedge``: a second try after the measured ``quantile`` of the waits for a response head.
+
+    A hedge is one of the retries: it counts against their number and their budget.
+    """
+
+    quantile: float = 0.95
+    min_delay_ms: float = 5.0
+    minimum_samples: int = 50  # within latency.window_s
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.quantile < 1:
+            raise PolicyError("hedging.quantile", self.quantile, "must be at least 0.5 and below 1")
+        if not 0 <= self.min_delay_ms < float("inf"):
+            raise PolicyError("hedging.min_delay_ms", self.min_delay_ms, "must be 0 or more")
+        _positive("hedging", "minimum_samples", self.minimum_samples)
+
+
+@dataclass(frozen=True, slots=True)
 class LatencyPolicy:
     """Quantile sketch with ``relative_error`` over ``window_s`` in ``slots``; the EWMA decays over ``ewma_decay_s``."""
 
@@ -185,13 +204,18 @@ class Policies:
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     latency: LatencyPolicy = field(default_factory=LatencyPolicy)
+    hedging: HedgingPolicy = field(default_factory=HedgingPolicy)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPolicy:
-    """What configuration says of one model. ``default``: takes requests that name no model that is known."""
+    """What configuration says of one model. ``default``: takes requests that name no model that is known.
+
+    ``hedge`` has no effect unless ``idempotent`` too.
+    """
 
     name: str
     idempotent: bool = False
     default: bool = False
     on_no_candidate: OnNoCandidate = OnNoCandidate.FAIL
+    hedge: bool = False

@@ -61,10 +61,14 @@ class RetryBudget:
         self._ratio = policy.budget_ratio
         self._floor = policy.budget_min_per_s * policy.budget_window_s
 
+    def has_room(self, now: float) -> bool:
+        """Return whether one more retry fits."""
+        requests, retries = self.calls.totals(now)
+        return retries + 1 <= max(self._floor, self._ratio * requests)
+
     def withdraw(self, now: float) -> bool:
         """Count one retry if the budget has room; False where it has not."""
-        requests, retries = self.calls.totals(now)
-        if retries + 1 > max(self._floor, self._ratio * requests):
+        if not self.has_room(now):
             return False
         self.calls.no += 1
         return True

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from router.endpoint import Candidate, Endpoint
+    from router.hedging import HeadTimes
     from router.policy import FreshnessPolicy, ModelPolicy, Policies, RampPolicy
     from router.protocols import Candidate as CandidateView
     from router.protocols import Rng
@@ -97,7 +98,7 @@ class Route:
     """
 
     __slots__ = (
-        "key", "model", "version", "policy", "protocol",
+        "key", "model", "version", "policy", "hedging", "protocol",
         "due", "drawn", "draw", "used",
         "built_at", "busy", "busy_weights", "candidates", "dirty", "draw_busy", "empty_since", "interval_s", "learned",
         "none", "none_at", "rebuild_at", "waiting", "weights", "withdrawn",
@@ -111,6 +112,7 @@ class Route:
         self.version = version
         self.policy = policy
         self.protocol = protocol
+        self.hedging: HeadTimes | None = None  # where its requests are hedged
         self.due = -inf
         self.drawn: list[Candidate] = []
         self.draw: Callable[[Rng], int] = _nothing_to_draw

@@ -99,6 +99,8 @@ class Tables:
                 busy_until = min(busy_until, endpoint.busy_until)
             elif candidate.reason is Reason.QUARANTINED or candidate.reason is Reason.BREAKER_OPEN:
                 waiting.append(candidate)
+        if route.hedging is not None:
+            route.hedging.settle(now)
         route.drawn = open_
         route.busy = busy
         route.waiting = waiting

@@ -16,6 +16,7 @@ from router.policy import (
     BackPressurePolicy,
     BreakerPolicy,
     FreshnessPolicy,
+    HedgingPolicy,
     LatencyPolicy,
     ModelPolicy,
     OnNoCandidate,
@@ -414,6 +415,9 @@ class Model(Base, frozen=True):
         Probe | None, _doc(Reload.LIVE, "readiness probe of the static endpoints; null counts them as warm")
     ] = None
     timeouts: ModelTimeouts = msgspec.field(default_factory=ModelTimeouts)
+    hedge: Annotated[
+        bool, _doc(Reload.LIVE, "ask a second endpoint where the first is slow to answer; needs idempotent")
+    ] = False
 
 
 class Endpoint(Base, frozen=True):
@@ -438,6 +442,7 @@ class Policy(Base, frozen=True):
     breaker: BreakerPolicy = msgspec.field(default_factory=BreakerPolicy)
     retry: RetryPolicy = msgspec.field(default_factory=RetryPolicy)
     latency: LatencyPolicy = msgspec.field(default_factory=LatencyPolicy)
+    hedging: HedgingPolicy = msgspec.field(default_factory=HedgingPolicy)
 
 
 class LogFormat(StrEnum):
@@ -488,6 +493,7 @@ def model_policies(settings: Settings) -> tuple[ModelPolicy, ...]:
             idempotent=model.idempotent,
             default=model.default,
             on_no_candidate=model.on_no_candidate,
+            hedge=model.hedge,
         )
         for model in settings.models
     )

@@ -238,6 +238,8 @@ def _models(settings: Settings) -> Iterator[Finding]:
         if settings.state.url == "none" and not model.endpoints and model.name not in placed:
             remedy = "has no endpoint and never will: give it endpoints, or set state.url so that workers can register"
             yield Finding(("models", index, "name"), remedy)
+        if model.hedge:
+            yield from _hedge(index, settings)
         if model.probe is not None and not model.endpoints:
             yield Finding(("models", index, "probe"), "has no effect: the model has no static endpoints", warning=True)
         if model.probe is not None and any(protocol_of(url) == "grpc" for url in model.endpoints):
@@ -246,6 +248,14 @@ def _models(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             ("models",), "must name a model with endpoints, or state.url must name a store that knows workers"
         )
+
+
+def _hedge(index: int, settings: Settings) -> Iterator[Finding]:
+    path: Path = ("models", index, "hedge")
+    if not settings.models[index].idempotent:
+        yield Finding(path, "needs idempotent: true, as a hedged request may be executed twice")
+    if settings.policies.retry.attempts == 0:
+        yield Finding(path, "needs policies.retry.attempts of at least 1: a hedge is one of them")
 
 
 def _endpoints(settings: Settings) -> Iterator[Finding]:

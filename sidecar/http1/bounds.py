@@ -11,7 +11,7 @@ from router.matching import Surface
 from router.outcomes import AttemptResult, Outcome
 from sidecar.http1.answers import error_answer
 from sidecar.http1.caller import ANSWERING, HEALTH_ONLY, READING
-from sidecar.http1.exchange import ExchangeConnection
+from sidecar.http1.hedging import HedgingConnection
 from sidecar.http1.plane import OWN_PATHS
 from sidecar.telemetry.page import Scalar
 
@@ -19,7 +19,7 @@ LIVE: Final = b"/v2/health/live"
 TOO_MANY: Final = "too many connections"
 
 
-class BoundedConnection(ExchangeConnection):
+class BoundedConnection(HedgingConnection):
     """A caller's connection within its bounds."""
 
     __slots__ = ()

@@ -325,6 +325,8 @@ class DownstreamConnection(BoundedConnection):
             if self._timer is not None:  # held back, by a fault or before a retry: the worker is not asked yet
                 held_s = max(0.0, self._timer.when() - self._plane.loop.time())
             self._wait_for_head(now + held_s)
+            if self._watch is not None:
+                self._arm_hedge(self._watch, now)
         upstream = self._upstream
         if upstream is not None:
             upstream.transport.write(out)

@@ -72,7 +72,7 @@ class ExchangeConnection(TunnelConnection):
         if self._watch is None:
             head = self._sent_head
         else:
-            head = self._timed_head(now)
+            head = self._timed(self._sent_head, now)
             self._clip()
         self._upstream = connection = upstream.send(self, head + seen, now)
         if connection is None:
@@ -129,12 +129,14 @@ class ExchangeConnection(TunnelConnection):
         """A connection was made for this request."""
         self._ticket += 1
         self._upstream = connection
-        head = self._sent_head if self._watch is None else self._timed_head(self._plane.clock())
+        head = self._sent_head if self._watch is None else self._timed(self._sent_head, self._plane.clock())
         connection.begin(self, head + self._seen)
         self._settle_in(connection)
 
     def begin_answer(self, head: ResponseHead) -> bytes:
         """Return the head that goes downstream."""
+        if self._watch is not None:
+            self._head_came(self._watch, head.status)
         request = self._head
         self._phase = ANSWERING
         self.active = True
@@ -236,6 +238,8 @@ class ExchangeConnection(TunnelConnection):
         if answered:
             self._cut(_OUTCOME_OF[result] if result in _CUTS else Outcome.UPSTREAM_CUT, broken, detail)
             return
+        if self._watch is not None and self._hedge_takes_over(self._watch):
+            return
         self._tries += 1
         left_s = inf if self._watch is None else self._watch.ends_at - now
         if result is not AttemptResult.CANCELLED and self._head.attempt == 1:  # else a proxy before us tries again
@@ -319,19 +323,44 @@ class ExchangeConnection(TunnelConnection):
         self._watch = watch = Watch(self._target.times, self._head.timeout_ms, now)
         if watch.told:
             watch.timer = plane.loop.call_later(watch.ends_at - now, self._time_over)
+        if self.request_done:
+            self._arm_hedge(watch, now)
         self._clip()
 
     def _end_watch(self) -> None:
         if self._watch is not None:
+            self._end_hedge(self._watch, AttemptResult.CANCELLED)
             self._watch.close()
             self._watch = None
 
-    def _timed_head(self, now: float) -> bytes:
-        """Return the head to send, with what is left of the caller's time."""
+    def _arm_hedge(self, watch: Watch, now: float) -> None:
+        """The request is whole. Hedging stands above (see ``hedging``): what concerns it here are these two hooks."""
+
+    def _hedge_takes_over(self, watch: Watch) -> bool:
+        """The try in hand failed and is settled; True where another one is under way, which is the retry then."""
+        return False
+
+    def _end_hedge(self, watch: Watch, result: AttemptResult) -> None:
+        """Cancel a second try, and settle it where it still runs beside the first."""
+        hedge = watch.hedge
+        if hedge is not None:
+            watch.hedge = None
+            hedge.cancel()
+            if not hedge.promoted:
+                self._plane.attempt_ended(hedge.attempt, result, self._plane.clock())
+
+    def _head_came(self, watch: Watch, status: int) -> None:
+        """The answer begins: no other try is wanted, and how long it was waited for is learned where that counts."""
+        watch.stop_hedging()
+        self._end_hedge(watch, AttemptResult.OUTRUN)
+        route = self._target.route
+        if route is not None and watch.asked_at < inf and status < 400 and (not self._tries or watch.hedged):
+            self._plane.cluster.waited(route, self._plane.clock() - watch.asked_at)
+
+    def _timed(self, head: bytes, now: float) -> bytes:
+        """Return a head to send with what is left of the caller's time."""
         watch = self._watch
-        if watch is None or not watch.told:
-            return self._sent_head
-        return self._sent_head[:-2] + watch.told_field(now)
+        return head[:-2] + watch.told_field(now) if watch is not None and watch.told else head
 
     def _wait_for_head(self, since: float) -> None:
         """The worker has the whole request: its time runs."""
@@ -375,6 +404,7 @@ class ExchangeConnection(TunnelConnection):
     def _end_in_time(self, watch: Watch, now: float) -> None:
         """The request's time is over: drop the worker's connection; an answer that had begun is cut."""
         broken = self._drop_upstream()
+        self._end_hedge(watch, AttemptResult.OUTRUN)
         # how long it was waited for says something of a worker that had all of the request, and whose answer was read
         waited = self.request_done and not self._write_paused
         self._settle(AttemptResult.OUTRUN if waited else AttemptResult.CANCELLED, now)
@@ -414,6 +444,9 @@ class ExchangeConnection(TunnelConnection):
         dropped, self._upstream = self._upstream, None
         if dropped is not None:
             dropped.drop()
+        if self._watch is not None and self._watch.hedge is not None and self._watch.hedge.promoted:
+            self._watch.hedge.cancel()
+            self._watch.hedge = None
         return dropped
 
     def _abandon(self) -> None:

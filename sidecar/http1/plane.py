@@ -92,7 +92,8 @@ class Target:
     ) -> None:
         self.surface = surface
         self.times = times
-        self.watched = times.bounded  # each of its requests has a watch
+        # each of its requests has a watch
+        self.watched = times.bounded or (route is not None and route.hedging is not None)
         self.route = route
         self.row = row
         self.why = why  # why there is no route

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import asyncio
 
+    from sidecar.http1.hedging import Hedge
     from sidecar.settings import ModelTimeouts, Timeouts
 
 TIMEOUT_FIELD: Final = b"x-request-timeout-ms: %d\r\n\r\n"
@@ -54,10 +55,22 @@ class Watch:
 
     ``ends_at`` is monotonic seconds, ``limit`` says in words what is over then. ``told``: the caller gave a time of its
     own, so workers are told what is left of it, and a timer keeps it to the millisecond; other limits are looked at by
-    the sweep.
+    the sweep. ``asked_at`` is when the request was whole, on routes that hedge; ``hedge`` the second try while it runs
+    beside the first.
     """
 
-    __slots__ = ("ends_at", "limit", "timer", "told", "try_s", "try_text")
+    __slots__ = (
+        "asked_at",
+        "ends_at",
+        "hedge",
+        "hedge_timer",
+        "hedged",
+        "limit",
+        "timer",
+        "told",
+        "try_s",
+        "try_text",
+    )
 
     def __init__(self, times: Times, timeout_ms: int, now: float) -> None:
         self.ends_at = now + times.total_s
@@ -65,6 +78,10 @@ class Watch:
         self.try_s = times.try_s
         self.try_text = times.try_text
         self.timer: asyncio.TimerHandle | None = None
+        self.asked_at = inf
+        self.hedge: Hedge | None = None
+        self.hedge_timer: asyncio.TimerHandle | None = None
+        self.hedged = False
         self.told = timeout_ms >= 0
         if self.told and timeout_ms / 1000 < times.total_s:
             self.ends_at = now + timeout_ms / 1000
@@ -75,7 +92,14 @@ class Watch:
         return TIMEOUT_FIELD % max(1, int(min(self.ends_at - now, self.try_s) * 1000))
 
     def close(self) -> None:
-        """The request is over."""
+        """The request is over: nothing fires any more."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+        self.stop_hedging()
+
+    def stop_hedging(self) -> None:
+        """No second try is wanted from here on."""
+        if self.hedge_timer is not None:
+            self.hedge_timer.cancel()
+            self.hedge_timer = None

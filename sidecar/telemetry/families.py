@@ -22,8 +22,13 @@ GRPC_RESENT = Family(
 )
 TUNNELS = Family("warmroute_tunnels_total", _C, "Requests that became a tunnel (WebSocket, Upgrade).")
 TUNNELS_NOW = Family("warmroute_tunnels", _G, "Tunnels open.", _PROCESS)
-RETRIES = Family("warmroute_retries_total", _C, "Attempts beyond the first.")
+RETRIES = Family("warmroute_retries_total", _C, "Attempts made because one before had failed.")
 RETRIES_DENIED = Family("warmroute_retries_denied_total", _C, "Retries that the budget did not allow.")
+HEDGES = Family("warmroute_hedges_total", _C, "Attempts made while the first was waited for.")
+HEDGES_WON = Family("warmroute_hedges_won_total", _C, "Of these, those whose response head came first.")
+HEDGES_DENIED = Family(
+    "warmroute_hedges_denied_total", _C, "Requests that were slow and not hedged: budget, number of tries, nobody else."
+)
 FAULTS_INJECTED = Family("warmroute_faults_injected_total", _C, "Requests that an injected fault touched.")
 
 # --- downstream -----------------------------------------------------------------------------------------------------

@@ -88,6 +88,9 @@ class Scalar(IntEnum):
     TLS_UPSTREAM_FAILED_TOTAL = 41  # handshakes with workers
     TLS_RELOADS_TOTAL = 42
     TLS_RELOADS_FAILED_TOTAL = 43
+    HEDGES_TOTAL = 44
+    HEDGES_WON_TOTAL = 45
+    HEDGES_DENIED_TOTAL = 46
 
 
 SCALAR_WORDS = 64

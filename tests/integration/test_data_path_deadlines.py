@@ -28,7 +28,8 @@ from tests.support.data_path import (
 )
 
 FIELD = b"x-request-timeout-ms"
-SLACK_S = 0.05
+SLACK_S = 0.3
+"""Other tests run beside these; tests/acceptance holds the times more closely."""
 
 
 def ms(number: int) -> bytes:
@@ -68,17 +69,22 @@ async def test_the_callers_time_is_kept_without_any_sweep(path: DataPath) -> Non
     assert body == b'{"error":"the request\'s time is over: over 80 ms (x-request-timeout-ms)"}'
     assert path.outcomes == {"deadline_exceeded": 1}
     assert path.results == {"outrun": 1}
-    await path.until(lambda: path.origin.ended, "the worker's connection dropped", within_s=0.1)
+    await path.until(lambda: path.origin.ended, "the worker's connection dropped", within_s=0.5)
     assert path.cluster.endpoints["o0"].latency.ewma_ms >= 78  # that slow it is at least
     assert not path.shared  # and nothing else is held against it
     assert path.scalar(Scalar.RETRIES_TOTAL) == 0
 
 
-@on_data_path(silent, sweep=False)
+async def hangs_where_it_is_told_to(origin: OriginConnection) -> None:
+    while b"/hang" not in (await origin.request()).start:
+        await origin.send(answer())
+    await silent(origin)
+
+
+@on_data_path(hangs_where_it_is_told_to, sweep=False)
 async def test_the_connection_is_kept_after_a_time_that_was_over(path: DataPath) -> None:
     client = await path.connect()
-    assert (await client.ask(request(b"GET / HTTP/1.1", ms(20)))).status == 504
-    path.origin.script = echo
+    assert (await client.ask(request(b"GET /hang HTTP/1.1", ms(20)))).status == 504
     assert (await client.ask(request())).status == 200
 
 
@@ -149,7 +155,7 @@ async def test_an_answer_that_had_begun_is_cut(path: DataPath) -> None:
     assert got.startswith(chunk(b"more"))
     assert not got.endswith(b"0\r\n\r\n")
     assert path.outcomes == {"deadline_exceeded": 1}
-    await path.until(lambda: path.origin.ended, "the worker's connection dropped", within_s=0.1)
+    await path.until(lambda: path.origin.ended, "the worker's connection dropped", within_s=0.5)
 
 
 @on_data_path(silent, sweep=False)

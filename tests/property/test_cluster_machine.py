@@ -11,6 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from router.breaker import GuardState
 from router.cluster import Cluster
+from router.hedging import HedgeDenied
 from router.model import (
     EndpointGone,
     EndpointHeld,
@@ -69,7 +70,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.sequence = 0
 
     def make(self) -> Cluster:
-        models = [ModelPolicy("m", idempotent=True, default=True)]
+        models = [ModelPolicy("m", idempotent=True, default=True, hedge=True)]
         return Cluster(POLICIES, models, self.now, rng=random.Random(7).random)
 
     def apply(self, event: Event) -> None:
@@ -245,6 +246,26 @@ class ClusterMachine(RuleBasedStateMachine):
             return multiple()
         self.retries += 1
         return self.choose(version, first)
+
+    @rule(target=attempts, pair=attempts)
+    def hedge(self, pair: tuple[Attempt, Attempt, str]) -> Any:
+        first, second, version = pair
+        hedges = [
+            cluster.hedge(attempt, answered=False, replayable=True, tries=1, left_s=1.0, now=self.now, rng=rng)
+            for cluster, attempt, rng in ((self.first, first, self.rngs[0]), (self.twin, second, self.rngs[1]))
+        ]
+        one, other = hedges
+        if isinstance(one, HedgeDenied):
+            assert one is other
+            return multiple()
+        assert isinstance(one, Attempt)
+        assert isinstance(other, Attempt)
+        assert one.endpoint.id == other.endpoint.id
+        assert self.now >= one.endpoint.busy_until
+        assert one.endpoint.quarantine.state is GuardState.CLOSED
+        self.retries += 1
+        self.check(one, version, first)
+        return one, other, version
 
     @rule(pair=consumes(attempts))
     def caller_leaves(self, pair: tuple[Attempt, Attempt, str]) -> None:

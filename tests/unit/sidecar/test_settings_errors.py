@@ -72,6 +72,27 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
         ],
     ),
     (
+        "hedging where it must not be, and times that are none",
+        (
+            GOOD.replace("name: magika,", "name: magika, hedge: true, timeouts: {total_s: 0, try_s: 1e9, idle_s: 1},")
+            + "timeouts: {total_s: null, try_s: -1}\n"
+        ),
+        [
+            "w.yaml:3:58: models[0].timeouts.total_s: 0: must be greater than 0",
+            "w.yaml:3:68: models[0].timeouts.try_s: 1e9: must be at most 86400",
+            'w.yaml:3:73: models[0].timeouts.idle_s: 1: unknown field; did you mean "stream_idle_s"?',
+            "w.yaml:4:34: timeouts.try_s: -1: must be greater than 0",
+        ],
+    ),
+    (
+        "hedging needs what it is made of",
+        GOOD.replace("name: magika,", "name: magika, hedge: true,") + "policies: {retry: {attempts: 0}}\n",
+        [
+            "w.yaml:3:32: models[0].hedge: true: needs idempotent: true, as a hedged request may be executed twice",
+            ("w.yaml:3:32: models[0].hedge: true: needs policies.retry.attempts of at least 1: a hedge is one of them"),
+        ],
+    ),
+    (
         "missing fields",
         "models:\n  - idempotent: 1\n",
         [

@@ -1,0 +1,264 @@
+"""A second try beside the first: sent where the first is slow, the first response head wins, the loser is cancelled.
+
+Until it wins, a hedge is the ``Exchange`` of its own connection, and nothing that it is told goes downstream. When it
+wins, or when the first try fails, the caller's connection takes its place: there is one try in hand again.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from router.hedging import HedgeDenied
+from router.outcomes import AttemptResult
+from sidecar.faults import strike
+from sidecar.http1.caller import WAITING
+from sidecar.http1.exchange import ExchangeConnection
+from sidecar.http1.forwarding import numbered
+from sidecar.telemetry.page import Scalar
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from router.routes import Attempt
+    from sidecar.http1.head import ResponseHead
+    from sidecar.http1.watch import Watch
+    from sidecar.upstreams.connection import UpstreamConnection
+    from sidecar.upstreams.pool import Upstream
+
+
+class Hedge:
+    """The second try of one request.
+
+    ``promoted``: the first try has failed, and this one is the caller's attempt although it has no connection yet.
+    """
+
+    __slots__ = (
+        "_caller",
+        "active",
+        "attempt",
+        "connection",
+        "method",
+        "old_client",
+        "promoted",
+        "request_done",
+        "timer",
+        "transport",
+        "wanted",
+    )
+
+    def __init__(self, caller: HedgingConnection, attempt: Attempt) -> None:
+        self._caller: Final = caller
+        self.attempt: Final = attempt
+        self.connection: UpstreamConnection | None = None
+        self.timer: asyncio.TimerHandle | None = None  # while an injected fault holds it back
+        self.promoted = False
+        self.wanted = True
+        self.active = False
+        self.request_done = True
+        self.transport: asyncio.Transport = caller.transport
+        self.method = caller.method
+        self.old_client = caller.old_client
+
+    def is_wanted(self) -> bool:
+        """Return whether a connection that is being made is still waited for."""
+        return self.wanted
+
+    def cancel(self) -> None:
+        """Stop it wherever it is. Its attempt is for the caller's connection to settle."""
+        self.wanted = False
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self.connection is not None:
+            self.connection.drop()
+            self.connection = None
+
+    # --- Exchange: what its connection reports ----------------------------------------------------------------------
+
+    def begin_answer(self, head: ResponseHead) -> bytes:
+        """It wins; what follows of the answer goes to the caller's connection."""
+        self._caller.outrun(self, self.connection)
+        return self._caller.begin_answer(head)
+
+    def whole_answer(self, now: float, head: ResponseHead, body: bytes) -> None:
+        """It wins with all of an answer; its connection is back in the pool already."""
+        self._caller.outrun(self, None)
+        self._caller.whole_answer(now, head, body)
+
+    def answer_ended(self, now: float, head: ResponseHead) -> None:
+        """The answer that it won with ended within the same piece of data."""
+        self._caller.answer_ended(now, head)
+
+    def interim(self, head: ResponseHead) -> None:
+        """A 1xx says nothing of who will answer first, and the caller hears those of one try only."""
+
+    def attempt_failed(self, result: AttemptResult, detail: str) -> None:
+        """It failed; the first try goes on, or it was the last hope."""
+        self.connection = None
+        self._caller.hedge_failed(self, result, detail)
+
+    def attached(self, connection: UpstreamConnection) -> None:
+        """A connection was made for it."""
+        self._caller.hedge_attached(self, connection)
+
+    def switched(self, head: ResponseHead, data: bytes) -> str:
+        """A request that asks for another protocol is not hedged."""
+        return "switched protocols unasked"
+
+    def worker_finished(self) -> bool:
+        """It is no tunnel."""
+        return False
+
+    def tunnel_lost(self, exc: Exception | None) -> None:
+        """It is no tunnel."""
+
+    def upstream_full(self, *, full: bool) -> None:
+        """The request is whole and small: there is nobody to hold back."""
+
+    def crashed(self, error: Exception) -> None:
+        """An error of warmroute's own ends the whole request."""
+        self.connection = None
+        self._caller.crashed(error)
+
+
+class HedgingConnection(ExchangeConnection):
+    """A caller's connection whose requests may be hedged. The hooks are called where a request has a watch only."""
+
+    __slots__ = ()
+
+    def _arm_hedge(self, watch: Watch, now: float) -> None:
+        """The request is whole: from here on its first try is waited for."""
+        route = self._target.route
+        if route is None or route.hedging is None or self._head.upgrade:
+            return
+        watch.asked_at = now
+        delay_s = route.hedging.delay_s
+        if delay_s < inf and self._head.attempt == 1 and delay_s < watch.ends_at - now:
+            watch.hedge_timer = self._plane.loop.call_later(delay_s, self._hedge_due)
+
+    def _hedge_due(self) -> None:
+        watch = self._watch
+        if watch is None:
+            return
+        watch.hedge_timer = None
+        try:
+            self._try_hedge(watch, self._plane.clock())
+        except Exception as error:  # noqa: BLE001
+            self.crashed(error)
+
+    def _try_hedge(self, watch: Watch, now: float) -> None:
+        plane = self._plane
+        attempt = self._attempt
+        if attempt is None or self._phase != WAITING or self._write_paused:
+            return  # a retry waits already, or it is the caller who is slow
+        hedge_attempt = plane.cluster.hedge(
+            attempt,
+            answered=False,
+            replayable=self._whole and len(self._seen) <= plane.replay_bytes,
+            tries=self._tries + 1,
+            left_s=watch.ends_at - now,
+            now=now,
+            rng=plane.rng,
+        )
+        if isinstance(hedge_attempt, HedgeDenied):
+            plane.count(Scalar.HEDGES_DENIED_TOTAL)
+            return
+        plane.count(Scalar.HEDGES_TOTAL)
+        watch.hedged = True
+        watch.hedge = hedge = Hedge(self, hedge_attempt)
+        upstream: Upstream = hedge_attempt.endpoint.shell or plane.upstream(hedge_attempt.endpoint)
+        action = strike(plane.faults, attempt.route.model, upstream.id, now, plane.rng) if plane.faults else None
+        if action is None:
+            self._send_hedge(hedge, upstream, now)
+            return
+        plane.count(Scalar.FAULTS_INJECTED_TOTAL)
+        if action.status:  # as if the endpoint had answered so: that is no answer to prefer to the first try's
+            self.hedge_failed(hedge, AttemptResult.CANCELLED, "")
+        else:
+            hedge.timer = plane.loop.call_later(action.delay_s, self._hedge_held_back, hedge, upstream)
+
+    def _hedge_held_back(self, hedge: Hedge, upstream: Upstream) -> None:
+        """An injected delay is over."""
+        hedge.timer = None
+        now = self._plane.clock()
+        hedge.attempt.started = now
+        try:
+            if hedge.promoted:
+                self._forget_hedge()
+                self._wait_for_head(now)
+                self._send(upstream, now)
+            else:
+                self._send_hedge(hedge, upstream, now)
+        except Exception as error:  # noqa: BLE001
+            self.crashed(error)
+
+    def _send_hedge(self, hedge: Hedge, upstream: Upstream, now: float) -> None:
+        hedge.connection = upstream.send(hedge, self._hedge_head(now) + self._seen, now)
+        if hedge.connection is None:
+            upstream.connect(hedge, hedge.is_wanted)
+
+    def _hedge_head(self, now: float) -> bytes:
+        return self._timed(numbered(self._sent_head, self._tries + 2), now)
+
+    def _forget_hedge(self) -> None:
+        if self._watch is not None:
+            self._watch.hedge = None
+
+    # --- what a hedge reports ---------------------------------------------------------------------------------------
+
+    def hedge_attached(self, hedge: Hedge, connection: UpstreamConnection) -> None:
+        """A connection stands for it: send the request there."""
+        if hedge.promoted:
+            self._forget_hedge()
+            self.attached(connection)
+        else:
+            hedge.connection = connection
+            connection.begin(hedge, self._hedge_head(self._plane.clock()) + self._seen)
+
+    def hedge_failed(self, hedge: Hedge, result: AttemptResult, detail: str) -> None:
+        """It came to nothing. Where the first try has failed too, that is the request's failure."""
+        self._forget_hedge()
+        if hedge.promoted:
+            self.attempt_failed(result, detail)
+            return
+        self._tries += 1
+        self._plane.attempt_ended(hedge.attempt, result, self._plane.clock())
+
+    def outrun(self, hedge: Hedge, connection: UpstreamConnection | None) -> None:
+        """Its response head came first: cancel the first try and go on with it."""
+        plane = self._plane
+        self._forget_hedge()
+        self._drop_upstream()
+        self._settle(AttemptResult.OUTRUN, plane.clock())
+        self._tries += 1
+        plane.count(Scalar.HEDGES_WON_TOTAL)
+        self._take_over(hedge, connection)
+
+    def _hedge_takes_over(self, watch: Watch) -> bool:
+        """The first try failed and is settled; True where a hedge is under way, which is the retry then."""
+        hedge = watch.hedge
+        if hedge is None or hedge.promoted:
+            return False
+        self._tries += 1
+        if hedge.connection is None:
+            hedge.promoted = True
+            self._attempt = hedge.attempt
+            self._sent_head = numbered(self._sent_head, self._tries + 1)
+        else:
+            watch.hedge = None
+            self._take_over(hedge, hedge.connection)
+        self._wait_for_head(hedge.attempt.started)
+        return True
+
+    def _take_over(self, hedge: Hedge, connection: UpstreamConnection | None) -> None:
+        """Let the hedge's attempt be the one in hand, and what its connection says be said to the caller."""
+        self._attempt = hedge.attempt
+        self._peer_full = False
+        if connection is not None:
+            self._upstream = connection
+            connection.exchange = self
+            if self._write_paused:
+                connection.pause_reading()
+        if self._read_paused:
+            self._read_on()
