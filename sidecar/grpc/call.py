@@ -150,7 +150,7 @@ class Call:
         self._match = named_fields(head.path)
         if self._match is None and head.path in OWN:
             default = plane.resolve("", "", self._connection.default_model)
-            if default.route is None:
+            if default.route is None or plane.shared.refusing:
                 self._match, self._own = _SERVICE_FIELD, True
         if self._match is not None:
             self.phase = MATCHING
@@ -164,6 +164,10 @@ class Call:
         plane = self._plane
         self._target = target = plane.resolve(named[0], named[1], self._connection.default_model)
         self.phase = WAITING
+        if plane.shared.refusing:
+            plane.shared.count(Scalar.OVERLOAD_REFUSED_TOTAL)
+            self.fail(Outcome.OVERLOADED, plane.shared.refusing)
+            return
         if target.watched and self._started + target.times.total_s < self._deadline:
             self._deadline = self._started + target.times.total_s
             self._limit = target.times.total_text

@@ -46,7 +46,7 @@ def serving(plane: GrpcPlane, service: str, now: float) -> int:
         if route is None:
             return _SERVICE_UNKNOWN
         fit = cluster.route_is_routable(route, now)
-    return _SERVING if fit and not plane.shared.leaving else _NOT_SERVING
+    return _SERVING if fit and not plane.shared.leaving and not plane.shared.refusing else _NOT_SERVING
 
 
 def answer(plane: GrpcPlane, call: Call, service: str) -> None:

@@ -10,6 +10,7 @@ from sidecar.grpc import health
 from sidecar.grpc.downstream import CallerConnection
 from sidecar.grpc.pool import WorkerPool
 from sidecar.grpc.statuses import Status
+from sidecar.http1.caller import LAME_DUCK_S
 from sidecar.http1.plane import NO_MODEL, Target
 from sidecar.http2.connection import Flusher
 from sidecar.telemetry.page import Scalar
@@ -41,6 +42,7 @@ class GrpcPlane:
         self._generation = -1
         self._swept_at = shared.clock()
         shared.on_drain.append(self.drain)
+        shared.on_tighten.append(self.tighten)
 
     @property
     def limits(self) -> Limits:
@@ -95,7 +97,7 @@ class GrpcPlane:
 
     def crowded(self) -> bool:
         """Return whether there are more connections than this process may have."""
-        return len(self.connections) + len(self.shared.connections) > self.limits.connections
+        return len(self.connections) + len(self.shared.connections) > self.shared.most_connections
 
     def left(self, connection: CallerConnection) -> None:
         """A caller's connection is gone."""
@@ -148,6 +150,13 @@ class GrpcPlane:
             health.tell_watchers(self, now)
         for connection in list(self.connections):
             connection.leave(now, self.shared.timeouts.drain_idle_s)
+
+    def tighten(self) -> None:
+        """Memory or descriptors are short: let go of callers that ask nothing."""
+        now = self.clock()
+        for connection in list(self.connections):
+            if not connection.streams:
+                connection.leave(now, LAME_DUCK_S)
 
     def cut_all(self) -> int:
         """End what still runs, because the grace period is over; return how many calls that cut."""

@@ -202,6 +202,12 @@ class WorkerPool:
     def expire(self, now: float) -> None:
         """Nothing: the sweep does it."""
 
+    def shed(self) -> None:
+        """Close the idle connections: calls share those that are left."""
+        for connection in list(self.connections):
+            if connection.ready and not connection.streams:
+                connection.close()
+
     def close(self) -> None:
         """Close idle connections; busy ones end with their calls."""
         self.closed = True

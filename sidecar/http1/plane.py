@@ -79,6 +79,7 @@ class Pool(Protocol):
     def open_connections(self) -> Collection[object]: ...  # noqa: D102
     def configure(self, limits: Limits, timeouts: Timeouts) -> None: ...  # noqa: D102
     def expire(self, now: float) -> None: ...  # noqa: D102
+    def shed(self) -> None: ...  # noqa: D102
     def close(self) -> None: ...  # noqa: D102
 
 
@@ -140,6 +141,7 @@ class Plane:
         self.leaving = False  # not ready any more
         self.upstream_tls: Callable[[tuple[str, ...]], UpstreamGate] | None = None  # None: none to workers
         self.draining = False  # and every answer closes its connection
+        self.on_tighten: list[Callable[[], None]] = []  # called each time that ``tighten`` is
         self.on_drain: list[Callable[[], None]] = []  # called once, as ``draining`` begins: GOAWAY of other protocols
         self.drained: Callable[[], None] = lambda: None
         self._close_idle_at = inf
@@ -369,9 +371,11 @@ class Plane:
             connection.close_if_idle()
         self.count(Scalar.OVERLOAD_SHED_TOTAL, len(closing))
         for endpoint in self.cluster.endpoints.values():
-            pool: Upstream | None = endpoint.shell
+            pool: Pool | None = endpoint.shell
             if pool is not None:
                 pool.shed()
+        for hook in self.on_tighten:
+            hook()
 
     def relax(self) -> None:
         """There is room again."""

@@ -7,6 +7,9 @@ import socket
 import time
 from pathlib import Path
 
+import h2.connection
+import h2.events
+
 from sidecar.telemetry.page import Scalar
 from tests.integration.test_data_path_process import QUICK, worker
 from tests.support.data_process import DataProcess, read_answer
@@ -40,6 +43,42 @@ def test_over_its_memory_it_refuses_requests_and_says_it_lives(tmp_path: Path) -
         data.until(lambda: data.scalar(Scalar.OVERLOAD_MEMORY_NOW) == 2, "shown")
         assert data.scalar(Scalar.RESIDENT_BYTES_NOW) > 0.6 * (32 << 20)
         assert data.scalar(Scalar.OVERLOAD_REFUSED_TOTAL) == 2
+        assert data.stop() == 0
+
+
+def call(sock: socket.socket, path: str) -> dict[str, str]:
+    """Make a gRPC call with an empty message on a new connection; return all that came as metadata."""
+    client = h2.connection.H2Connection()
+    client.initiate_connection()
+    fields = [(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", path)]
+    client.send_headers(1, [*fields, ("content-type", "application/grpc"), ("te", "trailers")])
+    client.send_data(1, b"\0\0\0\0\0", end_stream=True)
+    sock.sendall(client.data_to_send())
+    metadata: dict[str, str] = {}
+    while data := sock.recv(65536):
+        for event in client.receive_data(data):
+            if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
+                metadata |= {bytes(name).decode(): bytes(value).decode() for name, value in event.headers}
+            if isinstance(event, h2.events.StreamEnded):
+                return metadata
+        sock.sendall(client.data_to_send())
+    return metadata
+
+
+def test_calls_are_refused_as_requests_are_and_their_health_is_answered(tmp_path: Path) -> None:
+    overload = {"memory_bytes": 32 << 20, "hard_ratio": 0.6, "soft_ratio": 0.5}
+    listeners = [{"address": "127.0.0.1:0", "processes": 1, "protocol": "grpc"}]
+    with DataProcess(tmp_path, **QUICK, listeners=listeners, overload=overload) as data:
+        data.snapshot("grpc://127.0.0.1:1")
+        data.process.await_event("overload.changed", resource="memory", after="hard")
+        data.process.await_event("process.accepting")
+        with data.connect() as sock:
+            refused = call(sock, "/any.Service/Method")
+        assert "bytes of memory" in refused["grpc-message"]
+        assert refused["grpc-status"] in {"8", "14"}  # RESOURCE_EXHAUSTED, UNAVAILABLE
+        with data.connect() as sock:
+            assert call(sock, "/grpc.health.v1.Health/Check")["grpc-status"] == "0"
+        data.until(lambda: data.scalar(Scalar.OVERLOAD_REFUSED_TOTAL) == 1, "counted")
         assert data.stop() == 0
 
 
