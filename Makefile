@@ -9,17 +9,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 MODELS := models
+COMPARED := .venv-bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv dev demo model test test-compiled check format bench compiled lock proto reference pictures \
+.PHONY: help venv dev demo model test test-compiled check format bench bench-run compiled lock proto reference pictures \
   demo-picture system-packages clean
 
 help:
 	@echo "make demo      start workers with a real model and a sidecar, print curl lines that work"
 	@echo "make test      every check and every test (installs Debian packages that tests need, and says so)"
 	@echo "make check     lint, format, types, import contracts, freshness of generated files; under a minute"
-	@echo "make bench     CPU per request beside nginx and Envoy; ARGS='--only warmroute --seconds 2' for a quick look"
+	@echo "make bench     CPU, latency and memory beside other proxies; ARGS='--only nginx,warmroute --profile post' for a look"
 	@echo "make compiled  the compiled build, in .venv-compiled; nothing where no source changed"
 	@echo "make venv      only .venv with warmroute in it (PYTHON=python3.12 to choose the interpreter)"
 	@echo "make dev       .venv with the development tools too"
@@ -110,13 +111,28 @@ demo-picture: dev model
 compiled: dev
 	@$(BIN)/python -m tools.compiled
 
-bench: dev system-packages compiled
+# An interpreter chosen for the benchmark gets environments of its own, so that both can be compared.
+BENCH_VENV := $(if $(filter command line,$(origin PYTHON)),.venv-$(subst /,-,$(PYTHON:/%=%)),$(VENV))
+
+bench:
+	@tools/system_packages.sh bench
+	@$(MAKE) --no-print-directory VENV=$(BENCH_VENV) bench-run
+
+bench-run: dev compiled $(COMPARED)/bench.stamp
 	$(BIN)/python -m tools.bench $(ARGS)
+
+# Others' wheels, only to compare with. Where they cannot be installed the benchmark says so and goes on without them.
+$(COMPARED)/bench.stamp: requirements/bench.lock
+	@echo "installing what the benchmark compares with into $(COMPARED)"
+	@$(PYTHON) -m venv $(COMPARED) && \
+	  $(COMPARED)/bin/python -m pip --disable-pip-version-check --quiet install --only-binary :all: --require-hashes \
+	    -r requirements/bench.lock && touch $@ || \
+	  echo "not installed: the benchmark goes on without vllm-router, sglang-router and py-spy" >&2
 
 lock:
 	@$(PYTHON) tools/lock.py $(if $(UPGRADE),--upgrade)
 
 clean:
 	@$(PYTHON) tools/fetch_demo_model.py --models $(MODELS) --remove
-	rm -rf $(VENV) .venv-compiled build
+	rm -rf $(VENV) .venv-* build
 	rm -rf .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache bench-results

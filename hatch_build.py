@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
@@ -55,7 +56,9 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         os.chdir(self.root)  # mypyc takes the modules' names from their paths
         patterns: list[str] = self.config["modules"]
         modules = [str(path) for pattern in patterns for path in sorted(Path().glob(pattern))]
-        built = compile_modules(modules, Path(self.root, BUILT, sys.implementation.cache_tag))
+        # two interpreters of one version may have been built differently
+        interpreter = f"{sys.implementation.cache_tag}-{crc32(sys.base_prefix.encode()):08x}"
+        built = compile_modules(modules, Path(self.root, BUILT, interpreter))
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
         build_data["force_include"].update({str(path): str(inside) for path, inside in built})

@@ -19,7 +19,10 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ENVIRONMENT = ROOT / ".venv-compiled"
+_OWN = Path(sys.prefix).name if Path(sys.prefix).parent == ROOT else ".venv"
+ENVIRONMENT = ROOT / f"{_OWN}-compiled"
+"""Beside the environment that runs this, so that each interpreter has its own."""
+
 WHEELS = ROOT / "build" / "compiled"
 STAMP = ENVIRONMENT / "sources.stamp"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "requirements"
 DEMO_MODEL = "magika==1.0.*"
+COMPARED = ("vllm-router", "sglang-router", "py-spy")  # for the benchmark alone, in an environment of their own
 OLDEST_PYTHON = "3.11"
 
 
@@ -50,6 +51,7 @@ def main() -> int:
         compile_lock("dev.lock", ["--extra", "cpu", "--extra", "dev", "pyproject.toml"])
         compile_lock("build.lock", ["-"], "\n".join(build))
         compile_lock("demo-model.lock", ["--no-deps", "-"], DEMO_MODEL)
+        compile_lock("bench.lock", ["-"], "\n".join(COMPARED))
     return 0
 
 

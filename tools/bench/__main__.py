@@ -1,52 +1,70 @@
-"""``python -m tools.bench``: run the rounds, print one table, write one JSON file; see ``--help``."""
+"""``python -m tools.bench``: run the rounds, print the tables, write the page or a JSON file; see ``--help``."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import signal
 import sys
-import tempfile
-from contextlib import ExitStack
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sidecar.state.embedded import EmbeddedRedis, EmbeddedRedisError
-from tools.bench import choice
-from tools.bench.contenders import NAMES, BenchError, contender, origin
-from tools.bench.load import CONNECTIONS, Sample, measure
-from tools.bench.report import BOUNDS, Report, print_report
+from sidecar.state.embedded import EmbeddedRedisError
+from tools.bench import contenders, page, profiles
+from tools.bench.measuring import Bench, Wanted
+from tools.bench.processes import BenchError
+from tools.bench.report import print_report
+from tools.bench.results import Run
+from tools.bench.targets import verdicts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
-
-    from tools.bench.contenders import Contender
 
 
 def main() -> int:
     """Run the benchmark; return the exit status: 1 over a bound with ``--check``, 2 where it could not run."""
     arguments = _arguments()
+    if arguments.render:
+        page.write(Run.from_json((page.FOLDER / "results.json").read_bytes()))
+        return 0
     signal.signal(signal.SIGTERM, _interrupted)  # so that what was started is ended
+    whole = not arguments.only and not arguments.profile
+    wanted = Wanted(
+        contenders=arguments.only or contenders.NAMES,
+        profiles=arguments.profile or profiles.NAMES,
+        rounds=arguments.rounds,
+        seconds=arguments.seconds,
+        named=bool(arguments.only),
+        explain="all" if arguments.explain else "missed",
+    )
     try:
-        samples, versions = _proxies(arguments.only, arguments.rounds, arguments.seconds, arguments.heads)
-        choices = choice.measure() if "warmroute" in arguments.only and not arguments.no_choice else []
+        run = Bench(wanted, lambda text: print(text, flush=True)).measure()
     except (BenchError, EmbeddedRedisError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         return 130
-    report = Report.of(samples, versions, choices)
-    print_report(report)
-    _write(report, samples, arguments.out)
-    if arguments.check and report.over:
-        print("over the bounds: " + "; ".join(report.over), file=sys.stderr)
-        return 1
-    return 0
+    print_report(run)
+    _keep(run, arguments.out, whole=whole)
+    missed = [one for one in verdicts(run) if not one.met]
+    for one in missed:
+        print(f"missed: {one}", file=sys.stderr)
+    return 1 if missed and arguments.check else 0
+
+
+def _keep(run: Run, out: Path | None, *, whole: bool) -> None:
+    """Write the page after a whole run, and a file of its own after a part of one."""
+    if out is None and whole:
+        page.write(run)
+        print(f"written to {page.FOLDER.parent.name}/{page.FOLDER.name}/")
+        return
+    folder = out or Path("bench-results")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    path.write_bytes(run.to_json())
+    print(f"written to {path}")
 
 
 def _interrupted(signum: int, frame: FrameType | None) -> None:
@@ -54,85 +72,44 @@ def _interrupted(signum: int, frame: FrameType | None) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    bounds = ", ".join(f"{ours} {most} x {name}" for ours, others in BOUNDS.items() for name, most in others.items())
-    parser = argparse.ArgumentParser(prog="python -m tools.bench", description="CPU per proxied request, side by side.")
-    parser.add_argument(
-        "--only", default=",".join(NAMES), help="contenders, with commas between (default: %(default)s)"
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench",
+        description="CPU, latency and memory of proxies, side by side. A whole run writes docs/benchmarks/.",
     )
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: %(default)s)")
     parser.add_argument(
-        "--seconds", type=float, default=4, help="length of a round per contender (default: %(default)s)"
+        "--only", type=_names(contenders.NAMES), help=f"contenders, with commas between: {', '.join(contenders.NAMES)}"
     )
-    parser.add_argument("--check", action="store_true", help=f"exit 1 over a bound ({bounds})")
     parser.add_argument(
-        "--heads",
-        choices=("usual", "new"),
-        default="usual",
-        help="usual: heads differ in the request id, as callers' do; new: no two have the same shape (default: usual)",
+        "--profile",
+        type=_names(profiles.NAMES),
+        help=f"what to measure, with commas between: {', '.join(profiles.NAMES)}",
     )
-    parser.add_argument("--no-choice", action="store_true", help="leave the router's choice out")
+    parser.add_argument("--rounds", type=int, default=4, help="interleaved rounds (default: %(default)s)")
     parser.add_argument(
-        "--out", type=Path, default=Path("bench-results"), help="folder of results (default: %(default)s)"
+        "--seconds", type=float, default=3, help="length of a round per contender (default: %(default)s)"
+    )
+    parser.add_argument("--check", action="store_true", help="exit 1 where a figure misses its bound")
+    parser.add_argument(
+        "--explain", action="store_true", help="sample every build of ours, not only those that miss a bound"
+    )
+    parser.add_argument("--render", action="store_true", help="measure nothing: write the page from its results.json")
+    parser.add_argument(
+        "--out", type=Path, help="folder for the run as JSON (default: docs/benchmarks or, for a part, bench-results)"
     )
     arguments = parser.parse_args()
-    arguments.only = tuple(name for name in arguments.only.split(",") if name)
-    if unknown := set(arguments.only) - set(NAMES):
-        parser.error(f"unknown contender {', '.join(sorted(unknown))}: choose from {', '.join(NAMES)}")
-    if not 1 <= arguments.rounds <= 50 or not 1 <= arguments.seconds <= 60:
-        parser.error("between 1 and 50 rounds of 1 to 60 seconds")
+    if not 1 <= arguments.rounds <= 50 or not 0.2 <= arguments.seconds <= 60:
+        parser.error("between 1 and 50 rounds of 0.2 to 60 seconds")
     return arguments
 
 
-def _proxies(
-    names: tuple[str, ...], rounds: int, seconds: float, heads: str
-) -> tuple[dict[str, list[Sample]], dict[str, str]]:
-    cores = sorted(os.sched_getaffinity(0))
-    proxy_core, load_core = cores[0], cores[-1]
-    if proxy_core == load_core:
-        print("bench: only one core: proxy and load share it", file=sys.stderr)
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-bench-")))
-        origins = stack.enter_context(origin(directory, load_core))
-        state = EmbeddedRedis(directory)
-        stack.callback(state.stop)
-        url = state.start()
-        proxies = [stack.enter_context(contender(name, directory, proxy_core, origins, url)) for name in names]
-        for proxy in proxies:
-            measure(proxy, 1, load_core, "warm", heads)
-        samples: dict[str, list[Sample]] = {name: [] for name in names}
-        for number in range(rounds):
-            for proxy in _turn(proxies, number):
-                samples[proxy.name].append(measure(proxy, seconds, load_core, str(number), heads))
-                print(f"round {number + 1}/{rounds} {proxy.name:<18} {_line(samples[proxy.name][-1])}", flush=True)
-        return samples, {proxy.name: proxy.version for proxy in proxies}
+def _names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    def names(text: str) -> tuple[str, ...]:
+        found = tuple(name for name in text.split(",") if name)
+        if unknown := set(found) - set(known):
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
+        return found
 
-
-def _turn(proxies: list[Contender], number: int) -> list[Contender]:
-    """Return the contenders in another order each round, so that none always follows the same one."""
-    start = number % len(proxies)
-    return proxies[start:] + proxies[:start]
-
-
-def _line(sample: Sample) -> str:
-    rate = sample.requests / sample.seconds
-    return f"{sample.cpu_us_per_request:7.2f} µs/request {rate:9,.0f} requests/s {sample.cpu_ratio:5.0%} of a core"
-
-
-def _write(report: Report, samples: dict[str, list[Sample]], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    now = datetime.now(UTC)
-    path = folder / f"proxy-{now:%Y%m%dT%H%M%SZ}.json"
-    machine = {
-        "at": now.isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "architecture": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "connections": CONNECTIONS,
-    }
-    rounds = {name: [asdict(sample) for sample in of_one] for name, of_one in samples.items()}
-    path.write_text(json.dumps({"machine": machine, "report": asdict(report), "rounds": rounds}, indent=1) + "\n")
-    print(f"written to {path}")
+    return names
 
 
 if __name__ == "__main__":

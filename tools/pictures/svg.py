@@ -67,6 +67,10 @@ class Drawing:
         (self._frames if frame else self._shapes).extend(parts)
         return Box(x, y, width, height)
 
+    def bar(self, x: int, y: int, width: int, height: int, kind: Kind = "plain") -> None:
+        """Draw a filled rectangle without words, in the colour that ``kind``'s outline has."""
+        self._shapes.append(f"<rect x='{x}' y='{y}' width='{width}' height='{height}' rx='2' fill='{_FILL[kind][1]}'/>")
+
     def arrow(
         self,
         *points: tuple[int, int],

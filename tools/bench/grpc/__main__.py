@@ -17,7 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tools.bench import procfs
-from tools.bench.contenders import BenchError, free_port
+from tools.bench.processes import BenchError, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
