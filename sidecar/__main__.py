@@ -33,24 +33,27 @@ def main(arguments: list[str]) -> int:
 def _run_planned(role: str, fd: int) -> int:
     from sidecar import boot
 
-    plan = boot.read_plan(fd)
+    file = boot.PlanFile(fd)
+    plan = file.read()
     if role == "supervise" and isinstance(plan, boot.SupervisorPlan):
+        file.close()
         from sidecar import supervisor
 
         return supervisor.run(plan.settings, notify_socket=plan.notify_socket, parent_pid=plan.parent_pid)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to act on
+    for theirs in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):  # the supervisor's to act on
+        signal.signal(theirs, signal.SIG_IGN)
     boot.die_with_parent(plan.parent_pid)
     if role == "control" and isinstance(plan, boot.ControlPlan):
         _setup_logging(plan.settings, "control")
         from sidecar.control import run_control
 
-        return run_control(plan)
+        return run_control(plan, file)
     if role == "data" and isinstance(plan, boot.DataPlan):
         _setup_logging(plan.settings, f"data-{plan.index}")
         from sidecar.data import run_data
 
-        return run_data(plan)
+        return run_data(plan, file)
     sys.stderr.write(f"the plan is a {type(plan).__name__}, not one of role {role}\n")
     return 2
 

@@ -1,7 +1,8 @@
 """What the supervisor hands to a child process: one JSON document in an inherited memory file, and descriptors.
 
 Children read neither files nor environment for their configuration, so a child that is restarted years later starts
-with exactly what its siblings run with.
+with exactly what its siblings run with. The supervisor may write another plan into the same memory file: a running
+child looks at its first bytes ten times a second, and takes over what is new.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import struct
+import time
+import zlib
 
 import msgspec
 
+from sidecar.config.state import ConfigState
 from sidecar.settings import Settings
 
 
@@ -32,6 +37,8 @@ class DataPlan(msgspec.Struct, frozen=True, tag="data"):
     listeners: tuple[ListenerFd, ...]
     channel_fd: int
     metrics_fd: int
+    revision: str = ""
+    sequence: int = 0
 
 
 class ControlPlan(msgspec.Struct, frozen=True, tag="control"):
@@ -46,6 +53,7 @@ class ControlPlan(msgspec.Struct, frozen=True, tag="control"):
     metrics_fds: tuple[int, ...]
     listen_addresses: tuple[str, ...]  # as bound, for people
     memory_fd: int | None = None  # a memory file for what must outlive the control process (sidecar/state/memory.py)
+    config: ConfigState = ConfigState()
 
 
 class SupervisorPlan(msgspec.Struct, frozen=True, tag="supervise"):
@@ -60,6 +68,12 @@ Plan = DataPlan | ControlPlan | SupervisorPlan
 _DECODER: msgspec.json.Decoder[Plan] = msgspec.json.Decoder(Plan)
 
 
+_HEAD = struct.Struct("<QQI")
+"""Before a plan: how often it was written, its length, its CRC-32."""
+_READ_S = 2.0
+_READ_AGAIN_S = 0.005
+
+
 def write_plan(plan: Plan) -> int:
     """Return an inheritable descriptor that holds ``plan``."""
     fd = os.memfd_create("warmroute-plan", 0)
@@ -69,17 +83,49 @@ def write_plan(plan: Plan) -> int:
 
 
 def rewrite_plan(fd: int, plan: Plan) -> None:
-    """Put another plan behind ``fd``, for the next process that starts with it."""
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, msgspec.json.encode(plan), 0)
+    """Put another plan behind ``fd``, for the process that runs with it and for its successors."""
+    body = msgspec.json.encode(plan)
+    head = os.pread(fd, _HEAD.size, 0)
+    times = _HEAD.unpack(head)[0] + 1 if head else 1
+    os.pwrite(fd, body, _HEAD.size)
+    os.pwrite(fd, _HEAD.pack(times, len(body), zlib.crc32(body)), 0)
 
 
-def read_plan(fd: int) -> Plan:
-    """Read the plan behind ``fd`` and close it."""
-    size = os.fstat(fd).st_size
-    data = os.pread(fd, size, 0)
-    os.close(fd)
-    return _DECODER.decode(data)
+class PlanFile:
+    """The reading end of a plan. What is read while it is being written does not match its checksum, and is no plan."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._head = b""
+
+    def read(self) -> Plan:
+        """Return the plan there is.
+
+        Raises:
+            ValueError: there is none, and none comes.
+        """
+        until = time.monotonic() + _READ_S
+        while (plan := self.newer()) is None:
+            if time.monotonic() > until:
+                raise ValueError(f"descriptor {self._fd} holds no plan")
+            time.sleep(_READ_AGAIN_S)
+        return plan
+
+    def newer(self) -> Plan | None:
+        """Return the plan where it is another one than last returned, and whole; else None. Costs one pread(2)."""
+        head = os.pread(self._fd, _HEAD.size, 0)
+        if head == self._head or len(head) < _HEAD.size:
+            return None
+        _, length, crc = _HEAD.unpack(head)
+        body = os.pread(self._fd, length, _HEAD.size)
+        if len(body) != length or zlib.crc32(body) != crc:
+            return None
+        self._head = head
+        return _DECODER.decode(body)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self._fd)
 
 
 _PR_SET_PDEATHSIG = 1

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from router.cluster import Cluster
 from sidecar.admin.app import serve
 from sidecar.admin.context import Context
+from sidecar.boot import ControlPlan
 from sidecar.channel import Channel
 from sidecar.discovery.static import StaticSource, static_endpoints
 from sidecar.settings import model_policies, router_policies
@@ -32,7 +33,7 @@ from sidecar.upstreams.probes import HttpProber
 if TYPE_CHECKING:
     from aiohttp.web import AppRunner
 
-    from sidecar.boot import ControlPlan
+    from sidecar.boot import PlanFile
     from sidecar.discovery.source import DiscoverySource
     from sidecar.settings import Settings
     from sidecar.tls.expiry import ExpiryWatch
@@ -49,8 +50,9 @@ _log = get_log("control")
 class Control:
     """One control process. :meth:`run` returns when it was told to go."""
 
-    def __init__(self, plan: ControlPlan) -> None:
+    def __init__(self, plan: ControlPlan, file: PlanFile) -> None:
         self._plan = plan
+        self._file = file
         self._ended = asyncio.Event()
         self._orphan_until: float | None = None
         self._alone_from = inf
@@ -85,6 +87,8 @@ class Control:
             rng=rng,
             started_at=clock(),
             certificates=_certificates(settings),
+            config=plan.config,
+            ask_reload=self._ask_reload,
         )
 
     async def run(self) -> int:
@@ -114,6 +118,31 @@ class Control:
         _log.info("control.stopped")
         return 0
 
+    def _ask_reload(self) -> bool:
+        """Have the supervisor look at the configuration again; False where it is gone or ends."""
+        if self.context.draining or self._orphaned():
+            return False
+        os.kill(self._plan.parent_pid, signal.SIGHUP)
+        return True
+
+    def _look_at_plan(self) -> None:
+        """Take over what the supervisor wrote since."""
+        plan = self._file.newer()
+        if not isinstance(plan, ControlPlan):
+            return
+        context, before = self.context, self._plan
+        self._plan = plan
+        context.config = plan.config
+        if plan.config.sequence == before.config.sequence:
+            return
+        settings = context.settings = plan.settings
+        policies = router_policies(settings)
+        context.keeper.cluster.configure(policies, model_policies(settings), context.clock())
+        if context.store is not None:
+            context.store.configure(policies.freshness)
+        context.static.configure(static_endpoints(settings))
+        _log.info("config.in_force", revision=plan.config.revision)
+
     def _on_term(self) -> None:
         """Drain. It may come from the supervisor and from who stops all processes at once, so a second one is none."""
         if self.context.draining:
@@ -140,6 +169,7 @@ class Control:
     async def _tick(self) -> None:
         context = self.context
         while True:
+            self._look_at_plan()
             if context.store is not None:
                 context.store.observed = context.keeper.observed
             context.keeper.tick()
@@ -176,10 +206,10 @@ def _certificates(settings: Settings) -> ExpiryWatch | None:
     return ExpiryWatch(settings, time.time)
 
 
-def run_control(plan: ControlPlan) -> int:
-    """Run the control process to its end; return the exit code."""
+def run_control(plan: ControlPlan, file: PlanFile) -> int:
+    """Run the control process to its end; return the exit code. ``file`` is where ``plan`` and later ones are read."""
 
     async def main() -> int:
-        return await Control(plan).run()
+        return await Control(plan, file).run()
 
     return asyncio.run(main())

@@ -33,9 +33,10 @@ from router.model import (
     StoreMode,
     Tick,
 )
+from sidecar.boot import DataPlan
 from sidecar.channel import Channel, ChannelError, FaultsChanged, Hello, Listening, Ping, guard_messages
 from sidecar.http1.downstream import DownstreamConnection
-from sidecar.http1.forwarding import ListenerRules
+from sidecar.http1.forwarding import MODEL_HEADER, ListenerRules
 from sidecar.http1.plane import SWEEP_S, Plane
 from sidecar.overload import Guard
 from sidecar.settings import Protocol, model_policies, router_policies
@@ -49,8 +50,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.model import Event
-    from sidecar.boot import DataPlan
+    from sidecar.boot import PlanFile
     from sidecar.grpc.plane import GrpcPlane
+    from sidecar.settings import ModelTimeouts, Settings
 
 TICK_S = 0.1
 OBSERVE_S = 1.0
@@ -79,8 +81,9 @@ _MODE_INDEX = {mode: index for index, mode in enumerate(StoreMode)}
 class DataProcess:
     """The composition of one data process, on one loop."""
 
-    def __init__(self, plan: DataPlan, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, plan: DataPlan, file: PlanFile, loop: asyncio.AbstractEventLoop) -> None:
         self._plan = plan
+        self._file = file
         self._loop = loop
         self._log = get_log("data")
         self._clock = time.monotonic
@@ -101,7 +104,7 @@ class DataProcess:
             limits=settings.limits,
             timeouts=settings.timeouts,
             share=self._share,
-            model_timeouts={model.name: model.timeouts for model in settings.models},
+            model_timeouts=_model_timeouts(settings),
         )
         self._plane.drained = self._finish
         processes = max(listener.processes for listener in settings.listeners)
@@ -109,8 +112,10 @@ class DataProcess:
         self._tick_due = now
         self._tls = ProcessTls(settings, loop=loop, page=self._page, clock=self._clock)
         self._plane.upstream_tls = self._tls.upstream
+        self._plane.gauge(Scalar.CONFIG_NOW, plan.sequence)
         self._servers: list[asyncio.Server] = []
         self._sockets: list[tuple[socket.socket, Callable[[], asyncio.Protocol]]] = []
+        self._rules: list[ListenerRules] = []  # by place in the plan's listeners; empty before it accepts
         self._grpc: GrpcPlane | None = None
         self._accepting = False
         self._listening: list[Listening] = []
@@ -163,6 +168,7 @@ class DataProcess:
             sock.setblocking(False)
             name = listener.name or held.address
             rules = ListenerRules(listener.default_model, trusted_networks=listener.trusted_networks)
+            self._rules.append(rules)
             factory = self._tls.guard(listener, name, _ALPN[listener.protocol], self._factory(rules, listener.protocol))
             if sock.family == socket.AF_UNIX:
                 server = await self._loop.create_unix_server(factory, sock=sock, backlog=listener.backlog)
@@ -286,6 +292,27 @@ class DataProcess:
         for id in self._plane.bury():  # noqa: A001
             self._log.info("endpoint.gone", endpoint=id)
 
+    # --- configuration ------------------------------------------------------------------------------------------
+
+    def _look_at_plan(self, now: float) -> None:
+        """Take over what the supervisor wrote since; connections and requests that are there go on."""
+        plan = self._file.newer()
+        if not isinstance(plan, DataPlan):
+            return
+        before, self._plan = self._plan, plan
+        if plan.sequence == before.sequence:
+            return
+        settings = plan.settings
+        self._cluster.configure(router_policies(settings), model_policies(settings), now)
+        self._plane.configure(settings.limits, settings.timeouts, _model_timeouts(settings))
+        for held, rules in zip(plan.listeners, self._rules, strict=False):
+            listener = settings.listeners[held.listener]
+            rules.configure(
+                listener.default_model, trusted_networks=listener.trusted_networks, model_header=MODEL_HEADER
+            )
+        self._plane.gauge(Scalar.CONFIG_NOW, plan.sequence)
+        self._log.info("config.in_force", revision=plan.revision)
+
     # --- time ---------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
@@ -293,6 +320,7 @@ class DataProcess:
         self._ticker = self._loop.call_later(TICK_S, self._tick)
         self._guard.ticked(max(0.0, now - self._tick_due), now)
         self._tick_due = now + TICK_S
+        self._look_at_plan(now)
         self._share(self._cluster.apply(Tick(), now))
         self._plane.hangups.look()
         if now >= self._sweep_due:
@@ -379,11 +407,15 @@ class DataProcess:
             self._ended.set_result(None)
 
 
-def run_data(plan: DataPlan) -> int:
-    """Run one data process to its end; return the exit code."""
+def _model_timeouts(settings: Settings) -> dict[str, ModelTimeouts]:
+    return {model.name: model.timeouts for model in settings.models}
+
+
+def run_data(plan: DataPlan, file: PlanFile) -> int:
+    """Run one data process to its end; return the exit code. ``file`` is where ``plan`` and later ones are read."""
 
     async def main() -> int:
-        return await DataProcess(plan, asyncio.get_running_loop()).run()
+        return await DataProcess(plan, file, asyncio.get_running_loop()).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())

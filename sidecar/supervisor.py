@@ -20,14 +20,17 @@ from typing import TYPE_CHECKING
 
 from sidecar import boot, channel
 from sidecar.children import Child, Exit, RestartPolicy
+from sidecar.configuration import Configuration
 from sidecar.signals import Signals
 from sidecar.sockets import BindError, OpenAdmin, OpenListener, open_admin, open_listeners
 from sidecar.telemetry import page
 from sidecar.telemetry.logs import get_log, setup_logging
+from sidecar.watch import FileWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sidecar.config.load import Loaded
     from sidecar.settings import Settings
 
 EXIT_OK = 0
@@ -46,11 +49,22 @@ _WAIT_S = 60.0
 log = get_log("supervisor")
 
 
-def run(settings: Settings, *, notify_socket: str = "", parent_pid: int | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a configuration comes from: ``load`` reads it again, ``path`` is watched where it is not empty."""
+
+    name: str
+    load: Callable[[], Loaded]
+    path: str = ""
+
+
+def run(
+    settings: Settings, *, source: Source | None = None, notify_socket: str = "", parent_pid: int | None = None
+) -> int:
     """Run a sidecar until it is told to stop; return the exit code: 0 ended in order, 1 failed, 2 refused to start.
 
     ``notify_socket`` is where systemd wants to hear of the state (sd_notify(3)). With ``parent_pid`` the sidecar drains
-    when that parent dies.
+    when that parent dies. Without a ``source`` the configuration stays what it is.
     """
     setup_logging(settings.logging.format.value, settings.logging.level.value, "supervisor")
     if parent_pid is not None:
@@ -63,7 +77,20 @@ def run(settings: Settings, *, notify_socket: str = "", parent_pid: int | None =
         except BindError as error:
             sys.stderr.write(f"warmroute: {error}\n")
             return EXIT_REFUSED
-        return Supervisor(settings, listeners, admin, signals, notify=Notify(notify_socket)).run()
+        config = configuration(settings, source)
+        return Supervisor(config, listeners, admin, signals, notify=Notify(notify_socket)).run()
+
+
+def configuration(settings: Settings, source: Source | None) -> Configuration:
+    """Return the configuration in force, and its source where there is one."""
+    return Configuration(
+        settings,
+        source=source.name if source is not None else "warmroute up",
+        load=source.load if source is not None else None,
+        watch=FileWatch(source.path, time.monotonic()) if source is not None and source.path else None,
+        wall=time.time,
+        remedy=f"upgrade in place: kill -USR2 {os.getpid()}" if source is not None else "restart warmroute up",
+    )
 
 
 def _raise_file_limit() -> None:
@@ -122,7 +149,7 @@ class Supervisor:
 
     def __init__(
         self,
-        settings: Settings,
+        config: Configuration,
         listeners: Sequence[OpenListener],
         admin: OpenAdmin,
         signals: Signals,
@@ -131,14 +158,15 @@ class Supervisor:
         command: Callable[[str, int], tuple[str, ...]] = child_command,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings = settings
+        self._config = config
         self._listeners = listeners
         self._admin = admin
         self._signals = signals
         self._notify = notify or Notify("")
         self._clock = clock
         self._command = command
-        self._processes = max(listener.processes for listener in settings.listeners)
+        self._processes = max(listener.processes for listener in config.settings.listeners)
+        self._sidecar_id = f"{socket.gethostname()[:64]}-{os.urandom(4).hex()}"
         self._inherited = _Inherited(
             channels=tuple(channel.pair() for _ in range(self._processes)),
             metrics_fds=tuple(page.create(f"warmroute-metrics-{index}") for index in range(self._processes)),
@@ -155,6 +183,7 @@ class Supervisor:
     def run(self) -> int:
         """Start the children and look after them until told to stop; return the exit code."""
         try:
+            self._config.announce()
             self._announce()
             for child in (self.control, *self.data):
                 self._start(child)
@@ -172,43 +201,56 @@ class Supervisor:
     # --- what the children inherit ------------------------------------------------------------------------------
 
     def _make_control(self) -> Child:
-        admin_fds = tuple(sock.fileno() for sock in self._admin.sockets)
-        channel_fds = tuple(control.fileno() for control, _ in self._inherited.channels)
-        plan = boot.ControlPlan(
+        plan = self._control_plan()
+        fds = (*plan.admin_fds, *plan.channel_fds, *plan.metrics_fds, self._inherited.memory_fd)
+        return self._child("control", "control", plan, fds, CONTROL_POLICY)
+
+    def _control_plan(self) -> boot.ControlPlan:
+        return boot.ControlPlan(
             parent_pid=os.getpid(),
-            settings=self._settings,
-            sidecar_id=f"{socket.gethostname()[:64]}-{os.urandom(4).hex()}",
-            admin_fds=admin_fds,
+            settings=self._config.settings,
+            sidecar_id=self._sidecar_id,
+            admin_fds=tuple(sock.fileno() for sock in self._admin.sockets),
             admin_unix=self._admin.file is not None,
-            channel_fds=channel_fds,
+            channel_fds=tuple(control.fileno() for control, _ in self._inherited.channels),
             metrics_fds=self._inherited.metrics_fds,
             listen_addresses=tuple(listener.address for listener in self._listeners),
             memory_fd=self._inherited.memory_fd,
+            config=self._config.state,
         )
-        fds = (*admin_fds, *channel_fds, *plan.metrics_fds, self._inherited.memory_fd)
-        return self._child("control", "control", plan, fds, CONTROL_POLICY)
 
     def _make_data(self, index: int) -> Child:
-        listeners = tuple(
-            boot.ListenerFd(opened.index, opened.address, opened.sockets[index].fileno())
-            for opened in self._listeners
-            if index < len(opened.sockets)
-        )
-        plan = boot.DataPlan(
+        plan = self._data_plan(index)
+        fds = (plan.channel_fd, plan.metrics_fd, *(listener.fd for listener in plan.listeners))
+        return self._child(f"data-{index}", "data", plan, fds, DATA_POLICY)
+
+    def _data_plan(self, index: int) -> boot.DataPlan:
+        return boot.DataPlan(
             index=index,
             parent_pid=os.getpid(),
-            settings=self._settings,
-            listeners=listeners,
+            settings=self._config.settings,
+            listeners=tuple(
+                boot.ListenerFd(opened.index, opened.address, opened.sockets[index].fileno())
+                for opened in self._listeners
+                if index < len(opened.sockets)
+            ),
             channel_fd=self._inherited.channels[index][1].fileno(),
             metrics_fd=self._inherited.metrics_fds[index],
+            revision=self._config.state.revision,
+            sequence=self._config.state.sequence,
         )
-        fds = (plan.channel_fd, plan.metrics_fd, *(listener.fd for listener in listeners))
-        return self._child(f"data-{index}", "data", plan, fds, DATA_POLICY)
 
     def _child(self, name: str, role: str, plan: boot.Plan, fds: tuple[int, ...], policy: RestartPolicy) -> Child:
         plan_fd = boot.write_plan(plan)
         self._inherited.plan_fds.append(plan_fd)
         return Child(name, self._command(role, plan_fd), pass_fds=(*fds, plan_fd), policy=policy)
+
+    def _rewrite_plans(self) -> None:
+        """Tell the children, and their later lives, what is in force now. The control process's plan comes first."""
+        control_fd, *data_fds = self._inherited.plan_fds
+        boot.rewrite_plan(control_fd, self._control_plan())
+        for index, fd in enumerate(data_fds):
+            boot.rewrite_plan(fd, self._data_plan(index))
 
     def _announce(self) -> None:
         for opened in self._listeners:
@@ -291,12 +333,15 @@ class Supervisor:
     # --- phases -------------------------------------------------------------------------------------------------
 
     def _until_due(self) -> float:
+        watch = self._config.watch
         due = [self._deadline, *(child.restart_at for child in (self.control, *self.data) if child.restart_at)]
+        if watch is not None and self._phase is Phase.RUNNING:
+            due.append(watch.due)
         return min(_WAIT_S, min(due) - self._clock())
 
     def _on_signal(self, signum: Sig) -> None:
         if signum is Sig.SIGHUP:
-            log.warning("sidecar.reload_unsupported", remedy="restart the sidecar to load a changed configuration")
+            self._reload("SIGHUP")
         elif signum in (Sig.SIGTERM, Sig.SIGINT):
             if self._phase is Phase.RUNNING:
                 self._drain(signum)
@@ -305,8 +350,19 @@ class Supervisor:
                 self._deadline = min(self._deadline, self._clock() + CUT_SHORT_S)
                 log.warning("sidecar.drain_cut_short", signal=signum.name)
 
+    def _reload(self, why: str) -> None:
+        """Look at the configuration again, and have every process take over what is new in it."""
+        if self._phase is not Phase.RUNNING:
+            log.warning("config.reload_refused", why="the sidecar is draining")
+            return
+        log.info("config.loading", why=why)
+        self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._config.reload(self._clock())
+        self._rewrite_plans()
+        self._notify("READY=1\nSTATUS=serving")
+
     def _drain(self, signum: Sig) -> None:
-        timeouts = self._settings.timeouts
+        timeouts = self._config.settings.timeouts
         log.info("sidecar.draining", signal=signum.name, drain_wait_s=timeouts.drain_wait_s, drain_s=timeouts.drain_s)
         self._notify("STOPPING=1\nSTATUS=draining")
         self._phase = Phase.DRAINING
@@ -318,6 +374,8 @@ class Supervisor:
 
     def _advance(self, now: float) -> None:
         if self._phase is Phase.RUNNING:
+            if self._config.watch is not None and self._config.watch.changed(now):
+                self._reload("the file changed")
             for child in (self.control, *self.data):
                 if child.restart_at is not None and child.restart_at <= now:
                     self._start(child)

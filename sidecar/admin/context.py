@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from router.protocols import Rng
+    from sidecar.config.state import ConfigState
     from sidecar.discovery.static import StaticSource
     from sidecar.settings import Settings
     from sidecar.state.keeper import Keeper
@@ -32,5 +33,8 @@ class Context:
     clock: Callable[[], float]
     rng: Rng
     started_at: float
+    config: ConfigState
+    ask_reload: Callable[[], bool]
+    """Has the supervisor look at the configuration again; False where it cannot."""
     certificates: ExpiryWatch | None = None  # None: no TLS files are configured
     draining: bool = False

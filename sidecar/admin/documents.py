@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from router.urls import masked_url
+from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
     from router.explain import Explanation, RouteRow
@@ -30,6 +32,7 @@ def health(context: Context, now: float) -> dict[str, Any]:
         "version": context.version,
         "sidecar": context.sidecar_id,
         "uptime_s": round(now - context.started_at, 3),
+        "config": context.config.revision,
         "store_mode": context.keeper.roster.mode.value,
         "processes": processes(context, now),
     }
@@ -130,6 +133,25 @@ def config(context: Context) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(context.settings)
     document["state"]["url"] = masked_url(document["state"]["url"])
     return document
+
+
+def config_status(context: Context) -> dict[str, Any]:
+    """Return what is in force, since when, who runs with it, and what is wrong with the source where it is not it."""
+    state = context.config
+    document: dict[str, Any] = msgspec.to_builtins(state)
+    for name in ("asked_at", "sequence"):
+        del document[name]
+    document["loaded_at"] = _moment(state.loaded_at)
+    document["bad_since"] = None if state.bad_since is None else _moment(state.bad_since)
+    document["processes"] = [
+        {"index": process.index, "current": page.words[page.scalar(Scalar.CONFIG_NOW)] == state.sequence}
+        for process, page in zip(context.keeper.processes, context.pages, strict=True)
+    ]
+    return document
+
+
+def _moment(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def fault(rule: FaultRule, now: float) -> dict[str, Any]:

@@ -106,10 +106,11 @@ async def same_host(request: web.Request, handler: Handler) -> web.StreamRespons
     return await handler(request)
 
 
-def write_guard(token_file: str | None) -> Any:
+def write_guard(token_file: Callable[[], str | None]) -> Any:
     """Return the middleware that lets writes through over the Unix socket, or with the token over TCP.
 
-    The token file is read at each such request, so a new token counts from the moment it is there.
+    ``token_file`` says where the token stands now. The file is read at each such request, so a new token counts from
+    the moment it is there.
     """
 
     @web.middleware
@@ -119,7 +120,7 @@ def write_guard(token_file: str | None) -> Any:
         caller, status = who(request), 500
         try:
             if not over_unix(request):
-                _check_token(request, token_file)
+                _check_token(request, token_file())
             response = await handler(request)
             status = response.status
         except RefusedError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +16,13 @@ from sidecar.channel import FaultRule
 from sidecar.faults import KINDS
 from sidecar.state.roster import RosterError
 from sidecar.telemetry import exposition, prometheus
+from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
     from sidecar.admin.context import Context
 
+RELOAD_S = 4.0
+"""Longest wait of a reload for its result; the command line waits 5 s for an answer."""
 MAX_FAULTS = 64
 DEFAULT_FAULT_TTL_S = 60.0
 MAX_FAULT_TTL_S = 3600.0
@@ -57,7 +61,9 @@ class Handlers:
             web.get("/routes/explain", self.explain),
             web.get("/endpoints", self.endpoints),
             web.get("/config", self.config),
+            web.get("/config/status", self.config_status),
             web.get("/faults", self.faults),
+            web.post("/config/reload", self.reload),
             web.post("/endpoints/{id}/drain", self.drain),
             web.post("/endpoints/{id}/resume", self.resume),
             web.post("/faults", self.add_fault),
@@ -108,11 +114,44 @@ class Handlers:
         """The effective settings."""
         return json_response(documents.config(self._context))
 
+    async def config_status(self, _request: web.Request) -> web.Response:
+        """Which configuration is in force, and what is wrong with the one that should be."""
+        return json_response(documents.config_status(self._context))
+
     async def faults(self, _request: web.Request) -> web.Response:
         """The faults in force."""
         return json_response(documents.faults(self._context, self._context.clock()))
 
     # --- writes -------------------------------------------------------------------------------------------------
+
+    async def reload(self, _request: web.Request) -> web.Response:
+        """Look at the configuration again, and answer once every data process runs with it: 200, or 409 where bad."""
+        context = self._context
+        before = context.config
+        if not before.reloadable:
+            raise RefusedError(409, f"the configuration comes from {before.source} and cannot be loaded again")
+        asked_at = context.clock()
+        if not context.ask_reload():
+            raise RefusedError(409, "the sidecar is draining")
+        until = asked_at + RELOAD_S
+        while context.config.asked_at < asked_at or not self._all_current():
+            if context.clock() > until:
+                raise RefusedError(503, f"not every process took it over within {RELOAD_S:g} s: GET /config/status")
+            await asyncio.sleep(0.02)
+        document = documents.config_status(context)
+        if context.config.bad_since is not None:
+            revision, problems = before.revision, list(context.config.problems)
+            raise RefusedError(409, f"refused, {revision} stays in force", problems=problems)
+        return json_response({"result": "taken" if context.config.taken > before.taken else "unchanged", **document})
+
+    def _all_current(self) -> bool:
+        """Whether each data process that is up runs with what is in force."""
+        context, now = self._context, self._context.clock()
+        return all(
+            page.words[page.scalar(Scalar.CONFIG_NOW)] == context.config.sequence
+            for process, page in zip(context.keeper.processes, context.pages, strict=True)
+            if process.speaks(now)
+        )
 
     async def drain(self, request: web.Request) -> web.Response:
         """Send no new requests to an endpoint."""

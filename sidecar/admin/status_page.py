@@ -47,6 +47,13 @@ def _parts(context: Context, now: float) -> Iterator[str]:
     ready = "<b class=good>ready</b>" if not reasons else f"<b class=bad>not ready</b>: {escape('; '.join(reasons))}"
     store = f"<b class={'good' if mode is StoreMode.LIVE else 'warn'}>{mode.value}</b>"
     yield f"<p>{ready} · shared state {store} · listening on {escape(', '.join(context.listen_addresses) or 'nothing')}"
+    config = context.config
+    yield f" · configuration {escape(config.revision)}"
+    if config.bad_since is not None:
+        yield f" <b class=bad>and a bad one waits</b>: {escape('; '.join(config.problems[:3]))}"
+    if config.needs_restart:
+        paths = ", ".join(change.path for change in config.needs_restart[:8])
+        yield f" <b class=warn>needs an upgrade or a restart for {escape(paths)}</b>"
     for route in context.keeper.cluster.routes(now):
         if route.version and len({row.version for row in route.candidates}) <= 1:
             continue  # the same table as that of its model

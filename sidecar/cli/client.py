@@ -14,6 +14,7 @@ import msgspec
 from cyclopts import Parameter
 
 from sidecar.cli.outcome import EXIT_FAILED, EXIT_REFUSED, EXIT_UNREACHABLE, CliError
+from sidecar.cli.shapes import Refusal
 from sidecar.config.addresses import AddressError, split_address
 
 DEFAULT_ADMIN = "http://127.0.0.1:9901"
@@ -22,13 +23,6 @@ MAX_ANSWER_BYTES = 64 << 20
 _SHOWN_NAMES = 20
 
 T = TypeVar("T")
-
-
-class _Refusal(msgspec.Struct):
-    """What the admin API answers where it refuses; ``known`` are names that it would have answered."""
-
-    error: str
-    known: tuple[str, ...] = ()
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -78,7 +72,7 @@ class Admin:
 
         :raises CliError: no answer, or a refusal.
         """
-        return self.ask(method, target, content, token=self._token()).body
+        return self.ask(method, target, content, token=self.token()).body
 
     def ask(
         self, method: str, target: str, content: object = None, *, token: str = "", accept_errors: bool = False
@@ -131,7 +125,11 @@ class Admin:
         remedy = "is a sidecar running there? --admin or WARMROUTE_ADMIN names another place"
         return CliError(f"{self.admin}: {reason}: {remedy}", EXIT_UNREACHABLE)
 
-    def _token(self) -> str:
+    def token(self) -> str:
+        """Return the token for writes, empty where none was given.
+
+        :raises CliError: its file cannot be read.
+        """
         if self.token_file is None:
             return ""
         try:
@@ -167,7 +165,7 @@ def decoded(data: bytes, kind: type[T]) -> T:
 
 def _refusal(status: int, data: bytes) -> str:
     try:
-        refusal = msgspec.json.decode(data, type=_Refusal)
+        refusal = msgspec.json.decode(data, type=Refusal)
     except msgspec.DecodeError:
         return f"the admin API answered {status} {http.client.responses.get(status, '')}".rstrip()
     if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):

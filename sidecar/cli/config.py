@@ -12,7 +12,10 @@ import yaml
 from cyclopts import App, Parameter
 
 from router.urls import masked_url
+from sidecar.cli.client import ADMIN, Admin, decoded
 from sidecar.cli.kernel import KernelLimits, caps, kernel_limits
+from sidecar.cli.outcome import EXIT_FAILED, CliError
+from sidecar.cli.shapes import ConfigStatus, Refusal
 from sidecar.config.load import load
 from sidecar.config.reference import effective, reference
 from sidecar.settings import ClientAuth, Model, Settings
@@ -58,6 +61,50 @@ def show(file: File, /) -> int:
     """Print the settings that a file and the environment amount to, defaults included, as YAML without passwords."""
     print(yaml.safe_dump(effective(load(file, os.environ).settings), sort_keys=False, allow_unicode=True), end="")
     return 0
+
+
+@app.command
+def reload(*, admin: Admin = ADMIN) -> int:
+    """Have a running sidecar load its configuration again, and say what changed once all of it runs with it.
+
+    Exit code 0: taken over, or nothing changed. 1: it cannot be used, with every problem; the one before stays.
+    """
+    answer = admin.ask("POST", "/config/reload", token=admin.token(), accept_errors=True)
+    if answer.status >= 300:
+        refused = decoded(answer.body, Refusal)
+        for problem in refused.problems:
+            print(problem)
+        raise CliError(refused.error, EXIT_FAILED)
+    status = decoded(answer.body, ConfigStatus)
+    print(f"{status.result}: {status.revision}, from {status.source}")
+    _show(status)
+    return 0
+
+
+@app.command
+def status(*, admin: Admin = ADMIN) -> int:
+    """Say which configuration a running sidecar runs with, and what is wrong with the one that should be.
+
+    Exit code 0: its source is what runs. 1: the source cannot be used, or needs an upgrade or a restart.
+    """
+    status = decoded(admin.get("/config/status"), ConfigStatus)
+    print(f"{status.revision}, from {status.source}, in force since {status.loaded_at}")
+    _show(status)
+    if status.bad_since is not None:
+        print(f"bad since {status.bad_since}:")
+        for problem in status.problems:
+            print(f"  {problem}")
+    return 1 if status.needs_restart or status.bad_since is not None else 0
+
+
+def _show(status: ConfigStatus) -> None:
+    for change in status.applied:
+        print(f"  {change}")
+    for change in status.needs_restart:
+        print(f"  needs an upgrade or a restart: {change}")
+    behind = [str(process.index) for process in status.processes if not process.current]
+    if behind:
+        print(f"  not yet in data processes {', '.join(behind)}")
 
 
 @app.command(name="reference")

@@ -7,6 +7,37 @@ from __future__ import annotations
 
 import msgspec
 
+from sidecar.config.state import Change
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """What the admin API answers where it refuses; ``known`` are names that it would have answered."""
+
+    error: str
+    known: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class ProcessConfig(msgspec.Struct, frozen=True):
+    """Whether a data process runs with the configuration in force."""
+
+    index: int
+    current: bool
+
+
+class ConfigStatus(msgspec.Struct, frozen=True):
+    """GET /config/status, and POST /config/reload with its ``result``."""
+
+    revision: str
+    source: str
+    loaded_at: str
+    bad_since: str | None
+    problems: tuple[str, ...]
+    applied: tuple[Change, ...]
+    needs_restart: tuple[Change, ...]
+    processes: tuple[ProcessConfig, ...]
+    result: str = ""
+
 
 class Term(msgspec.Struct, frozen=True):
     """One signal's part in a weight."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from sidecar.cli.outcome import EXIT_REFUSED, CliError
-from sidecar.config.load import load
+from sidecar.config.load import FLAGS, load
 from sidecar.config.overrides import EVERY, PREFIX, Override
 
 _MODEL = "default"
@@ -53,11 +53,19 @@ def sidecar(
         Parameter(help="Path that workers answer with 2xx when ready; without it they count as ready. With --to only."),
     ] = None,
     log_format: Annotated[Literal["text", "json"] | None, Parameter(help="How log lines look.")] = None,
+    no_watch: Annotated[
+        bool,
+        Parameter(
+            help="Do not look at the file twice a second; SIGHUP and `warmroute config reload` still load it.",
+            show_default=False,
+        ),
+    ] = False,
 ) -> int:
     """Run a sidecar until it is told to stop.
 
     Flags go before the environment (WARMROUTE__SECTION__FIELD=value), the environment before the file. SIGTERM and
-    Ctrl-C drain: nothing new is accepted, what runs may finish within timeouts.drain_s.
+    Ctrl-C drain: nothing new is accepted, what runs may finish within timeouts.drain_s. A file that changes is loaded
+    again, and so it is on SIGHUP.
     """
     if (
         config is None
@@ -79,13 +87,18 @@ def sidecar(
         probe=probe,
         log_format=log_format,
     )
-    loaded = load(config, os.environ, overrides)
+    environ = dict(os.environ)
+    loaded = load(config, environ, overrides)
     for warning in loaded.warnings:
         sys.stderr.write(f"warning: {warning}\n")
 
     from sidecar import supervisor  # after the configuration was found good: it brings logging and sockets along
 
-    return supervisor.run(loaded.settings, notify_socket=os.environ.get("NOTIFY_SOCKET", ""))
+    path = str(config.absolute()) if config is not None else ""
+    source = supervisor.Source(
+        path or FLAGS, lambda: load(config and config.absolute(), environ, overrides), "" if no_watch else path
+    )
+    return supervisor.run(loaded.settings, source=source, notify_socket=environ.get("NOTIFY_SOCKET", ""))
 
 
 def flag_overrides(

@@ -13,7 +13,7 @@ from msgspec import inspect
 
 from sidecar.config.document import Member, Node, node_of, parse
 from sidecar.config.problems import Path, Problem, SettingsError, Where, dotted, may_be_secret, nearest, shown
-from sidecar.config.structure import bare, schema
+from sidecar.config.schema import bare, schema
 
 PREFIX = "WARMROUTE__"
 EVERY = "*"

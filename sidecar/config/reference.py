@@ -9,7 +9,7 @@ from msgspec import inspect
 
 from router.urls import masked_url
 from sidecar.config.policy_texts import POLICY_TEXTS
-from sidecar.config.structure import Object, bare, schema
+from sidecar.config.schema import Object, bare, schema
 from sidecar.settings import Reload, Settings
 
 _INTRODUCTION = """\

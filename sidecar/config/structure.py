@@ -6,7 +6,6 @@ msgspec converts only what has passed. Dataclasses (the router's policies) judge
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 
@@ -16,29 +15,8 @@ from msgspec import inspect
 from router.policy import PolicyError
 from sidecar.config.document import Node
 from sidecar.config.problems import Path, Problem, dotted, may_be_secret, nearest
+from sidecar.config.schema import Object, bare, schema
 from sidecar.settings import Settings
-
-Object = inspect.StructType | inspect.DataclassType
-
-
-@functools.cache
-def schema() -> inspect.StructType:
-    """Return msgspec's description of :class:`Settings`."""
-    described = inspect.type_info(Settings)
-    if not isinstance(described, inspect.StructType):
-        raise TypeError("Settings is a Struct")
-    return described
-
-
-def bare(kind: inspect.Type) -> inspect.Type:
-    """Return ``kind`` without metadata and without ``None`` as an alternative."""
-    while True:
-        if isinstance(kind, inspect.Metadata):
-            kind = kind.type
-        elif isinstance(kind, inspect.UnionType):
-            kind = next(one for one in kind.types if not isinstance(one, inspect.NoneType))
-        else:
-            return kind
 
 
 def compare(root: Node) -> tuple[Settings | None, list[Problem]]:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from router.model import EndpointRecord, EndpointSeen, Replica, State
+from router.model import EndpointGone, EndpointRecord, EndpointSeen, GoneReason, Replica, State
 from router.urls import protocol_of
 from sidecar.telemetry.logs import get_log
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sidecar.upstreams.probes import Ask
 
 NOT_PROBED_YET = "not probed yet"
+FIRST_PROBES_S = 2.0
+"""Longest time that the first answers of probes are waited for before what is known goes out all the same."""
 
 _log = get_log("probe")
 
@@ -91,50 +93,89 @@ class StaticSource:
         self._clock = clock
         self._endpoints = {endpoint.id: endpoint for endpoint in endpoints}
         self._records = {endpoint.id: _first_record(endpoint) for endpoint in endpoints}
-        self._complete = False
+        self._followed: dict[tuple[str, str, Probe], asyncio.Task[None]] = {}  # by id, address and probe
+        self._unanswered: set[tuple[str, str, Probe]] = set()
+        self._emit: Emit | None = None
+        self._tasks: asyncio.TaskGroup
+        self._began_at = 0.0
         self.failures: dict[str, int] = {}
         """Probes by endpoint id that did not find it ready."""
 
     @property
     def tried(self) -> bool:
-        """The same as ``complete``."""
-        return self._complete
+        """Whether all endpoints have been emitted, and each was probed once (or that takes too long)."""
+        return self.complete and (not self._unanswered or self._clock() - self._began_at >= FIRST_PROBES_S)
 
     @property
     def complete(self) -> bool:
         """Whether all endpoints have been emitted."""
-        return self._complete
+        return self._emit is not None
 
     async def run(self, emit: Emit) -> None:
-        """Emit all endpoints at once, then each again whenever a probe changes it."""
-        now = self._clock()
+        """Emit all endpoints at once, then each again whenever a probe or a new configuration changes it."""
+        now = self._began_at = self._clock()
         for record in self._records.values():
             emit(EndpointSeen(record, now))
-        self._complete = True
-        async with asyncio.TaskGroup() as tasks:
-            for endpoint in self._endpoints.values():
-                for probe in {replica.probe: None for replica in endpoint.replicas if replica.probe is not None}:
-                    tasks.create_task(self._follow(endpoint, probe, emit), name=f"probe-{endpoint.id}")
-            tasks.create_task(asyncio.Event().wait(), name="static-forever")
+        async with asyncio.TaskGroup() as self._tasks:
+            self._emit = emit
+            self._follow_all()
+            self._tasks.create_task(asyncio.Event().wait(), name="static-forever")
 
-    async def _follow(self, endpoint: StaticEndpoint, probe: Probe, emit: Emit) -> None:
+    def configure(self, endpoints: tuple[StaticEndpoint, ...]) -> None:
+        """Go by another configuration: say what is new, changed and gone. What probes found stays where they do."""
+        before, records = self._endpoints, self._records
+        self._endpoints = {endpoint.id: endpoint for endpoint in endpoints}
+        self._records = {
+            id: _next_record(endpoint, before.get(id), records.get(id))
+            for id, endpoint in self._endpoints.items()  # noqa: A001
+        }
+        for id in before.keys() - self._endpoints.keys():  # noqa: A001
+            self.failures.pop(id, None)
+        if self._emit is None:
+            return
+        now = self._clock()
+        for id in before.keys() - self._endpoints.keys():  # noqa: A001
+            self._emit(EndpointGone(id, GoneReason.REMOVED, now))
+        for id, record in self._records.items():  # noqa: A001
+            if record != records.get(id):
+                self._emit(EndpointSeen(record, now))
+        self._follow_all()
+
+    def _follow_all(self) -> None:
+        """Have each probe of each endpoint made, and no other."""
+        wanted = {
+            (endpoint.id, endpoint.address, replica.probe): None
+            for endpoint in self._endpoints.values()
+            for replica in endpoint.replicas
+            if replica.probe is not None
+        }
+        for key in self._followed.keys() - wanted.keys():
+            self._followed.pop(key).cancel()
+            self._unanswered.discard(key)
+        for key in wanted:
+            if key not in self._followed:
+                self._unanswered.add(key)
+                self._followed[key] = self._tasks.create_task(self._follow(*key), name=f"probe-{key[0]}")
+
+    async def _follow(self, id: str, address: str, probe: Probe) -> None:  # noqa: A002
         while True:
-            signal = self._adapter.read(await self._ask(endpoint.address, probe.path, probe.timeout_s))
+            signal = self._adapter.read(await self._ask(address, probe.path, probe.timeout_s))
+            self._unanswered.discard((id, address, probe))
             if signal.state is not State.WARM:
-                self.failures[endpoint.id] = self.failures.get(endpoint.id, 0) + 1
-            before = self._records[endpoint.id]
+                self.failures[id] = self.failures.get(id, 0) + 1
+            before = self._records[id]
             after = replace(
                 before,
                 replicas=tuple(
                     replace(replica, state=signal.state, reason=signal.reason) if planned.probe == probe else replica
-                    for planned, replica in zip(endpoint.replicas, before.replicas, strict=True)
+                    for planned, replica in zip(self._endpoints[id].replicas, before.replicas, strict=True)
                 ),
             )
-            if after != before:
-                self._records[endpoint.id] = after
-                emit(EndpointSeen(after, self._clock()))
+            if after != before and self._emit is not None:
+                self._records[id] = after
+                self._emit(EndpointSeen(after, self._clock()))
                 say = _log.info if signal.state is State.WARM else _log.warning
-                say("probe.changed", id=endpoint.id, path=probe.path, state=signal.state, reason=signal.reason)
+                say("probe.changed", id=id, path=probe.path, state=signal.state, reason=signal.reason)
             await asyncio.sleep(probe.interval_s)
 
 
@@ -149,5 +190,25 @@ def _first_record(endpoint: StaticEndpoint) -> EndpointRecord:
             if planned.probe is None
             else Replica(planned.model, planned.version, state=State.COLD, reason=NOT_PROBED_YET)
             for planned in endpoint.replicas
+        ),
+    )
+
+
+def _next_record(
+    endpoint: StaticEndpoint, before: StaticEndpoint | None, record: EndpointRecord | None
+) -> EndpointRecord:
+    """Return the record of an endpoint under a new configuration.
+
+    What was found there before holds until a probe says something else, also where that is another probe.
+    """
+    first = _first_record(endpoint)
+    if before is None or record is None or before.address != endpoint.address:
+        return first
+    known = {(replica.model, replica.version): replica for replica in record.replicas}
+    return replace(
+        first,
+        replicas=tuple(
+            new if planned.probe is None else known.get((planned.model, planned.version), new)
+            for planned, new in zip(endpoint.replicas, first.replicas, strict=True)
         ),
     )

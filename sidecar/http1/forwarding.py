@@ -127,11 +127,18 @@ class ListenerRules:
         trusted_networks: tuple[str, ...] = (),
         model_header: str | None = MODEL_HEADER,
     ) -> None:
+        self._peers: dict[tuple[str, bool], Peer] = {}
+        self.configure(default_model, trusted_networks=trusted_networks, model_header=model_header)
+
+    def configure(
+        self, default_model: str | None, *, trusted_networks: tuple[str, ...], model_header: str | None
+    ) -> None:
+        """Go by another configuration: the model from the next request on, the rest for callers that come."""
         self.default_model = default_model
         self._model_header = model_header or ""
         self._unix = UNIX in trusted_networks
         self._networks: list[Network] = [ipaddress.ip_network(one) for one in trusted_networks if one != UNIX]
-        self._peers: dict[tuple[str, bool], Peer] = {}
+        self._peers.clear()
 
     def peer(self, peername: object, *, secure: bool) -> Peer:
         """Return what is known of a caller.

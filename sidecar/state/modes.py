@@ -72,6 +72,10 @@ class StoreModes:
         self._settle_by = now
         self._believed_from = now
 
+    def configure(self, policy: FreshnessPolicy) -> None:
+        """Go by another policy from now on."""
+        self._policy = policy
+
     def connected(self, now: float, known: Iterable[str], *, emptied: bool = False) -> None:
         """The store answers. ``known`` endpoints get a TTL to be heard again; the longer grace where it was emptied."""
         self._connected, self._failed = True, False

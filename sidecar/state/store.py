@@ -90,6 +90,13 @@ class RedisSource:
         self._complained = Throttle(LOG_EVERY_S)
         self._down_said = Throttle(LOG_EVERY_S)
 
+    def configure(self, policy: FreshnessPolicy) -> None:
+        """Go by another policy from now on."""
+        self._ttl_s = policy.ttl_s
+        self._grace_s = policy.empty_store_grace_s
+        self.view.configure(policy.ttl_s)
+        self.modes.configure(policy)
+
     @property
     def tried(self) -> bool:
         """Whether a full read has come in or the first connection failed."""

@@ -74,6 +74,10 @@ class StoreView:
         self.complaints: list[str] = []
         """Why records or messages were skipped, since last taken away by the shell (which logs them)."""
 
+    def configure(self, ttl_s: float) -> None:
+        """Let records live for another time from now on."""
+        self._ttl_s = ttl_s
+
     @property
     def ids(self) -> KeysView[str]:
         """The endpoints that came and have not left."""

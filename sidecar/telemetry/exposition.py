@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from router.explain import RouteRow
+    from sidecar.config.state import ConfigState
     from sidecar.discovery.static import StaticSource
     from sidecar.state.keeper import Keeper
     from sidecar.state.store import RedisSource
@@ -117,6 +118,7 @@ class Seen(Protocol):
     started_at: float
     draining: bool
     certificates: ExpiryWatch | None
+    config: ConfigState
 
 
 def render(seen: Seen, now: float) -> bytes:
@@ -131,9 +133,20 @@ def render(seen: Seen, now: float) -> bytes:
     for ending in seen.certificates.endings if seen.certificates is not None else ():
         out.add(f.TLS_NOT_AFTER, ending.not_after, ending.of, ending.kind)
     out.add(f.BUILD, 1, seen.version, platform.python_version(), str(is_compiled()).lower())
+    _config(out, seen.config)
     out.add(f.CONTROL_UPTIME, now - seen.started_at)
     out.add(f.DRAINING, seen.draining)
     return out.render()
+
+
+def _config(out: Exposition, state: ConfigState) -> None:
+    out.add(f.CONFIG, 1, state.revision)
+    out.add(f.CONFIG_LOADED, state.loaded_at)
+    out.add(f.CONFIG_BAD, state.bad_since is not None)
+    out.add(f.CONFIG_BAD_SINCE, state.bad_since or 0)
+    out.add(f.CONFIG_NEEDS_RESTART, len(state.needs_restart))
+    for result in ("taken", "unchanged", "refused"):
+        out.add(f.CONFIG_RELOADS, getattr(state, result), result)
 
 
 def _models(out: Exposition, pages: Sequence[Page]) -> None:
@@ -187,6 +200,7 @@ def _scalars(out: Exposition, seen: Seen, now: float) -> None:
         mode_now = page.words[page.scalar(Scalar.STORE_MODE_NOW)]
         for index, mode in enumerate(StoreMode):
             out.add(f.PROCESS_STORE_MODE, index == mode_now, label, mode.value)
+        out.add(f.PROCESS_CONFIG, page.words[page.scalar(Scalar.CONFIG_NOW)] == seen.config.sequence, label)
         up = process.speaks(now)
         out.add(f.PROCESS_UP, up, label)
         if up:

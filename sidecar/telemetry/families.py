@@ -112,11 +112,24 @@ STORE_EXPIRED = Family("warmroute_store_expired_total", _C, "Endpoints that fell
 
 # --- the sidecar itself ---------------------------------------------------------------------------------------------
 BUILD = Family("warmroute_build_info", _G, "Always 1; the labels tell what runs.", ("version", "python", "compiled"))
+CONFIG = Family("warmroute_config_info", _G, "Always 1; the label names the configuration in force.", ("revision",))
+CONFIG_LOADED = Family("warmroute_config_loaded_timestamp_seconds", _G, "When it came into force, Unix time.")
+CONFIG_BAD = Family("warmroute_config_bad", _G, "1 while its source cannot be used and the one before stays in force.")
+CONFIG_BAD_SINCE = Family(
+    "warmroute_config_bad_since_timestamp_seconds", _G, "Since when that is so, Unix time; 0 where it is not."
+)
+CONFIG_NEEDS_RESTART = Family(
+    "warmroute_config_needs_restart", _G, "Changed fields that only an upgrade or a restart puts in force."
+)
+CONFIG_RELOADS = Family("warmroute_config_reloads_total", _C, "Looks at the source by result.", ("result",))
 CONTROL_UPTIME = Family("warmroute_control_uptime_seconds", _G, "Time since the control process started.")
 DRAINING = Family("warmroute_draining", _G, "1 from the first SIGTERM on.")
 PROCESS_UP = Family("warmroute_process_up", _G, "1 while the data process speaks.", _PROCESS)
 PROCESS_UPTIME = Family("warmroute_process_uptime_seconds", _G, "Time since the data process started.", _PROCESS)
 PROCESS_RESTARTS = Family("warmroute_process_restarts_total", _C, "Restarts of the data process.", _PROCESS)
+PROCESS_CONFIG = Family(
+    "warmroute_process_config_current", _G, "1 while the data process runs with the configuration in force.", _PROCESS
+)
 PROCESS_LAG = Family("warmroute_process_loop_lag_seconds", _G, "How late its loop was at the last sweep.", _PROCESS)
 PROCESS_DRAINING = Family("warmroute_process_draining", _G, "1 while the data process drains.", _PROCESS)
 PROCESS_CONTROL_LOST = Family(

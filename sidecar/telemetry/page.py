@@ -91,6 +91,7 @@ class Scalar(IntEnum):
     HEDGES_TOTAL = 44
     HEDGES_WON_TOTAL = 45
     HEDGES_DENIED_TOTAL = 46
+    CONFIG_NOW = 47  # sequence number of the configuration in force
 
 
 SCALAR_WORDS = 64

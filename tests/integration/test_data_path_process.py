@@ -30,6 +30,7 @@ from router.model import (
 )
 from router.outcomes import Outcome
 from sidecar import data as data_module
+from sidecar.boot import PlanFile, write_plan
 from sidecar.channel import FaultRule, FaultsChanged, GuardsInForce, Hello, Listening, Ping
 from sidecar.telemetry.page import Scalar
 from tests.support.data_process import DataProcess, read_answer
@@ -326,7 +327,7 @@ def test_closing_takes_what_waits_in_the_queue_first(tmp_path: Path) -> None:
             listeners=(msgspec.structs.replace(held, fd=os.dup(held.fd)),),
             channel_fd=os.dup(plan.channel_fd),
         )
-        process = data_module.DataProcess(plan, loop)
+        process = data_module.DataProcess(plan, PlanFile(write_plan(plan)), loop)
         await process._accept()
         with data.connect() as queued:
             queued.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")

@@ -168,11 +168,11 @@ def test_a_second_signal_cuts_the_drain_short_and_says_so_in_the_exit_code(tmp_p
         assert all(gone(pid) for pid in children)
 
 
-def test_sighup_is_told_to_be_unsupported_and_changes_nothing(tmp_path: Path) -> None:
+def test_without_a_source_sighup_is_told_to_be_unsupported_and_changes_nothing(tmp_path: Path) -> None:
     with stand_in(tmp_path, {}) as process:
         children = await_up(tmp_path, process)
         process.send(signal.SIGHUP)
-        process.await_event("sidecar.reload_unsupported")
+        process.await_event("config.reload_unsupported")
         with connect(process) as sock:
             assert served_by(sock) in children
 

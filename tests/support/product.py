@@ -67,6 +67,15 @@ class Sidecar(SidecarProcess):
         return tuple(self.process.child(f"data-{index}") for index in range(PROCESSES))
 
 
+def write_config(directory: Path, settings: Mapping[str, Any], processes: int = PROCESSES) -> Path:
+    """Put the configuration file of :func:`running` there, in place of one that is there; return its path."""
+    config = {"version": 1, "listeners": [{"address": "127.0.0.1:0", "processes": processes}], **settings}
+    path = directory / "warmroute.yaml"
+    new = directory / "warmroute.yaml.new"
+    new.write_text(json.dumps(config))  # JSON is YAML
+    return new.replace(path)
+
+
 @contextmanager
 def running(
     directory: Path, *flags: str, settings: Mapping[str, Any] | None = None, processes: int = PROCESSES
@@ -82,14 +91,12 @@ def running(
     if settings is None:
         command += ["--listen", "127.0.0.1:0", "--processes", str(processes)]
     else:
-        config = {"version": 1, "listeners": [{"address": "127.0.0.1:0", "processes": processes}], **settings}
-        path = directory / "warmroute.yaml"
-        path.write_text(json.dumps(config))  # JSON is YAML
-        command += ["--config", str(path)]
+        command += ["--config", str(write_config(directory, settings, processes))]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE")}
     with Process([*command, *flags], directory / "sidecar.log", env=environ, cwd=ROOT) as process:
         listen = process.await_event("listener.open")["address"]
-        sidecar = Sidecar(process, listen, process.await_event("admin.open")["address"])
+        sockets = 1 + bool((settings or {}).get("admin", {}).get("socket"))  # the Unix socket comes first
+        sidecar = Sidecar(process, listen, process.await_event("admin.open", count=sockets)["address"])
         until(sidecar.ready, "ready")
         for index in range(processes):  # one alone is enough to be ready
             process.await_event("process.accepting", count=index + 1)

@@ -33,7 +33,8 @@ def supervise(settings: Settings, notify_socket: str) -> int:
     with Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)) as signals:
         listeners, admin = open_listeners(settings.listeners), open_admin(settings.admin)
         notify = supervisor.Notify(notify_socket)
-        return supervisor.Supervisor(settings, listeners, admin, signals, notify=notify, command=stand_in_command).run()
+        config = supervisor.configuration(settings, None)
+        return supervisor.Supervisor(config, listeners, admin, signals, notify=notify, command=stand_in_command).run()
 
 
 def control(plan: boot.ControlPlan, faults: set[str]) -> int:
@@ -89,7 +90,7 @@ def main(arguments: list[str]) -> int:
     role, value, *rest = arguments
     if role == "supervise":
         return supervise(msgspec.json.decode(value, type=Settings), rest[0] if rest else "")
-    plan = boot.read_plan(int(value))
+    plan = boot.PlanFile(int(value)).read()
     assert isinstance(plan, boot.ControlPlan | boot.DataPlan)
     faults = {model.name for model in plan.settings.models}
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -31,6 +31,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("warmroute-worker", "{}:{}".format(*self.connection.getsockname()))
         self.end_headers()
         self.wfile.write(body)
 

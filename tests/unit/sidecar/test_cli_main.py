@@ -98,8 +98,8 @@ def test_nothing_of_the_command_line_imports_the_worker() -> None:
         (
             ["config", "chek"],
             (
-                'warmroute: Unknown command "chek". Did you mean "check"? Available commands: check, show, reference. '
-                "(warmroute --help)"
+                'warmroute: Unknown command "chek". Did you mean "check"? Available commands: check, show, reload, '
+                "status, reference. (warmroute --help)"
             ),
         ),
         (

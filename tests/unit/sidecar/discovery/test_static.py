@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from router.model import EndpointSeen, State
+from router.model import EndpointGone, EndpointSeen, State
 from sidecar.discovery.source import Found
-from sidecar.discovery.static import NOT_PROBED_YET, StaticSource, static_endpoints
+from sidecar.discovery.static import FIRST_PROBES_S, NOT_PROBED_YET, StaticSource, static_endpoints
 from sidecar.settings import Settings
 from sidecar.upstreams.adapters import Answer, HttpReadiness
 
@@ -109,3 +109,108 @@ def test_a_probe_speaks_only_for_the_models_it_belongs_to() -> None:
     events, _, _ = play(parts, 503)
     states = [{r.model: r.state for r in event.record.replicas} for event in events]
     assert states == [{"a": State.WARM, "b": State.COLD}, {"a": State.WARM, "b": State.LOADING}]
+
+
+class Probed:
+    """Answers each probed address from a dictionary that the test changes, and counts how often each was asked."""
+
+    def __init__(self, **statuses: int) -> None:
+        self.statuses = statuses
+        self.asked: list[tuple[str, str]] = []
+
+    async def __call__(self, address: str, path: str, timeout_s: float) -> Answer:
+        self.asked.append((address, path))
+        await asyncio.sleep(0)
+        return Answer(self.statuses.get(path.strip("/"), 200), "")
+
+
+async def turns(count: int = 10) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def reconfigure(first: dict[str, Any], *others: dict[str, Any], **statuses: int) -> tuple[list[list[Found]], Probed]:
+    """Return what is emitted at first and after each further configuration."""
+
+    async def main() -> list[list[Found]]:
+        told: list[list[Found]] = [[]]
+        source = StaticSource(static_endpoints(settings(**first)), ask, HttpReadiness(), clock=lambda: 5.0)
+        task = asyncio.create_task(source.run(lambda event: told[-1].append(event)))
+        await turns()
+        for other in others:
+            told.append([])
+            source.configure(static_endpoints(settings(**other)))
+            await turns()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return told
+
+    ask = Probed(**statuses)
+    return asyncio.run(main()), ask
+
+
+def summed_up(events: list[Found]) -> list[tuple[str, Any]]:
+    out: list[tuple[str, Any]] = []
+    for event in events:
+        if isinstance(event, EndpointSeen):
+            out.append((event.record.id, {r.model: r.state.value for r in event.record.replicas}))
+        elif isinstance(event, EndpointGone):
+            out.append((event.id, event.reason.value))
+    return out
+
+
+def test_a_new_configuration_says_what_is_new_and_what_is_gone_and_nothing_of_the_rest() -> None:
+    told, _ = reconfigure(
+        {"models": [{"name": "a", "endpoints": [ONE, TWO]}]},
+        {"models": [{"name": "a", "endpoints": [TWO, "http://127.0.0.1:9003"]}]},
+        {"models": [{"name": "a", "endpoints": [TWO]}, {"name": "b", "endpoints": [TWO]}]},
+    )
+    assert summed_up(told[1]) == [("127.0.0.1:9001", "removed"), ("127.0.0.1:9003", {"a": "warm"})]
+    assert summed_up(told[2]) == [
+        ("127.0.0.1:9003", "removed"),
+        ("127.0.0.1:9002", {"a": "warm", "b": "warm"}),
+    ]
+
+
+def test_what_probes_found_holds_over_a_new_configuration() -> None:
+    probe = {"path": "/p", "interval_s": 3000}
+    told, ask = reconfigure(
+        {"models": [{"name": "a", "endpoints": [ONE], "probe": probe}]},
+        {"models": [{"name": "a", "endpoints": [ONE, TWO], "probe": probe, "idempotent": True}]},
+        {"models": [{"name": "a", "endpoints": [ONE, TWO], "probe": {**probe, "path": "/q"}}]},
+        {"models": [{"name": "a", "endpoints": [ONE, TWO]}]},
+        q=503,
+    )
+    assert summed_up(told[0]) == [("127.0.0.1:9001", {"a": "cold"}), ("127.0.0.1:9001", {"a": "warm"})]
+    assert summed_up(told[1]) == [("127.0.0.1:9002", {"a": "cold"}), ("127.0.0.1:9002", {"a": "warm"})]
+    assert ask.asked == [(ONE, "/p"), (TWO, "/p"), (ONE, "/q"), (TWO, "/q")], "probes that stay go on at their pace"
+    assert summed_up(told[2]) == [("127.0.0.1:9001", {"a": "loading"}), ("127.0.0.1:9002", {"a": "loading"})]
+    assert summed_up(told[3]) == [("127.0.0.1:9001", {"a": "warm"}), ("127.0.0.1:9002", {"a": "warm"})]
+
+
+def test_another_address_under_the_same_name_is_another_endpoint() -> None:
+    probe = {"path": "/p", "interval_s": 3000}
+    models = [{"name": "a"}]
+    told, ask = reconfigure(
+        {"models": models, "endpoints": [{"url": ONE, "name": "e", "models": ["a"], "probe": probe}]},
+        {"models": models, "endpoints": [{"url": TWO, "name": "e", "models": ["a"], "probe": probe}]},
+    )
+    assert summed_up(told[1]) == [("e", {"a": "cold"}), ("e", {"a": "warm"})]
+    assert ask.asked == [(ONE, "/p"), (TWO, "/p")]
+
+
+def test_first_probes_are_part_of_the_first_attempt_but_for_a_while_only() -> None:
+    async def main() -> None:
+        now = [5.0]
+        ask = Scripted()
+        parts = {"models": [{"name": "a", "endpoints": [ONE], "probe": {"path": "/p"}}]}
+        source = StaticSource(static_endpoints(settings(**parts)), ask, HttpReadiness(), clock=lambda: now[0])
+        task = asyncio.create_task(source.run(lambda event: None))
+        await turns()
+        assert (source.tried, source.complete) == (False, True)
+        now[0] += FIRST_PROBES_S
+        assert source.tried
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())

@@ -1,0 +1,113 @@
+"""What a new configuration changes in a running sidecar: what it takes over, and what needs a new process. Pure.
+
+Each field's reload class (``sidecar/settings.py``) decides. Listeners, models and endpoints are told apart by their
+address, name and URL, not by their place in a list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from router.urls import MASK
+from sidecar.config.problems import may_be_secret, shown
+from sidecar.config.schema import Object, bare, schema
+from sidecar.config.state import Change
+from sidecar.settings import Endpoint, Listener, Model, Reload, Settings
+
+ABSENT = "absent"
+"""Stands for the value of something that is not there."""
+
+_KEYS: dict[type, str] = {Listener: "address", Model: "name", Endpoint: "url"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Merged:
+    """What a running sidecar makes of a new configuration. ``restart`` are changes that it cannot take over."""
+
+    settings: Settings
+    applied: tuple[Change, ...]
+    restart: tuple[Change, ...]
+
+
+def revision(settings: Settings) -> str:
+    """Return a short hash of everything in ``settings``: the same for the same configuration, on every machine."""
+    return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()[:10]
+
+
+def merge(running: Settings, wanted: Settings) -> Merged:
+    """Return ``wanted`` as far as a running sidecar can take it over, and what changes thereby."""
+    walk = _Walk()
+    settings = walk.struct(schema(), running, wanted, "")
+    assert isinstance(settings, Settings)  # noqa: S101  the walk keeps types
+    return Merged(settings, tuple(walk.applied), tuple(walk.restart))
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.applied: list[Change] = []
+        self.restart: list[Change] = []
+
+    def struct(self, kind: Object, running: Any, wanted: Any, prefix: str) -> Any:
+        """Return the merged value of two structs (or policies) of the same type."""
+        values = {
+            field.name: self._value(
+                field, getattr(running, field.name), getattr(wanted, field.name), f"{prefix}{field.name}"
+            )
+            for field in kind.fields
+        }
+        return type(wanted)(**values)
+
+    def _value(self, field: inspect.Field, running: Any, wanted: Any, path: str) -> Any:
+        if running == wanted:
+            return wanted
+        inner = bare(field.type)
+        reload = _reload(field)
+        if isinstance(inner, inspect.StructType | inspect.DataclassType) and running is not None and wanted is not None:
+            return self.struct(inner, running, wanted, f"{path}.")
+        if isinstance(inner, inspect.VarTupleType):
+            item = bare(inner.item_type)
+            if isinstance(item, inspect.StructType) and item.cls in _KEYS:
+                return self._items(item, reload, running, wanted, path)
+        change = Change(path, _shown(running, path), _shown(wanted, path))
+        if reload is Reload.RESTART:
+            self.restart.append(change)
+            return running
+        self.applied.append(change)
+        return wanted
+
+    def _items(
+        self, kind: inspect.StructType, reload: Reload, running: tuple[Any, ...], wanted: tuple[Any, ...], path: str
+    ) -> tuple[Any, ...]:
+        """Merge two lists, item by item. Where the list needs a restart, its items stay those that run."""
+        key = _KEYS[kind.cls]
+        old = {getattr(item, key): item for item in running}
+        new = {getattr(item, key): item for item in wanted}
+        found = self.restart if reload is Reload.RESTART else self.applied
+        found += [Change(f"{path}[{name}]", "there", ABSENT) for name in old if name not in new]
+        found += [Change(f"{path}[{name}]", ABSENT, "there") for name in new if name not in old]
+        merged = {
+            name: self.struct(kind, old[name], item, f"{path}[{name}].") for name, item in new.items() if name in old
+        }
+        if reload is Reload.RESTART:
+            return tuple(merged.get(name, item) for name, item in old.items())
+        return tuple(merged.get(name, item) for name, item in new.items())
+
+
+def _reload(field: inspect.Field) -> Reload:
+    """Return a field's class; the router's policies name none, and are live."""
+    extra = field.type.extra if isinstance(field.type, inspect.Metadata) else None
+    return Reload((extra or {}).get("reload", Reload.LIVE))
+
+
+def _shown(value: object, path: str) -> str:
+    name = path.rpartition(".")[2]
+    if may_be_secret(name) and not name.endswith("_file") and value is not None:
+        return MASK
+    if isinstance(value, tuple) and all(isinstance(item, str | int | float) for item in value):
+        return f"[{', '.join(shown(item) for item in value)}]"
+    return shown(value) if not isinstance(value, msgspec.Struct) else "there"
