@@ -305,6 +305,8 @@ class DataProcess:
         settings = plan.settings
         self._cluster.configure(router_policies(settings), model_policies(settings), now)
         self._plane.configure(settings.limits, settings.timeouts, _model_timeouts(settings))
+        self._guard.configure(settings.overload)
+        self._tls.configure(settings)
         for held, rules in zip(plan.listeners, self._rules, strict=False):
             listener = settings.listeners[held.listener]
             rules.configure(

@@ -193,7 +193,7 @@ class Overload(Base, frozen=True):
     memory_bytes: Annotated[
         Annotated[int, Meta(ge=32 << 20)] | None,
         _doc(
-            Reload.RESTART,
+            Reload.LIVE,
             "resident memory of one data process; null: an equal share of 80% of what the container or machine has, at "
             "least 96 MiB",
             "bytes",
@@ -201,14 +201,14 @@ class Overload(Base, frozen=True):
     ] = None
     soft_ratio: Annotated[
         float,
-        _doc(Reload.RESTART, "share from which on nothing grows and what is idle is closed", "ratio", gt=0, le=1),
+        _doc(Reload.LIVE, "share from which on nothing grows and what is idle is closed", "ratio", gt=0, le=1),
     ] = 0.85
     hard_ratio: Annotated[
-        float, _doc(Reload.RESTART, "share from which on new requests are refused with 503", "ratio", gt=0, le=1)
+        float, _doc(Reload.LIVE, "share from which on new requests are refused with 503", "ratio", gt=0, le=1)
     ] = 0.95
     loop_lag_s: Annotated[
         Annotated[float, Meta(ge=0.05, le=60)] | None,
-        _doc(Reload.RESTART, "lateness of the event loop that counts as all of its time; null: ignored", "seconds"),
+        _doc(Reload.LIVE, "lateness of the event loop that counts as all of its time; null: ignored", "seconds"),
     ] = 1.0
     reserve_connections: Annotated[
         int,

@@ -99,9 +99,10 @@ class _Walk:
 
 
 def _reload(field: inspect.Field) -> Reload:
-    """Return a field's class; the router's policies name none, and are live."""
+    """Return a field's class. The router's policies name none, and are live; a section that comes or goes is not."""
     extra = field.type.extra if isinstance(field.type, inspect.Metadata) else None
-    return Reload((extra or {}).get("reload", Reload.LIVE))
+    default = Reload.RESTART if isinstance(bare(field.type), inspect.StructType) else Reload.LIVE
+    return Reload((extra or {}).get("reload", default))
 
 
 def _shown(value: object, path: str) -> str:

@@ -32,6 +32,12 @@ class ProcessTls:
         self._upstreams: dict[tuple[str, ...], UpstreamGate] = {}
         self._looking: asyncio.Future[list[tuple[Follower, Change]]] | None = None
 
+    def configure(self, settings: Settings) -> None:
+        """Go by these limits and times from now on; which files are used, and how, stays what it was at the start."""
+        self._settings = settings
+        for gate in self._gates:
+            gate.handshake_s = settings.timeouts.handshake_s
+
     @property
     def handshakes(self) -> int:
         """Handshakes with callers that are under way."""

@@ -91,7 +91,7 @@ class ListenerGate:
         self._page = page
         self._audit = audit
         self._room = room
-        self._handshake_s = handshake_s
+        self.handshake_s = handshake_s
         self.handshakes = 0
         """Under way now."""
 
@@ -102,7 +102,7 @@ class ListenerGate:
             self._count(Scalar.TLS_HANDSHAKES_REFUSED_TOTAL)
             return Refused()
         self.handshakes += 1
-        return TlsTransport(self._loop, context, self, timeout_s=self._handshake_s, server_side=True)
+        return TlsTransport(self._loop, context, self, timeout_s=self.handshake_s, server_side=True)
 
     # --- the session's owner --------------------------------------------------------------------------------------
 

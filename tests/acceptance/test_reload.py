@@ -64,7 +64,7 @@ def test_ten_reloads_under_load_lose_nothing(tmp_path: Path, origins: tuple[str,
         assert (load.failed(), streams.failed()) == ([], []), (load.summary(), streams.summary())
         assert len(load.answers) > 300
         assert not any(answer.closes for answer in load.answers)  # no connection was given up for it
-        assert not any(answer.fresh for answer in load.answers[16:])
+        assert sum(answer.fresh for answer in load.answers) == 16  # each client's first
         assert (sidecar.process.child("control"), *sidecar.data_pids) == pids
         assert sidecar.metric("warmroute_config_reloads_total", result="taken") == 10
         until(lambda: sidecar.metric("warmroute_requests_in_flight") == 0, "counts are back at zero", within_s=3)
