@@ -433,6 +433,8 @@ class Call:
     def _over(self) -> None:
         self.phase = OVER
         self._seen = []
+        if self._own:
+            self._plane.watchers.pop(self, None)
         if not self.request_done:  # nobody reads the rest of it (RFC 9113 8.1)
             self._connection.reset(self.down, Code.NO_ERROR)
         if self._timer is not None:
@@ -573,7 +575,6 @@ class Call:
         plane = self._plane
         now = plane.clock()
         plane.ending.pop(self, None)
-        plane.watchers.pop(self, None)
         self._drop_upstream(Code.CANCEL)
         self._settle(AttemptResult.CANCELLED, now)
         plane.shared.request_ended(self._target.row, Outcome.CLIENT_ABORT, now - self._started)

@@ -1,0 +1,348 @@
+"""One call, frame by frame: what goes on, what is changed, how it ends."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from sidecar.http2 import frames
+from sidecar.http2.frames import Code
+from sidecar.settings import Limits, Timeouts
+from tests.support.grpc_by_hand import Peer, call_fields, grpc_bench, infer, message
+
+INFER = b"/inference.GRPCInferenceService/ModelInfer"
+
+
+def status(peer: Peer, stream: int = 1) -> tuple[int, str]:
+    """Return the status of the call that ended, and warmroute's outcome where it is its own."""
+    ends = [one for one in peer.got(frames.HEADERS) if one.end and one.stream == stream]
+    assert len(ends) == 1, ends
+    fields = dict(ends[0].fields)
+    return int(fields[b"grpc-status"]), fields.get(b"warmroute-outcome", b"").decode()
+
+
+def test_a_call_passes_as_it_is_but_for_what_a_proxy_adds() -> None:
+    with grpc_bench() as bench:
+        more = [(b"x-two", b"b"), (b"x-two", b"a"), (b"x-bin", b"\xff\x00".hex().encode()), (b"grpc-timeout", b"10S")]
+        worker = bench.call(1, b"ask", *more)
+        head, data = [one for one in worker.take() if one.stream == 1]
+        assert head.fields[:6] == call_fields()
+        assert [field for field in head.fields if field[0] in (b"x-two", b"x-bin")] == more[:3]
+        assert head.value(b"grpc-timeout") == b"10S"
+        assert head.value(b"warmroute-attempt") == b"1"
+        assert head.value(b"via") == b"2 warmroute"
+        assert len(head.value(b"traceparent").split(b"-")) == 4
+        made = head.value(b"x-request-id")
+        assert (data.payload, data.end) == (message(b"ask"), True)
+
+        answer = [(b":status", b"200"), (b"content-type", b"application/grpc"), (b"x-m", b"1")]
+        worker.head(1, answer)
+        worker.data(1, message(b"tell"))
+        tail = [(b"grpc-status", b"0"), (b"grpc-message", b"%e2%98%ba"), (b"x-t-bin", b"AP8")]
+        worker.head(1, tail, end=True)
+        head, data, end = [one for one in bench.caller.take() if one.stream == 1]
+        assert head.fields == [*answer, (b"x-request-id", made)]
+        assert (data.payload, data.end) == (message(b"tell"), False)
+        assert (end.fields, end.end) == (tail, True)
+        assert (bench.outcomes, bench.results) == ({"ok": 1}, {"success": 1})
+
+
+def test_ids_that_a_caller_or_a_worker_has_are_kept() -> None:
+    with grpc_bench() as bench:
+        worker = bench.call(1, b"x", (b"x-request-id", b"mine"), (b"traceparent", b"00-1-2-01"))
+        head = worker.got(frames.HEADERS)[0]
+        assert (head.value(b"x-request-id"), head.value(b"traceparent")) == (b"mine", b"00-1-2-01")
+        worker.head(1, [(b":status", b"200"), (b"x-request-id", b"theirs"), (b"grpc-status", b"5")], end=True)
+        end = bench.caller.only(frames.HEADERS)
+        assert (end.value(b"x-request-id"), end.value(b"grpc-status"), end.end) == (b"theirs", b"5", True)
+        assert (bench.outcomes, bench.results) == ({"upstream_4xx": 1}, {"client_error": 1})
+
+
+def test_many_calls_share_a_worker_s_connection_up_to_its_limit() -> None:
+    with grpc_bench() as bench:
+        bench.loop.settings = {frames.MAX_CONCURRENT_STREAMS: 2}
+        for number in range(5):
+            bench.call(1 + 2 * number)
+        assert bench.in_flight == 5
+        streams = [len(peer.protocol.streams) for peer in bench.loop.workers]  # type: ignore[attr-defined]
+        assert streams[0] == 2
+        while bench.in_flight:
+            for peer in bench.loop.workers:
+                for stream in list(peer.protocol.streams):  # type: ignore[attr-defined]
+                    bench.answer(peer, stream)
+        assert bench.outcomes == {"ok": 5}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "more", "model"),
+    [
+        (INFER, message(infer(b"n")), (), "n"),
+        (INFER, message(infer(b"m", b"")), (), "m"),
+        (INFER, message(gzip.compress(infer(b"n"))), ((b"grpc-encoding", b"gzip"),), "n"),
+        (b"/inference.GRPCInferenceService/ModelReady", message(b"\x0a\x01n"), (), "n"),
+        (b"/inference.GRPCInferenceService/RepositoryModelUnload", message(b"\x0a\x01r\x12\x01n"), (), "n"),
+        (b"/inference.GRPCInferenceService/RepositoryIndex", message(b"\x0a\x01n"), (), "m"),
+        (b"/any.Thing/Do", message(b"\x0a\x01n"), (), "m"),
+        (b"/any.Thing/Do", message(), ((b"warmroute-model", b"n"),), "n"),
+        (INFER, message(infer(b"m")), ((b"warmroute-model", b"n"),), "m"),
+        (INFER, message(b"\xff\xff"), (), "m"),
+        (INFER, message(b"garbage", compressed=True), ((b"grpc-encoding", b"snappy"),), "m"),
+        (INFER, message(b"garbage", compressed=True), ((b"grpc-encoding", b"gzip"),), "m"),
+        (INFER, b"", (), "m"),
+    ],
+    ids=lambda value: value[-24:].decode("latin-1") if isinstance(value, bytes) else None,
+)
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+def test_the_model_is_found_in_whatever_pieces_its_name_comes(
+    path: bytes, body: bytes, more: tuple[tuple[bytes, bytes], ...], model: str, step: int
+) -> None:
+    if more and more[0][1] == b"gzip" and body[0] == 0:
+        body = b"\x01" + body[1:]
+    with grpc_bench() as bench:
+        bench.caller.head(1, call_fields(path, *more))
+        for start in range(0, len(body), step):
+            bench.caller.data(1, body[start : start + step])
+        bench.caller.data(1, b"", end=True)
+        (route,) = [r for r in bench.cluster.routes(bench.now) if r.key == model]
+        assert {row.endpoint: row.in_flight for row in route.candidates}[{"m": "o0", "n": "o1"}[model]] == 1
+        got = b"".join(one.payload for one in bench.worker.got(frames.DATA))
+        assert got == body
+        bench.answer(bench.worker)
+        assert bench.outcomes == {"ok": 1}
+
+
+def test_a_model_that_nobody_knows() -> None:
+    with grpc_bench(default=False) as bench:
+        bench.caller.head(1, call_fields(INFER))
+        bench.caller.data(1, message(infer(b"z")), end=True)
+        assert status(bench.caller) == (5, "no_route")
+        bench.caller.head(3, call_fields(b"/any.Thing/Do"), end=True)
+        assert status(bench.caller, 3) == (12, "no_route")
+
+
+def test_a_call_is_refused_over_the_message_limit_and_its_worker_let_go() -> None:
+    with grpc_bench(limits=Limits(body_bytes=1000)) as bench:
+        bench.caller.head(1, call_fields())
+        bench.caller.data(1, message(b"x" * 1000))
+        bench.caller.data(1, message(b"x" * 1001)[:5])
+        assert status(bench.caller) == (8, "body_too_large")
+        assert [one.code for one in bench.worker.got(frames.RST_STREAM)] == [Code.CANCEL]
+        bench.caller.data(1, b"more that nobody wants", end=True)
+        assert bench.outcomes == {"body_too_large": 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "more", "result", "outcome"),
+    [
+        (b"0", (), "success", "ok"),
+        (b"1", (), "client_error", "upstream_4xx"),
+        (b"2", (), "server_error", "upstream_5xx"),
+        (b"3", (), "client_error", "upstream_4xx"),
+        (b"4", (), "client_error", "upstream_4xx"),
+        (b"8", (), "busy", "upstream_busy"),
+        (b"13", (), "server_error", "upstream_5xx"),
+        (b"14", (), "server_error", "upstream_5xx"),
+        (b"14", ((b"grpc-retry-pushback-ms", b"500"),), "busy", "upstream_busy"),
+        (b"99", (), "server_error", "upstream_5xx"),
+        (b"zz", (), "server_error", "upstream_5xx"),
+    ],
+)
+def test_what_a_status_says_of_the_worker(
+    code: bytes, more: tuple[tuple[bytes, bytes], ...], result: str, outcome: str
+) -> None:
+    with grpc_bench() as bench:
+        worker = bench.call()
+        worker.head(1, [(b":status", b"200"), (b"grpc-status", code), *more], end=True)
+        assert bench.caller.only(frames.HEADERS).value(b"grpc-status") == code
+        assert (bench.results, bench.outcomes) == ({result: 1}, {outcome: 1})
+
+
+def test_a_deadline_ends_the_call_and_the_worker_s_work() -> None:
+    with grpc_bench() as bench:
+        worker = bench.call(1, b"x", (b"grpc-timeout", b"300m"))
+        bench.now += 0.3
+        bench.loop.fire()
+        assert status(bench.caller) == (4, "deadline_exceeded")
+        assert [one.code for one in worker.got(frames.RST_STREAM)] == [Code.CANCEL]
+        assert (bench.results, bench.outcomes) == ({"outrun": 1}, {"deadline_exceeded": 1})
+
+
+def test_a_far_deadline_gets_its_timer_when_it_is_near() -> None:
+    with grpc_bench() as bench:
+        worker = bench.call(1, b"x", (b"grpc-timeout", b"60S"))
+        worker.head(1, [(b":status", b"200")])
+        assert bench.loop.later == []
+        bench.pass_time(59.75)
+        bench.now += 0.25
+        bench.loop.fire()
+        assert status(bench.caller) == (4, "deadline_exceeded")
+
+
+def test_what_is_left_of_a_deadline_is_told() -> None:
+    with grpc_bench() as bench:
+        bench.caller.head(1, call_fields(INFER, (b"grpc-timeout", b"10S")))
+        bench.now += 2.5
+        bench.caller.data(1, message(infer(b"m")), end=True)
+        assert bench.worker.got(frames.HEADERS)[0].value(b"grpc-timeout") == b"7500m"
+        bench.answer(bench.worker)
+
+
+def test_a_caller_that_cancels_stops_the_worker_at_once() -> None:
+    with grpc_bench() as bench:
+        worker = bench.call()
+        bench.caller.reset(1)
+        assert [one.code for one in worker.got(frames.RST_STREAM)] == [Code.CANCEL]
+        assert (bench.results, bench.outcomes) == ({"cancelled": 1}, {"client_abort": 1})
+        bench.answer(worker)  # what was on its way is nobody's fault
+        assert not worker.transport.closing
+
+
+def test_a_caller_that_goes_stops_all_of_its_calls() -> None:
+    with grpc_bench() as bench:
+        worker = bench.call(1)
+        bench.call(3)
+        bench.caller.protocol.connection_lost(None)
+        bench.loop.run_soon()
+        assert [one.code for one in worker.got(frames.RST_STREAM)] == [Code.CANCEL] * 2
+        assert bench.outcomes == {"client_abort": 2}
+
+
+def test_a_refused_stream_is_tried_on_another_worker() -> None:
+    with grpc_bench() as bench:
+        first = bench.call(1, b"ask")
+        first.reset(1, Code.REFUSED_STREAM)
+        bench.now += 0.01
+        bench.loop.fire()
+        assert bench.worker is not first
+        head, data = [one for one in bench.worker.take() if one.stream == 1]
+        assert (head.value(b"warmroute-attempt"), data.payload) == (b"2", message(b"ask"))
+        bench.answer(bench.worker)
+        assert (bench.results, bench.outcomes) == ({"refused": 1, "success": 1}, {"ok": 1})
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_what_may_have_begun_is_tried_again_where_it_may_be_done_twice(idempotent: bool) -> None:
+    with grpc_bench(idempotent=idempotent) as bench:
+        bench.call().reset(1, Code.INTERNAL_ERROR)
+        bench.now += 0.01
+        bench.loop.fire()
+        if idempotent:
+            bench.answer(bench.worker)
+            assert bench.outcomes == {"ok": 1}
+        else:
+            assert status(bench.caller) == (13, "upstream_protocol")
+
+
+def test_a_connect_that_is_refused_is_tried_on_another_worker() -> None:
+    with grpc_bench() as bench:
+        bench.loop.refuse = 1
+        bench.caller.head(1, call_fields())
+        bench.caller.data(1, message(b"ask"), end=True)
+        bench.now += 0.01
+        bench.loop.fire()
+        bench.answer(bench.worker)
+        assert (bench.results, bench.outcomes) == ({"connect_refused": 1, "success": 1}, {"ok": 1})
+
+
+def test_calls_that_a_goaway_left_out_are_sent_again_to_the_same_worker_unseen() -> None:
+    with grpc_bench() as bench:
+        first = bench.call(1)
+        bench.call(3)
+        first.send(frames.goaway_frame(1, Code.NO_ERROR))
+        assert bench.worker is not first
+        assert bench.worker.got(frames.HEADERS)[0].value(b"warmroute-attempt") == b"1"
+        bench.answer(first, 1)
+        bench.answer(bench.worker, 1)
+        assert first.transport.half_closed
+        assert (bench.results, bench.outcomes) == ({"success": 2}, {"ok": 2})
+
+
+def test_a_worker_that_dies_before_and_in_an_answer() -> None:
+    with grpc_bench() as bench:
+        worker = bench.call(1)
+        bench.call(3)
+        worker.head(1, [(b":status", b"200"), (b"content-type", b"application/grpc")])
+        worker.data(1, message(b"part"))
+        bench.caller.take()
+        worker.protocol.connection_lost(None)
+        bench.loop.run_soon()
+        ends = {one.stream: dict(one.fields) for one in bench.caller.got(frames.HEADERS) if one.end}
+        assert {stream: fields[b"warmroute-outcome"] for stream, fields in ends.items()} == {
+            1: b"upstream_cut",
+            3: b"upstream_reset",
+        }
+        assert {fields[b"grpc-status"] for fields in ends.values()} == {b"14"}
+        assert b":status" not in ends[1]
+        assert bench.results == {"cut": 1, "reset": 1}
+
+
+@pytest.mark.parametrize("end", [True, False], ids=["ends", "goes on"])
+def test_an_answer_that_breaks_the_protocol(end: bool) -> None:
+    with grpc_bench() as bench:
+        worker = bench.call(1)
+        worker.data(1, message(b"no head"), end=end)
+        assert status(bench.caller) == (13, "upstream_protocol")
+        worker = bench.call(3)
+        worker.head(3, [(b":status", b"200")])
+        worker.data(3, message(b"no trailers"), end=True)
+        assert status(bench.caller, 3) == (14, "upstream_cut")
+
+
+def test_an_answer_before_the_request_s_end() -> None:
+    with grpc_bench() as bench:
+        bench.caller.head(1, call_fields())
+        bench.caller.data(1, message(b"first"))
+        worker = bench.worker
+        worker.head(1, [(b":status", b"200"), (b"grpc-status", b"7")], end=True)
+        kinds = [(one.kind, one.stream) for one in bench.caller.take()]
+        assert kinds[-2:] == [(frames.HEADERS, 1), (frames.RST_STREAM, 1)]
+        assert [one.code for one in worker.got(frames.RST_STREAM)] == [Code.NO_ERROR]
+        bench.caller.data(1, message(b"still coming"))
+        assert bench.outcomes == {"upstream_4xx": 1}
+
+
+def test_what_is_no_call() -> None:
+    with grpc_bench() as bench:
+        fields = [(n, b"GET" if n == b":method" else v) for n, v in call_fields()]
+        bench.caller.head(1, fields, end=True)
+        assert bench.caller.only(frames.HEADERS).value(b":status") == b"405"
+        fields = [(n, b"text/html" if n == b"content-type" else v) for n, v in call_fields()]
+        bench.caller.head(3, fields, end=True)
+        assert bench.caller.only(frames.HEADERS).value(b":status") == b"415"
+
+
+def test_no_answer_in_time_counts_against_the_worker() -> None:
+    with grpc_bench(timeouts=Timeouts(response_head_s=2.0)) as bench:
+        worker = bench.call()
+        bench.pass_time(2.5)
+        assert status(bench.caller) == (4, "upstream_timeout")
+        assert worker.got(frames.RST_STREAM)
+        assert bench.results == {"head_timeout": 1}
+
+
+def test_a_caller_that_reads_nothing_is_let_go_in_the_end() -> None:
+    with grpc_bench(timeouts=Timeouts(stream_idle_s=2.0)) as bench:
+        caller = bench.caller = bench.connect(settings={frames.INITIAL_WINDOW_SIZE: 10})
+        worker = bench.call()
+        worker.head(1, [(b":status", b"200")])
+        worker.data(1, message(b"x" * 100))
+        assert [len(one.payload) for one in caller.got(frames.DATA)] == [10]
+        bench.pass_time(2.75)
+        assert [one.code for one in caller.got(frames.RST_STREAM)] == [Code.CANCEL]
+        assert bench.outcomes == {"client_timeout": 1}
+
+
+def test_an_answer_that_is_whole_but_not_read_counts_once_it_is_read() -> None:
+    with grpc_bench() as bench:
+        caller = bench.caller = bench.connect(settings={frames.INITIAL_WINDOW_SIZE: 10})
+        worker = bench.call()
+        bench.answer(worker, body=b"x" * 100)
+        assert (bench.results, bench.outcomes) == ({"success": 1}, {})
+        caller.send(frames.window_update(1, 1000))
+        assert caller.got(frames.HEADERS)[-1].fields == [(b"grpc-status", b"0")]
+        assert bench.outcomes == {"ok": 1}
+        worker = bench.call(3)
+        bench.answer(worker, 3, body=b"x" * 100)
+        caller.reset(3)
+        assert bench.outcomes == {"ok": 1, "client_abort": 1}

@@ -1,0 +1,361 @@
+"""Peers that break HTTP/2, or use it to hurt: each ends as RFC 9113 says, and costs no more than its own connection."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from sidecar.http2 import frames
+from sidecar.http2.connection import CONNECTION_WINDOW, NOISE_BURST, RESET_NOISE
+from sidecar.http2.frames import PREFACE, WINDOW, Code, frame
+from sidecar.settings import Limits, Timeouts
+from tests.support.grpc_by_hand import GrpcBench, Peer, call_fields, grpc_bench, message
+
+H, D = frames.HEADERS, frames.DATA
+ALL = frames.END_HEADERS | frames.END_STREAM
+
+
+def goaway(peer: Peer) -> Code | None:
+    """Return the code with which the connection was ended, None where it lives."""
+    last = peer.got(frames.GOAWAY)
+    return Code(last[-1].code) if last else None
+
+
+def setting(key: int, value: int) -> bytes:
+    return frames.settings_frame({key: value})
+
+
+BROKEN: dict[str, tuple[bytes, Code]] = {
+    "data on stream 0": (frame(D, 0, 0, b"x"), Code.PROTOCOL_ERROR),
+    "data on an idle stream": (frame(D, 0, 5, b"x"), Code.PROTOCOL_ERROR),
+    "data on an even stream": (frame(D, 0, 2, b"x"), Code.PROTOCOL_ERROR),
+    "headers on stream 0": (frame(H, ALL, 0, b"\x82"), Code.PROTOCOL_ERROR),
+    "headers on an even stream": (frame(H, ALL, 2, b"\x82"), Code.PROTOCOL_ERROR),
+    "padding over the frame": (frame(H, ALL | frames.PADDED, 1, b"\x05\x82"), Code.PROTOCOL_ERROR),
+    "padding without its length": (frame(H, ALL | frames.PADDED, 1, b""), Code.PROTOCOL_ERROR),
+    "priority cut short": (frame(H, ALL | frames.WITH_PRIORITY, 1, b"\0\0"), Code.FRAME_SIZE_ERROR),
+    "continuation alone": (frame(frames.CONTINUATION, 4, 1, b"\x82"), Code.PROTOCOL_ERROR),
+    "a block interrupted": (frame(H, 1, 1, b"\x82") + frame(frames.PING, 0, 0, bytes(8)), Code.PROTOCOL_ERROR),
+    "a block continued elsewhere": (
+        frame(H, 1, 1, b"\x82") + frame(frames.CONTINUATION, 4, 3, b"\x84"),
+        Code.PROTOCOL_ERROR,
+    ),
+    "a block that cannot be read": (frame(H, ALL, 1, b"\xff\xff\xff\xff\xff\xff"), Code.COMPRESSION_ERROR),
+    "a push promise": (frame(frames.PUSH_PROMISE, 4, 1, b"\0\0\0\x02\x82"), Code.PROTOCOL_ERROR),
+    "reset of stream 0": (frames.reset_frame(0, 8), Code.PROTOCOL_ERROR),
+    "reset of an idle stream": (frames.reset_frame(7, 8), Code.PROTOCOL_ERROR),
+    "reset of 3 bytes": (frame(frames.RST_STREAM, 0, 1, b"\0\0\0"), Code.FRAME_SIZE_ERROR),
+    "window of an idle stream": (frames.window_update(9, 1), Code.PROTOCOL_ERROR),
+    "window by 0": (frames.window_update(0, 0), Code.PROTOCOL_ERROR),
+    "window of 3 bytes": (frame(frames.WINDOW_UPDATE, 0, 0, b"\0\0\1"), Code.FRAME_SIZE_ERROR),
+    "window too large": (frames.window_update(0, frames.MAX_WINDOW), Code.FLOW_CONTROL_ERROR),
+    "settings on a stream": (frame(frames.SETTINGS, 0, 1, b""), Code.PROTOCOL_ERROR),
+    "settings of 5 bytes": (frame(frames.SETTINGS, 0, 0, bytes(5)), Code.FRAME_SIZE_ERROR),
+    "settings acknowledged with more": (frame(frames.SETTINGS, 1, 0, bytes(6)), Code.FRAME_SIZE_ERROR),
+    "settings: push 2": (setting(frames.ENABLE_PUSH, 2), Code.PROTOCOL_ERROR),
+    "settings: window": (setting(frames.INITIAL_WINDOW_SIZE, 1 << 31), Code.FLOW_CONTROL_ERROR),
+    "settings: frame too small": (setting(frames.MAX_FRAME_SIZE, 16383), Code.PROTOCOL_ERROR),
+    "settings: frame too large": (setting(frames.MAX_FRAME_SIZE, 1 << 24), Code.PROTOCOL_ERROR),
+    "ping on a stream": (frame(frames.PING, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
+    "ping of 7 bytes": (frame(frames.PING, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
+    "goaway on a stream": (frame(frames.GOAWAY, 0, 1, bytes(8)), Code.PROTOCOL_ERROR),
+    "goaway of 7 bytes": (frame(frames.GOAWAY, 0, 0, bytes(7)), Code.FRAME_SIZE_ERROR),
+    "priority on stream 0": (frame(frames.PRIORITY, 0, 0, bytes(5)), Code.PROTOCOL_ERROR),
+    "priority of 4 bytes": (frame(frames.PRIORITY, 0, 1, bytes(4)), Code.FRAME_SIZE_ERROR),
+    "a frame too large": (struct.pack(">HBBBL", 64, 1, D, 0, 1), Code.FRAME_SIZE_ERROR),
+    "pings without end": (frame(frames.PING, 0, 0, bytes(8)) * (NOISE_BURST + 1), Code.ENHANCE_YOUR_CALM),
+    "settings without end": (setting(frames.ENABLE_PUSH, 0) * (NOISE_BURST + 1), Code.ENHANCE_YOUR_CALM),
+    "unknown frames without end": (frame(0xFA, 0, 0, b"") * (NOISE_BURST + 1), Code.ENHANCE_YOUR_CALM),
+    "priorities without end": (frame(frames.PRIORITY, 0, 1, bytes(5)) * (NOISE_BURST + 1), Code.ENHANCE_YOUR_CALM),
+    "continuations without end": (
+        frame(H, 1, 1, b"\x82") + frame(frames.CONTINUATION, 0, 1, b"") * (NOISE_BURST + 1),
+        Code.ENHANCE_YOUR_CALM,
+    ),
+    "a block without end": (
+        frame(H, 1, 1, b"\x82" * 16384) + frame(frames.CONTINUATION, 0, 1, b"\x82" * 16384) * 4,
+        Code.ENHANCE_YOUR_CALM,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_breaks_the_protocol_ends_the_connection(name: str) -> None:
+    data, code = BROKEN[name]
+    with grpc_bench() as bench:
+        bench.caller.send(data)
+        assert goaway(bench.caller) is code
+        assert bench.caller.transport.half_closed
+        bench.caller.send(frame(D, 0, 1, b"x" * 100))  # what follows is thrown away
+        assert bench.caller.transport.late == b""
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", PREFACE[:-1] + b"x", b"\x16\x03\x01", PREFACE * 2])
+def test_what_is_not_http2_is_told_so(garbage: bytes) -> None:
+    with grpc_bench() as bench:
+        peer = bench.connect(preface=False)
+        peer.send(garbage)
+        assert goaway(peer) in (Code.PROTOCOL_ERROR, Code.FRAME_SIZE_ERROR)
+
+
+@pytest.mark.parametrize("first", [b"", PREFACE[:10], PREFACE])
+def test_a_preface_that_does_not_come_is_not_waited_for(first: bytes) -> None:
+    with grpc_bench(timeouts=Timeouts(client_head_s=2.0)) as bench:
+        peer = bench.connect(preface=False)
+        if first:
+            peer.send(first)
+        bench.pass_time(2.5)
+        assert goaway(peer) is Code.PROTOCOL_ERROR
+        bench.pass_time(2.5)
+        assert peer.transport.aborted
+
+
+def test_frames_before_settings_are_refused() -> None:
+    with grpc_bench() as bench:
+        peer = bench.connect(preface=False)
+        peer.send(PREFACE + frame(frames.PING, 0, 0, bytes(8)))
+        assert goaway(peer) is Code.PROTOCOL_ERROR
+
+
+BAD_HEADS: dict[str, list[tuple[bytes, bytes]]] = {
+    "upper case": [*call_fields(), (b"X-Upper", b"1")],
+    "an empty name": [*call_fields(), (b"", b"1")],
+    "a line end": [*call_fields(), (b"x-a", b"1\r\nx-b: 2")],
+    "a zero": [*call_fields(), (b"x-a", b"\0")],
+    "a blank before": [*call_fields(), (b"x-a", b" 1")],
+    "connection": [*call_fields(), (b"connection", b"close")],
+    "transfer-encoding": [*call_fields(), (b"transfer-encoding", b"chunked")],
+    "te": [(n, b"gzip" if n == b"te" else v) for n, v in call_fields()],
+    "no path": [field for field in call_fields() if field[0] != b":path"],
+    "an empty path": [(n, b"" if n == b":path" else v) for n, v in call_fields()],
+    "no scheme": [field for field in call_fields() if field[0] != b":scheme"],
+    "no method": [field for field in call_fields() if field[0] != b":method"],
+    "two paths": [(b":path", b"/a"), *call_fields()],
+    "a status": [(b":status", b"200"), *call_fields()],
+    "an unknown pseudo-header": [(b":protocol", b"websocket"), *call_fields()],
+    "a late pseudo-header": [*call_fields()[1:], (b":method", b"POST")],
+    "a timeout that is none": [*call_fields(), (b"grpc-timeout", b"1 S")],
+}
+
+
+@pytest.mark.parametrize("name", BAD_HEADS)
+def test_a_malformed_head_resets_its_stream_alone(name: str) -> None:
+    with grpc_bench() as bench:
+        bench.caller.head(1, BAD_HEADS[name], end=True)
+        assert [(one.stream, one.code) for one in bench.caller.got(frames.RST_STREAM)] == [(1, Code.PROTOCOL_ERROR)]
+        assert bench.outcomes == {}
+        bench.answer(bench.call(3))
+        assert bench.outcomes == {"ok": 1}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [[(b"x-large", b"v" * 5000)], [(b"x-many", b"%d" % number) for number in range(20)]],
+    ids=["large", "many fields"],
+)
+def test_a_head_over_the_limits(more: list[tuple[bytes, bytes]]) -> None:
+    with grpc_bench(limits=Limits(head_bytes=4096, fields=20)) as bench:
+        bench.caller.head(1, [*call_fields(), *more[:1]] if len(more) == 1 else [*call_fields(), *more], end=True)
+        seen = bench.caller.take()
+        if any(one.kind == frames.GOAWAY for one in seen):
+            return  # in more than one frame it is not even read
+        (end,) = [one for one in seen if one.kind == H]
+        assert (end.value(b"grpc-status"), end.value(b"warmroute-outcome")) == (b"8", b"head_too_large")
+        bench.answer(bench.call(3))
+
+
+def test_too_many_calls_at_once_are_refused_and_the_others_go_on() -> None:
+    with grpc_bench() as bench:
+        for number in range(101):
+            bench.caller.head(1 + 2 * number, call_fields())
+        assert [(one.stream, one.code) for one in bench.caller.got(frames.RST_STREAM)] == [(201, Code.REFUSED_STREAM)]
+        assert bench.in_flight == 100
+        bench.caller.protocol.connection_lost(None)
+
+
+def test_rapid_resets_end_the_connection() -> None:
+    with grpc_bench() as bench:
+        for number in range(NOISE_BURST // RESET_NOISE + 2):
+            stream = 1 + 2 * number
+            bench.caller.send(bench.caller.head_bytes(stream, call_fields()) + frames.reset_frame(stream, Code.CANCEL))
+            if bench.caller.transport.half_closed:
+                break
+        assert goaway(bench.caller) is Code.ENHANCE_YOUR_CALM
+        assert number <= NOISE_BURST // RESET_NOISE
+        assert bench.in_flight == 0
+
+
+def test_resets_at_a_usual_rate_are_forgiven() -> None:
+    with grpc_bench() as bench:
+        for number in range(600):
+            stream = 1 + 2 * number
+            bench.caller.send(bench.caller.head_bytes(stream, call_fields()) + frames.reset_frame(stream, Code.CANCEL))
+            if number % 25 == 24:
+                bench.pass_time(0.25)
+        assert not bench.caller.transport.half_closed
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_data_behind_a_stream_s_end(end: bool) -> None:
+    with grpc_bench() as bench:
+        worker = bench.call(1)
+        bench.caller.data(1, b"more", end=end)
+        assert [(one.stream, one.code) for one in bench.caller.got(frames.RST_STREAM)] == [(1, Code.STREAM_CLOSED)]
+        assert worker.got(frames.RST_STREAM)
+        bench.answer(bench.call(3), 3)
+        bench.caller.take()
+        bench.caller.data(3, b"more")
+        assert [(one.stream, one.code) for one in bench.caller.got(frames.RST_STREAM)] == [(3, Code.STREAM_CLOSED)]
+        bench.caller.head(3, call_fields())
+        assert goaway(bench.caller) is Code.STREAM_CLOSED
+
+
+def test_stream_ids_only_rise() -> None:
+    with grpc_bench() as bench:
+        bench.answer(bench.call(5))
+        bench.caller.take()
+        bench.caller.head(3, call_fields())
+        assert goaway(bench.caller) is Code.STREAM_CLOSED
+
+
+def test_a_call_that_is_refused_is_read_no_further() -> None:
+    with grpc_bench(default=False) as bench:
+        path = b"/inference.GRPCInferenceService/ModelInfer"
+        bench.caller.head(1, call_fields(path))
+        part = b"\0\0\0\0\0" * 3000
+        for _ in range(WINDOW // len(part) + 1):
+            bench.caller.data(1, part)
+        assert [(one.stream, one.code) for one in bench.caller.got(frames.RST_STREAM)] == [(1, Code.NO_ERROR)]
+        assert bench.outcomes == {"no_route": 1}
+
+
+def test_a_caller_over_its_stream_s_window() -> None:
+    with grpc_bench() as bench:
+        bench.loop.settings = {frames.INITIAL_WINDOW_SIZE: 0}
+        bench.caller.head(1, call_fields())
+        left = WINDOW
+        while left:
+            size = min(left, 16384)
+            bench.caller.data(1, b"\0" * size)
+            left -= size
+        assert bench.buffered() <= WINDOW
+        bench.caller.take()
+        bench.caller.data(1, b"\0")
+        assert [one.code for one in bench.caller.got(frames.RST_STREAM)] == [Code.FLOW_CONTROL_ERROR]
+        assert bench.worker.got(frames.RST_STREAM)
+
+
+def test_a_caller_over_its_connection_s_window() -> None:
+    with grpc_bench() as bench:
+        bench.loop.settings = {frames.INITIAL_WINDOW_SIZE: 0}
+        connection = bench.caller.protocol
+        connection._receive_window = 10  # type: ignore[attr-defined]
+        bench.caller.head(1, call_fields())
+        bench.caller.data(1, b"x" * 11)
+        assert goaway(bench.caller) is Code.FLOW_CONTROL_ERROR
+
+
+def test_whoever_is_slow_stops_the_other_side_and_nobody_else() -> None:
+    with grpc_bench() as bench:
+        slow = bench.caller
+        worker = bench.call(1)
+        worker.take()
+        worker.head(1, [(b":status", b"200")])
+        slow.protocol.pause_writing()
+        sent = 0
+        while not worker.transport.closing and sent + 16384 <= WINDOW:
+            worker.data(1, b"\0" * 16384)
+            sent += 16384
+        assert worker.got(frames.WINDOW_UPDATE) == []  # no window is given back for what waits
+        assert bench.buffered() == sent
+        bench.caller = bench.connect()
+        bench.answer(bench.call(1), 3)  # on the same connection to the worker
+        assert bench.outcomes == {"ok": 1}
+        slow.protocol.resume_writing()
+        bench.loop.run_soon()
+        assert bench.buffered() == 0
+        assert [one.stream for one in worker.got(frames.WINDOW_UPDATE)] == [1]
+        worker.head(1, [(b"grpc-status", b"0")], end=True)
+        assert sum(len(one.payload) for one in slow.got(frames.DATA)) == sent
+
+
+def test_a_connection_s_window_is_given_back_as_bytes_arrive() -> None:
+    with grpc_bench() as bench:
+        bench.loop.settings = {frames.INITIAL_WINDOW_SIZE: 1 << 20}
+        sent = 0
+        stream = 1
+        while sent < CONNECTION_WINDOW:
+            bench.caller.head(stream, call_fields())
+            for _ in range(3):
+                bench.caller.data(stream, b"\0" * 16384)
+                sent += 16384
+            stream += 2
+        updates = [one for one in bench.caller.got(frames.WINDOW_UPDATE) if one.stream == 0]
+        assert len(updates) == 2
+        bench.caller.protocol.connection_lost(None)
+
+
+def test_tiny_windows_are_served_byte_by_byte() -> None:
+    with grpc_bench() as bench:
+        caller = bench.caller = bench.connect(settings={frames.INITIAL_WINDOW_SIZE: 1})
+        worker = bench.call(1)
+        bench.answer(worker, body=b"xyz")
+        for _ in range(7):
+            caller.send(frames.window_update(1, 1))
+        seen = caller.take()
+        assert b"".join(one.payload for one in seen if one.kind == D) == message(b"xyz")
+        assert seen[-1].end
+        assert bench.outcomes == {"ok": 1}
+
+
+def test_a_smaller_initial_window_holds_what_is_under_way() -> None:
+    with grpc_bench() as bench:
+        caller = bench.caller
+        worker = bench.call(1)
+        worker.head(1, [(b":status", b"200")])
+        worker.data(1, message(b"x" * 995))
+        caller.send(setting(frames.INITIAL_WINDOW_SIZE, 100))  # now 900 under zero
+        worker.data(1, b"y" * 50)
+        assert sum(len(one.payload) for one in caller.got(D)) == 1000
+        caller.send(frames.window_update(1, 901))
+        assert [one.payload for one in caller.got(D)] == [b"y"]
+        caller.send(setting(frames.INITIAL_WINDOW_SIZE, 1000))
+        assert [one.payload for one in caller.got(D)] == [b"y" * 49]
+        worker.head(1, [(b"grpc-status", b"0")], end=True)
+
+
+def worker_says(bench: GrpcBench, data: bytes) -> Peer:
+    worker = bench.call(1)
+    worker.take()
+    worker.send(data)
+    return worker
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (frame(H, ALL, 3, b"\x88"), Code.PROTOCOL_ERROR),
+        (frame(H, ALL, 2, b"\x88"), Code.PROTOCOL_ERROR),
+        (frame(frames.PUSH_PROMISE, 4, 1, b"\0\0\0\x02\x82"), Code.PROTOCOL_ERROR),
+        (setting(frames.ENABLE_PUSH, 1), Code.PROTOCOL_ERROR),
+        (frame(D, 0, 9, b"x"), Code.PROTOCOL_ERROR),
+        (frame(frames.PING, 0, 0, bytes(8)) * (NOISE_BURST + 1), Code.ENHANCE_YOUR_CALM),
+    ],
+)
+def test_a_worker_that_breaks_the_protocol_is_left(data: bytes, code: Code) -> None:
+    with grpc_bench() as bench:
+        worker = worker_says(bench, data)
+        assert goaway(worker) is code
+        end = bench.caller.only(H)
+        assert end.value(b"warmroute-outcome") == b"upstream_protocol"
+        assert bench.results == {"protocol": 1}
+        bench.answer(bench.call(3))
+        assert bench.outcomes == {"ok": 1, "upstream_protocol": 1}
+
+
+def test_a_worker_s_head_over_the_limits() -> None:
+    with grpc_bench(limits=Limits(head_bytes=1024)) as bench:
+        worker = bench.call(1)
+        worker.head(1, [(b":status", b"200"), (b"x-large", b"v" * 2000)])
+        assert bench.caller.only(H).value(b"warmroute-outcome") == b"upstream_protocol"
+        assert [one.code for one in worker.got(frames.RST_STREAM)] == [Code.PROTOCOL_ERROR]
