@@ -12,7 +12,14 @@ from typing import Final
 MAX_SIZE_LINE: Final = 256
 MAX_TRAILER_BYTES: Final = 8192
 _PLAIN_SIZE: Final = 17  # the longest line of digits alone, and its end
-_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
+_TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_QUOTED: Final = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'
+_SIZE_LINE: Final = re.compile(
+    rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[ \t]*%b(?:[ \t]*=[ \t]*(?:%b|%b))?)*" % (_TOKEN, _TOKEN, _QUOTED)
+)
+"""A size and its extensions, each ``NAME`` or ``NAME=VALUE`` (RFC 9112 7.1.1): whoever reads quoted strings and whoever
+looks for the line's end alone must find the same one."""
+_SIZE_BEGUN: Final = re.compile(rb"[0-9A-Fa-f]{1,15}(?:[ \t]*(?:;[\t -~\x80-\xff]*)?)")
 _TRAILER: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*")
 
 _SIZE: Final = 0
@@ -153,5 +160,5 @@ def _check_partial_size(partial: bytes) -> None:
     if len(partial) > MAX_SIZE_LINE:
         raise ChunkError("chunk size line too long")
     stripped = partial.removesuffix(b"\r")
-    if stripped and not _SIZE_LINE.fullmatch(stripped) and not _SIZE_LINE.fullmatch(stripped + b";"):
+    if stripped and not _SIZE_BEGUN.fullmatch(stripped):
         raise ChunkError(f"chunk size line {partial[:40]!r}")

@@ -1,7 +1,8 @@
 """No message with two readings passes: raw HTTP/1.1 cases against a real sidecar with a recording origin behind it.
 
 The harness under ``smuggle/`` judges from the bytes that its origin received. MUST cases may not fail; what warmroute
-decides in the cases that leave a choice (SHOULD, POLICY) stands in docs/http.md.
+decides in the cases that leave a choice (SHOULD, POLICY) stands in docs/http.md. ``own_corpus.jsonl`` has cases of our
+own in the same form, those that fuzzing found among them; each must pass without a remark, with the status it names.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HARNESS = Path(__file__).with_name("smuggle")
+OWN = Path(__file__).with_name("own_corpus.jsonl")
 DECISIONS = Path(__file__).resolve().parents[2] / "docs" / "http.md"
 CASES: dict[str, dict[str, Any]] = {
     case["id"]: case for case in map(json.loads, (HARNESS / "corpus.jsonl").read_text().splitlines())
@@ -96,6 +98,14 @@ def decisions() -> dict[str, str]:
     page = DECISIONS.read_text(encoding="utf-8").partition("leaves a choice")[2]
     rows = re.findall(r"^\| ([a-z0-9, -]+) \| (.+) \| .+ \|$", page, re.MULTILINE)
     return {case: here for cases, here in rows for case in cases.split(", ")}
+
+
+def test_our_own_cases_pass_without_a_remark(verdicts: Callable[..., list[dict[str, Any]]]) -> None:
+    rows = verdicts("--corpus", str(OWN), "--settle", "0.01")
+    names = [json.loads(line)["id"] for line in OWN.read_text(encoding="utf-8").splitlines()]
+    assert [row["id"] for row in rows] == names
+    assert len(set(names)) == len(names)
+    assert [(row["id"], row["statuses"], row["fail"], row["warn"]) for row in rows if row["verdict"] != "PASS"] == []
 
 
 def test_slow_clients_are_cut(tmp_path: Path) -> None:

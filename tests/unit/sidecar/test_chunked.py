@@ -108,6 +108,37 @@ def test_nothing_of_a_size_line_goes_on_before_it_is_known_to_be_good() -> None:
     assert not scanner.done
 
 
+@pytest.mark.parametrize(
+    ("extensions", "good"),
+    [
+        (b";a", True),
+        (b" \t; a\t=  b;c", True),
+        (b';a="b;\\"=c" ;d=e', True),
+        (b';a=""', True),
+        (b";", False),
+        (b";a;", False),
+        (b";a=", False),
+        (b";a b", False),
+        (b";a ", False),
+        (b';a="', False),
+        (b';a="b\\"', False),
+        (b';a="b"c', False),
+        (b';"a"', False),
+        (b";a=\x00", False),
+    ],
+)
+@pytest.mark.parametrize("split", [False, True])
+def test_extensions_are_names_with_values(extensions: bytes, good: bool, split: bool) -> None:
+    body = b"5" + extensions + b"\r\nhello\r\n0\r\n\r\n"
+    scanner = ChunkScanner()
+    cuts = list(range(len(body))) if split else []
+    if good:
+        assert feed(scanner, body, cuts)[0] == body
+    else:
+        with pytest.raises(ChunkError):
+            feed(scanner, body, cuts)
+
+
 def test_bytes_behind_the_end_are_no_part_of_it() -> None:
     scanner = ChunkScanner()
     scanner.feed(b"0\r\n\r\n")
