@@ -52,7 +52,7 @@ def _sidecar(name: str, bin_: Path, remedy: str, directory: Path, port: int, ori
     own.mkdir()
     config = {
         "version": 1,
-        "listeners": [{"address": f"127.0.0.1:{port}", "processes": 1}],
+        "listeners": [{"address": f"127.0.0.1:{port}", "processes": 1, "protocol": origin.scheme}],
         "admin": {"address": f"127.0.0.1:{free_port()}", "socket": str(own / "admin.sock")},
         "state": {"url": state, "namespace": own.name},
         "models": [
@@ -60,10 +60,10 @@ def _sidecar(name: str, bin_: Path, remedy: str, directory: Path, port: int, ori
                 "name": "bench",
                 "default": True,
                 "idempotent": True,  # so that request bodies are kept for a retry, which is part of the work
-                "endpoints": [f"http://127.0.0.1:{number}" for number in origin.ports],
+                "endpoints": [f"{origin.scheme}://127.0.0.1:{number}" for number in origin.ports],
             }
         ],
-        "timeouts": {"drain_s": 2},
+        "timeouts": {"drain_s": 2} | ({} if origin.kind == "streams" else {"total_s": 30}),
     }
     path = own / "warmroute.yaml"
     path.write_text(json.dumps(config))  # JSON is YAML
@@ -73,6 +73,14 @@ def _sidecar(name: str, bin_: Path, remedy: str, directory: Path, port: int, ori
 def _python(script: str) -> Callable[[Path, int, Origin, str], list[str]]:
     def argv(_directory: Path, port: int, origin: Origin, _state: str) -> list[str]:
         return [sys.executable, str(HERE / script), str(port), *map(str, origin.ports)]
+
+    return argv
+
+
+def _grpc(module: str) -> Callable[[Path, int, Origin, str], list[str]]:
+    def argv(_directory: Path, port: int, origin: Origin, _state: str) -> list[str]:
+        workers = (f"127.0.0.1:{number}" for number in origin.ports)
+        return [sys.executable, "-m", f"tools.bench.grpc.{module}", str(port), *workers]
 
     return argv
 
@@ -106,6 +114,8 @@ _SETUPS: dict[str, Callable[[Path, int, Origin, str], list[str]]] = {
     "sglang-router": _router("sglang_router"),
     "aiohttp": _python("aiohttp_proxy.py"),
     FLOOR: _python("uvloop_floor.py"),
+    "grpc.aio": _grpc("aio_proxy"),
+    "h2-relay": _grpc("h2_relay"),
     OURS: _warmroute,
     COMPILED: _compiled,
 }
@@ -130,8 +140,8 @@ def contender(name: str, directory: Path, core: int, origin: Origin, state: str 
 
 
 def _version(name: str, argv: list[str]) -> str:
-    if name in ("aiohttp", FLOOR):
-        package = "uvloop" if name == FLOOR else name
+    package = {"aiohttp": "aiohttp", FLOOR: "uvloop", "grpc.aio": "grpcio", "h2-relay": "h2"}.get(name)
+    if package is not None:
         said = output([sys.executable, "-c", f"from importlib.metadata import version; print(version('{package}'))"])
     elif name.endswith("-router"):
         said = output([argv[0], "-c", f"from importlib.metadata import version; print(version('{name}'))"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.bench import procfs
+from tools.bench.origins import WIRE
 from tools.bench.processes import BenchError, program
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Load:
     def __init__(self, paced: Path, directory: Path, core: int) -> None:
         self._paced = paced
         self._template = directory / "request"
-        self._prefix = [program("taskset", "util-linux"), "-c", str(core), str(paced)]
+        self._core = [program("taskset", "util-linux"), "-c", str(core)]
 
     def measure(self, proxy: Contender, profile: Profile, seconds: float, tag: str) -> Sample:
         """Load ``proxy`` for ``seconds`` and return what it cost.
@@ -81,10 +82,11 @@ class Load:
     def _run(self, proxy: Contender, profile: Profile, seconds: float, tag: str) -> dict[str, Any]:
         self._template.write_bytes(profile.ask.template(proxy.port, tag, profile.heads))
         rate = [str(profile.rate)] if profile.rate else []
-        argv = [
-            *(*self._prefix, profile.kind, str(proxy.port), str(CONNECTIONS), *rate),
-            *(str(seconds), str(self._template)),
-        ]
+        if profile.kind == "grpc":
+            argv = [*self._core, *WIRE, "load", str(proxy.port), str(seconds)]
+        else:
+            argv = [*self._core, str(self._paced), profile.kind, str(proxy.port), str(CONNECTIONS), *rate]
+            argv += [str(seconds), str(self._template)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds + 30, check=False)
         if done.returncode:
             raise BenchError(f"{proxy.name}, {profile.name}: {done.stderr.strip() or done.returncode}")

@@ -15,7 +15,7 @@ from tools.bench import choice, machine, memory
 from tools.bench.contenders import FLOOR, OURS, contender
 from tools.bench.explain import explain
 from tools.bench.load import Load
-from tools.bench.origins import answering, streaming
+from tools.bench.origins import answering, calling, streaming
 from tools.bench.processes import Missing, build_paced
 from tools.bench.profiles import CHOICE, MEASURED_FOR_MEMORY, MEMORY, PROFILES
 from tools.bench.results import Run
@@ -79,13 +79,15 @@ class Bench:
             stack.callback(state.stop)
             self._state = state.start()
             with answering(self._directory, self._load_core) as origin:
-                self._group([profile for profile in profiles if profile.kind != "streams"], origin)
+                self._group([profile for profile in profiles if profile.origin == origin.kind], origin)
                 if MEMORY in self._wanted.profiles:
                     self._memory(origin)
-            streams = [profile for profile in profiles if profile.kind == "streams"]
-            if streams:
+            if streams := [profile for profile in profiles if profile.origin == "streams"]:
                 with streaming(self._directory, self._load_core, paced) as origin:
                     self._group(streams, origin)
+            if calls := [profile for profile in profiles if profile.origin == "grpc"]:
+                with calling(self._directory, self._load_core) as origin:
+                    self._group(calls, origin)
         if CHOICE in self._wanted.profiles and OURS in self._wanted.contenders:
             self.run.choices = choice.measure()
         return self.run

@@ -1,15 +1,17 @@
-"""The origins: an nginx that answers at once, and a paced one that streams events; each on two ports, for a choice."""
+"""The origins, each on two ports for a choice: one that answers at once, one that streams events, one for gRPC."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import os
+import subprocess
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from tools.bench.asks import COMPLETION, INFER, LARGE, STREAM
+from tools.bench.asks import COMPLETION, INFER, LARGE, STREAM, Ask
 from tools.bench.processes import free_port, program, running
 
 if TYPE_CHECKING:
@@ -32,33 +34,51 @@ EVENTS_PER_S = 500.0
 """Events of 50 bytes that the streaming origin writes a second, on each stream."""
 
 
+WIRE = (sys.executable, "-m", "tools.bench.grpc.wire")
+
+Kind = Literal["answers", "streams", "grpc"]
+
+
 @dataclass(frozen=True)
 class Origin:
-    """A running origin. ``streams``: it answers everything with an event stream."""
+    """A running origin, and what it does with a request."""
 
     ports: tuple[int, int]
-    streams: bool
+    kind: Kind
+
+    @property
+    def scheme(self) -> str:
+        """What an endpoint's URL begins with."""
+        return "grpc" if self.kind == "grpc" else "http"
 
     def ready(self, port: int) -> str:
         """Return why nothing comes from this origin on ``port``, its own or a proxy's; empty where it answers."""
-        asks = (STREAM,) if self.streams else (INFER, COMPLETION)
+        if self.kind == "grpc":
+            argv = [*WIRE, "load", str(port), "0.1"]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+            return done.stderr[-300:].strip() if done.returncode else ""
+        asks = (STREAM,) if self.kind == "streams" else (INFER, COMPLETION)
         seen = ""
-        for ask in asks:
-            path = f"{ask.path}?events=1" if self.streams else ask.path
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-            try:
-                connection.request(ask.method, path, ask.body or None, {"Content-Type": "application/json"})
-                response = connection.getresponse()
-                body = response.read()
-                right = body.startswith(b"data: ") if self.streams else body == ANSWER.encode()
-                if response.status == 200 and right:
-                    return ""  # routers for language models pass only their own paths
-                seen = f"status {response.status}: {body[:200]!r}"
-            except (OSError, http.client.HTTPException) as error:
-                seen = repr(error)
-            finally:
-                connection.close()
+        for ask in asks:  # routers for language models pass only their own paths
+            seen = self._asked(port, ask)
+            if not seen:
+                break
         return seen
+
+    def _asked(self, port: int, ask: Ask) -> str:
+        streams = self.kind == "streams"
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+        try:
+            path = f"{ask.path}?events=1" if streams else ask.path
+            connection.request(ask.method, path, ask.body or None, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            body = response.read()
+            right = body.startswith(b"data: ") if streams else body == ANSWER.encode()
+            return "" if response.status == 200 and right else f"status {response.status}: {body[:200]!r}"
+        except (OSError, http.client.HTTPException) as error:
+            return repr(error)
+        finally:
+            connection.close()
 
 
 @contextmanager
@@ -82,7 +102,7 @@ def answering(directory: Path, core: int) -> Iterator[Origin]:
         keep_alive_s=3600,  # a pooled connection must not end because others are being measured
     )
     (own / "large").write_bytes(b"0123456789abcdef" * (LARGE_BYTES // 16))
-    origin = Origin(ports, streams=False)
+    origin = Origin(ports, "answers")
     with running("origin", nginx_argv(config), ports[0], core, directory, origin.ready):
         yield origin
 
@@ -91,9 +111,18 @@ def answering(directory: Path, core: int) -> Iterator[Origin]:
 def streaming(directory: Path, core: int, paced: Path) -> Iterator[Origin]:
     """Run the origin of event streams; ``paced`` is the built paced.c."""
     ports = (free_port(), free_port())
-    origin = Origin(ports, streams=True)
+    origin = Origin(ports, "streams")
     argv = [str(paced), "origin", str(EVENTS_PER_S), *map(str, ports)]
     with running("stream-origin", argv, ports[0], core, directory, origin.ready):
+        yield origin
+
+
+@contextmanager
+def calling(directory: Path, core: int) -> Iterator[Origin]:
+    """Run the origin of unary gRPC calls."""
+    ports = (free_port(), free_port())
+    origin = Origin(ports, "grpc")
+    with running("grpc-origin", [*WIRE, "origin", *map(str, ports)], ports[0], core, directory, origin.ready):
         yield origin
 
 

@@ -11,6 +11,7 @@ from tools.bench.origins import EVENTS_PER_S
 
 if TYPE_CHECKING:
     from tools.bench.asks import Heads
+    from tools.bench.origins import Kind
 
 MEMORY = "memory"
 CHOICE = "choice"
@@ -22,7 +23,8 @@ _BOTH = (OURS, COMPILED)
 class Profile:
     """One kind of traffic.
 
-    ``kind`` is how paced.c loads: each connection again and again, at a fixed rate, or as readers of streams.
+    ``kind`` is how paced.c loads: each connection again and again, at a fixed rate, or as readers of streams. For gRPC
+    grpc/wire.py is the load, whose calls are its own.
     """
 
     name: str
@@ -30,13 +32,18 @@ class Profile:
     ask: Ask
     contenders: tuple[str, ...]
     heads: Heads = "usual"
-    kind: Literal["closed", "requests", "streams"] = "closed"
+    kind: Literal["closed", "requests", "streams", "grpc"] = "closed"
     rate: float = 0.0
 
     @property
     def unit(self) -> str:
         """What CPU is counted over."""
-        return "event" if self.kind == "streams" else "request"
+        return {"streams": "event", "grpc": "call"}.get(self.kind, "request")
+
+    @property
+    def origin(self) -> Kind:
+        """Which origin stands behind the proxies."""
+        return {"streams": "streams", "grpc": "grpc"}.get(self.kind, "answers")  # type: ignore[return-value]
 
 
 RATE = 8000.0
@@ -75,6 +82,13 @@ PROFILES = {
             STREAM,
             (DIRECT, "nginx", "haproxy", "envoy", "aiohttp", *_BOTH),
             kind="streams",
+        ),
+        Profile(
+            "grpc",
+            "unary gRPC calls of 1 KB, 32 at a time on 4 connections",
+            INFER,
+            ("envoy", "grpc.aio", "h2-relay", *_BOTH),
+            kind="grpc",
         ),
     )
 }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def nginx(directory: Path, port: int, origin: Origin) -> list[str]:
     """Set nginx up; passive outlier detection is its default (``max_fails``)."""
     servers = " ".join(f"server 127.0.0.1:{number};" for number in origin.ports)
-    streams = "proxy_buffering off;" if origin.streams else ""
+    streams = "proxy_buffering off;" if origin.kind == "streams" else ""
     config = nginx_config(
         directory / f"nginx-{port}",
         f"""
@@ -36,6 +36,7 @@ def nginx(directory: Path, port: int, origin: Origin) -> list[str]:
             proxy_set_header Connection "";
             proxy_set_header Host $http_host;
             proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+            proxy_set_header X-Forwarded-Proto $scheme;
             proxy_buffer_size 16k;
             proxy_buffers 16 16k;  # by default an answer of 64 KiB goes through a temporary file
             {streams}
@@ -71,6 +72,7 @@ defaults
     timeout http-keep-alive 75s
 frontend callers
     bind 127.0.0.1:{port} backlog 4096
+    http-request set-header X-Forwarded-Proto http
     default_backend workers
 backend workers
     balance random(2)
@@ -95,15 +97,23 @@ def envoy(directory: Path, port: int, origin: Origin) -> list[str]:
         return {"socket_address": {"address": "127.0.0.1", "port_value": number}}
 
     filters = "type.googleapis.com/envoy.extensions.filters"
+    grpc = origin.kind == "grpc"
+    protocol = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    upstream: dict[str, object] = {
+        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+            "@type": protocol,
+            "explicit_http_config": {"http2_protocol_options": {}},
+        }
+    }
     route = {
         "cluster": "workers",
-        "timeout": "0s" if origin.streams else "30s",
+        "timeout": "0s" if origin.kind == "streams" else "30s",
         "retry_policy": {"retry_on": "connect-failure,refused-stream,reset", "num_retries": 1},
     }
     connection_manager = {
         "@type": f"{filters}.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "bench",
-        "codec_type": "HTTP1",
+        "codec_type": "HTTP2" if grpc else "HTTP1",
         "use_remote_address": True,
         "route_config": {
             "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}]
@@ -124,6 +134,7 @@ def envoy(directory: Path, port: int, origin: Origin) -> list[str]:
                     "connect_timeout": "1s",
                     "lb_policy": "LEAST_REQUEST",
                     "outlier_detection": {},
+                    "typed_extension_protocol_options": upstream if grpc else {},
                     "load_assignment": {"cluster_name": "workers", "endpoints": [{"lb_endpoints": endpoints}]},
                 }
             ],

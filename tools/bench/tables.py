@@ -39,8 +39,10 @@ def profile_rows(run: Run, profile: str) -> Rows:
     of_profile = run.samples[profile]
     unit = PROFILES[profile].unit
     ours = [name for name in (OURS, COMPILED) if of_profile.get(name)]
-    paced = PROFILES[profile].kind != "closed"
+    paced = PROFILES[profile].kind in ("requests", "streams")
     what = ("added p50 µs", "added p99 µs") if paced else (f"{unit}s/s on one core",)
+    if unit == "event":
+        what = (*what, "events/read")
     heads = (f"{name} is" for name in ours)
     rows: Rows = [("proxy", f"CPU µs/{unit}", *heads, *what, "in the kernel", f"sleeps/{unit}", "core busy")]
     for name, samples in of_profile.items():
@@ -53,6 +55,9 @@ def profile_rows(run: Run, profile: str) -> Rows:
         else:
             rate = run.spread(profile, name, lambda sample: sample.units / sample.seconds)
             cells = (f"{rate.median:,.0f}" if rate else "",)
+        if unit == "event":
+            together = run.spread(profile, name, lambda sample: sample.units_per_read)
+            cells = (*cells, f"{together.median:.2f}" if together else "")
         shares = [
             run.spread(profile, name, lambda sample: sample.system_ratio),
             run.spread(profile, name, lambda sample: sample.switches),

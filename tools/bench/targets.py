@@ -89,6 +89,7 @@ TARGETS = (
     Target("CPU per 1 KB POST", "post", "cpu", _both(0.1), "aiohttp"),
     Target("CPU per answer of 64 KiB", "large", "cpu", _both(1.3), "nginx"),
     Target("CPU per event of a stream", "sse", "cpu", _both(1.3), "nginx"),
+    Target("CPU per unary gRPC call", "grpc", "cpu", _both(1.5), "envoy"),
     Target("added p50 at a fixed rate", "rate", "p50", _both(20), "haproxy"),
     Target("added p99 at a fixed rate", "rate", "p99", _both(0), "envoy"),
     Target("PSS of an idle data process", MEMORY, "idle", _both(40)),

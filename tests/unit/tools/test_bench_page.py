@@ -112,3 +112,17 @@ def test_the_terminal_says_ratio_and_bound(capsys: pytest.CaptureFixture[str]) -
     (verdict,) = [line for line in lines if "≤ 1.5 × nginx" in line]
     assert "1.60 × ✗ missed" in verdict
     assert any("30.0 MB ✓" in line for line in lines)
+
+
+def test_events_that_came_together_are_told() -> None:
+    run = Run({}, rounds=1, seconds=1.0)
+    run.samples["sse"] = {DIRECT: [replace(SAMPLE, cpu_us=0.0)], OURS: [replace(SAMPLE, units_per_read=1.25)]}
+    text = page.rendered(run)
+    assert "| added p50 µs | added p99 µs | events/read |" in text
+    assert "| 0.0 | 0.0 | 1.25 |" in text
+
+
+def test_calls_are_counted_as_calls() -> None:
+    assert "| proxy | CPU µs/call | warmroute is | calls/s on one core |" in page.rendered(
+        run_of("grpc", warmroute=[50])
+    )

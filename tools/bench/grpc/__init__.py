@@ -1,4 +1,4 @@
-"""What a unary gRPC call costs through a proxy: scheduler time of the proxy's processes over calls, side by side.
+"""Unary gRPC calls: a load and an origin that speak frames, so that they are no part of the question, and two proxies.
 
-``python -m tools.bench.grpc`` runs it; the load and the origin speak frames, so that they are no part of the question.
+``python -m tools.bench --profile grpc`` measures them.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import sys
 import time
 from typing import TYPE_CHECKING, cast
@@ -158,8 +159,8 @@ class Caller(_Frames):
         return super().frame(kind, flags, stream_id, data, start, stop)
 
 
-async def load(port: int, seconds: float) -> tuple[int, float, float]:
-    """Load ``port``; return how many calls were answered, and their p50 and p99 in ms.
+async def load(port: int, seconds: float) -> dict[str, float]:
+    """Load ``port``; return how many calls were answered, in what time, and their p50 and p99.
 
     Raises:
         SystemExit: a call failed, or its answer was not whole.
@@ -168,19 +169,22 @@ async def load(port: int, seconds: float) -> tuple[int, float, float]:
     callers = [Caller(CALLS_EACH) for _ in range(CONNECTIONS)]
     for caller in callers:
         await loop.create_connection(lambda caller=caller: caller, "127.0.0.1", port)  # type: ignore[misc]
+    began = time.perf_counter()
     await asyncio.sleep(seconds)
     for caller in callers:
         caller.stopped = True
     async with asyncio.timeout(5):
         for caller in callers:
             await caller.rested.wait()
+    lasted = time.perf_counter() - began
     done = sum(caller.done for caller in callers)
-    if sum(caller.bytes for caller in callers) != done * len(ANSWER):
+    if not done or sum(caller.bytes for caller in callers) != done * len(ANSWER):
         raise SystemExit("answers are not whole")
     took = sorted(t for caller in callers for t in caller.took)
     for caller in callers:
         caller.transport.close()
-    return done, took[len(took) // 2] * 1e3, took[len(took) * 99 // 100] * 1e3
+    p50, p99 = (took[len(took) * percent // 100] * 1e6 for percent in (50, 99))
+    return {"units": done, "seconds": lasted, "p50_us": p50, "p99_us": p99}
 
 
 async def serve(ports: list[int]) -> None:
@@ -192,10 +196,10 @@ async def serve(ports: list[int]) -> None:
 
 
 def main() -> None:
-    """``load PORT SECONDS`` prints ``calls p50_ms p99_ms``; ``origin PORT ...`` serves."""
+    """``load PORT SECONDS`` prints a line of JSON; ``origin PORT ...`` serves."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if sys.argv[1] == "load":
-            print(*runner.run(load(int(sys.argv[2]), float(sys.argv[3]))))
+            print(json.dumps(runner.run(load(int(sys.argv[2]), float(sys.argv[3])))))
         else:
             runner.run(serve([int(port) for port in sys.argv[2:]]))
 
