@@ -357,6 +357,7 @@ class DataProcess:
 
     def _flush(self, now: float) -> None:
         self._plane.flush(now)
+        self._tls.flush()
         if self._grpc is not None:
             self._grpc.flush()
 

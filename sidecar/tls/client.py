@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from sidecar.telemetry.logs import Throttle, get_log
 from sidecar.telemetry.page import Scalar
 from sidecar.tls.material import Follower, client_context, material_of, plain
 from sidecar.tls.names import AllowList, PeerNames, peer_names
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 UPSTREAM: Final = "upstream"
 """What the certificate that workers are shown is called in logs and metrics."""
+
+FAILURE_LINE_S: Final = 10.0
+"""A handshake that failed is a line in the log at most this often; ``held_back`` counts those between."""
+
+_log = get_log("tls")
 
 Application = TypeVar("Application", bound=asyncio.Protocol)
 
@@ -44,6 +50,7 @@ class UpstreamGate:
         self._loop = loop
         self._page = page
         self._audit = audit
+        self._throttle = Throttle(FAILURE_LINE_S)
 
     async def connect(self, endpoint: str, application: Callable[[], Application], host: str, port: int) -> Application:
         """Return the protocol of a new connection to a worker whose certificate is good. Time is the caller's to bound.
@@ -82,9 +89,12 @@ class UpstreamGate:
         self._page.words[self._page.scalar(Scalar.TLS_PEERS_REJECTED_TOTAL)] += 1
         self._audit.rejected(why, names, endpoint=endpoint)
 
-    def failed(self) -> None:
-        """Count a handshake that came to nothing."""
+    def failed(self, endpoint: str, why: str) -> None:
+        """Count a handshake that came to nothing, and say why: a request that was tried elsewhere does not."""
         self._page.words[self._page.scalar(Scalar.TLS_UPSTREAM_FAILED_TOTAL)] += 1
+        held_back = self._throttle.admit(self._loop.time())
+        if held_back is not None:
+            _log.warning("tls.upstream_failed", endpoint=endpoint, why=why, held_back=held_back)
 
 
 class _Opening(Generic[Application]):
@@ -111,9 +121,8 @@ class _Opening(Generic[Application]):
             why = self._gate.allowed.refusal(names)
             if why:
                 self._gate.refused(self._endpoint, names, why)
-                self._gate.failed()
                 shown = ", ".join(names.all[:4]) or "none"
-                self.done.set_exception(TlsError(f"TLS: {why} by upstream_tls.allowed_names: {shown}"))
+                self._fail(f"{why} by upstream_tls.allowed_names: {shown}")
                 return None
         application = self._application()
         self.done.set_result(application)
@@ -122,5 +131,8 @@ class _Opening(Generic[Application]):
     def failed(self, session: TlsTransport, error: Exception) -> None:
         """There is no session."""
         if not self.done.done():
-            self._gate.failed()
-            self.done.set_exception(TlsError(f"TLS: {plain(error)}"))
+            self._fail(plain(error))
+
+    def _fail(self, why: str) -> None:
+        self._gate.failed(self._endpoint, why)
+        self.done.set_exception(TlsError(f"TLS: {why}"))

@@ -80,12 +80,15 @@ class ProcessTls:
     def tick(self, now: float) -> None:
         """Look after files and gauges; called once a second."""
         self._audit.flush(now)
-        self._page.words[self._page.scalar(Scalar.TLS_HANDSHAKES_NOW)] = self.handshakes
         followers = [gate.follower for gate in self._gates]
         followers += [gate.follower for gate in self._upstreams.values() if gate.follower.context is not None]
         if followers and self._looking is None:
             self._looking = self._loop.run_in_executor(None, _look, followers)  # a mount may hang
             self._looking.add_done_callback(self._looked)
+
+    def flush(self) -> None:
+        """Write the gauge."""
+        self._page.words[self._page.scalar(Scalar.TLS_HANDSHAKES_NOW)] = self.handshakes
 
     def _looked(self, found: asyncio.Future[list[tuple[Follower, Change]]]) -> None:
         self._looking = None
