@@ -163,6 +163,11 @@ class Cluster:
         default = self._fleet.default
         return None if default is None else self.route(default.model, "", protocol)
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the models that have a route for HTTP, in order."""
+        return tuple(sorted({route.model for route in self._fleet.routes.values()}))
+
     def route(self, model: str, version: str = "", protocol: str = HTTP) -> Route | None:
         """Return the route of a model, or of one version of it; None where there is none (see :meth:`missing`)."""
         if protocol != HTTP:

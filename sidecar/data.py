@@ -36,7 +36,7 @@ from router.model import (
 from sidecar.boot import DataPlan
 from sidecar.channel import Channel, ChannelError, FaultsChanged, Hello, Listening, Ping, guard_messages
 from sidecar.http1.downstream import DownstreamConnection
-from sidecar.http1.forwarding import MODEL_HEADER, ListenerRules
+from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.plane import SWEEP_S, Plane
 from sidecar.overload import Guard
 from sidecar.settings import Protocol, model_policies, router_policies
@@ -167,7 +167,11 @@ class DataProcess:
             sock = socket.socket(fileno=held.fd)
             sock.setblocking(False)
             name = listener.name or held.address
-            rules = ListenerRules(listener.default_model, trusted_networks=listener.trusted_networks)
+            rules = ListenerRules(
+                listener.default_model,
+                trusted_networks=listener.trusted_networks,
+                model_header=listener.model_header,
+            )
             self._rules.append(rules)
             factory = self._tls.guard(listener, name, _ALPN[listener.protocol], self._factory(rules, listener.protocol))
             if sock.family == socket.AF_UNIX:
@@ -310,7 +314,9 @@ class DataProcess:
         for held, rules in zip(plan.listeners, self._rules, strict=False):
             listener = settings.listeners[held.listener]
             rules.configure(
-                listener.default_model, trusted_networks=listener.trusted_networks, model_header=MODEL_HEADER
+                listener.default_model,
+                trusted_networks=listener.trusted_networks,
+                model_header=listener.model_header,
             )
         self._plane.gauge(Scalar.CONFIG_NOW, plan.sequence)
         self._log.info("config.in_force", revision=plan.revision)

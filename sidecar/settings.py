@@ -26,6 +26,7 @@ from router.policy import (
     RetryPolicy,
     ScoringPolicy,
 )
+from sidecar.http1.forwarding import MODEL_HEADER
 
 
 class Reload(StrEnum):
@@ -152,6 +153,14 @@ class Listener(Base, frozen=True):
             "networks",
         ),
     ] = ()
+    model_header: Annotated[
+        str | None,
+        _doc(
+            Reload.NEW,
+            "field that names a model, NAME or NAME@VERSION, where the path does not; null: none does",
+            "field name",
+        ),
+    ] = MODEL_HEADER
 
 
 class Limits(Base, frozen=True):
@@ -170,6 +179,16 @@ class Limits(Base, frozen=True):
     handshakes: Annotated[
         int, _doc(Reload.NEW, "TLS handshakes under way in one process", "handshakes", ge=1, le=1 << 20)
     ] = 512
+    model_prefix_bytes: Annotated[
+        int,
+        _doc(
+            Reload.NEW,
+            "beginning of a JSON body that is kept until it has named its model",
+            "bytes",
+            ge=1024,
+            le=1 << 30,
+        ),
+    ] = 8 << 20
     pipelined: Annotated[int, _doc(Reload.NEW, "bytes read ahead of the request being answered", "bytes", ge=4096)] = (
         131072
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from sidecar.config.addresses import (
     unix_path,
 )
 from sidecar.config.problems import Path, dotted, nearest
-from sidecar.http1.forwarding import UNIX
+from sidecar.http1.forwarding import UNIX, is_forwarding
 from sidecar.settings import ClientAuth, Endpoint, Listener, ListenerTls, Settings
 from sidecar.tls.names import NameFormError, check_name
 
@@ -99,6 +100,7 @@ def _listeners(settings: Settings) -> Iterator[Finding]:
         if listener.default_model is not None and listener.default_model not in names:
             yield Finding(("listeners", index, "default_model"), _no_model(listener.default_model, names))
         yield from _trust(index, listener)
+        yield from _model_header(index, listener.model_header)
     for index, first in _repeated(_bound(listener.address) for listener in listeners):
         remedy = f"already the address of listeners[{first}]: give each its own, or use processes for more of them"
         yield Finding(("listeners", index, "address"), remedy)
@@ -114,6 +116,40 @@ def _listeners(settings: Settings) -> Iterator[Finding]:
             yield from _listener_tls(("listeners", index, "tls"), listener.tls)
     for index, first in _repeated(listener.name or None for listener in listeners):
         yield Finding(("listeners", index, "name"), f"already the name of listeners[{first}]: give each its own")
+
+
+_FIELD_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
+_TAKEN_FIELDS = frozenset(
+    {
+        "authorization",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "expect",
+        "host",
+        "http2-settings",
+        "keep-alive",
+        "te",
+        "traceparent",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "via",
+        "x-request-id",
+        "x-request-timeout-ms",
+    }
+)
+
+
+def _model_header(index: int, name: str | None) -> Iterator[Finding]:
+    path: Path = ("listeners", index, "model_header")
+    if name is None:
+        return
+    if not _FIELD_NAME.fullmatch(name):
+        yield Finding(path, "must be a field name: 1 to 64 letters, digits or hyphens; null turns it off")
+    elif name.lower() in _TAKEN_FIELDS or is_forwarding(name.lower().encode()):
+        yield Finding(path, "has a meaning of its own: choose another field, for example x-model")
 
 
 def _trust(index: int, listener: Listener) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sidecar.grpc.plane import GrpcPlane
     from sidecar.grpc.pool import WorkerPool
     from sidecar.grpc.upstream import WorkerConnection
-    from sidecar.http1.plane import Target
+    from sidecar.http1.targets import Target
     from sidecar.http2.hpack import Field
     from sidecar.http2.stream import Stream
 

@@ -11,7 +11,7 @@ from sidecar.grpc.downstream import CallerConnection
 from sidecar.grpc.pool import WorkerPool
 from sidecar.grpc.statuses import Status
 from sidecar.http1.caller import LAME_DUCK_S
-from sidecar.http1.plane import NO_MODEL, Target
+from sidecar.http1.targets import NO_MODEL, Target
 from sidecar.http2.connection import Flusher
 from sidecar.telemetry.page import Scalar
 

@@ -16,7 +16,23 @@ SERVER_METADATA: Final = _ENCODE({"name": "warmroute", "version": installed_vers
 """What a V2 client reads at ``/v2``."""
 
 
-def error_body(surface: Surface, outcome: Outcome, detail: str = "", status: int = 0) -> tuple[bytes, bytes]:
+def models_list(models: tuple[str, ...]) -> bytes:
+    """Return the body of OpenAI's ``GET /v1/models``."""
+    return _ENCODE({"object": "list", "data": [_model(name) for name in models]})
+
+
+def model_object(model: str) -> bytes:
+    """Return the body of OpenAI's ``GET /v1/models/MODEL``."""
+    return _ENCODE(_model(model))
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "warmroute"}
+
+
+def error_body(
+    surface: Surface, outcome: Outcome, detail: str = "", status: int = 0, code: str = ""
+) -> tuple[bytes, bytes]:
     """Return (content type, body) for ``outcome`` in the form that ``surface``'s clients read.
 
     V2: ``{"error": TEXT}`` (Open Inference Protocol). OpenAI: ``{"error": {message, type, param, code}}``. Else text.
@@ -27,10 +43,10 @@ def error_body(surface: Surface, outcome: Outcome, detail: str = "", status: int
         return b"application/json", _ENCODE({"error": text})
     if surface is Surface.OPENAI:
         return b"application/json", _ENCODE(
-            {"error": {"message": text, "type": spec.kind, "param": None, "code": outcome.value}}
+            {"error": {"message": text, "type": spec.kind, "param": None, "code": code or outcome.value}}
         )
-    code, phrase = _status(spec, status)
-    return b"text/plain; charset=utf-8", f"{code} {phrase}: {text}\n".encode()
+    number, phrase = _status(spec, status)
+    return b"text/plain; charset=utf-8", f"{number} {phrase}: {text}\n".encode()
 
 
 def error_answer(
@@ -43,17 +59,18 @@ def error_answer(
     close: bool = False,
     head_only: bool = False,
     status: int = 0,
+    code: str = "",
 ) -> bytes:
     """Return a whole HTTP/1.1 response for an outcome that warmroute answers itself.
 
     ``retry_after_s`` is rounded up to whole seconds, at least 1. ``head_only``: the request was HEAD. ``status``
-    replaces the table's (an injected fault chooses its own).
+    replaces the table's (an injected fault chooses its own), ``code`` the OpenAI error's.
     """
     spec = OUTCOMES[outcome]
-    code, phrase = _status(spec, status)
-    kind, body = error_body(surface, outcome, detail, status)
+    number, phrase = _status(spec, status)
+    kind, body = error_body(surface, outcome, detail, status, code)
     lines = [
-        b"HTTP/1.1 %d %s" % (code, phrase.encode()),
+        b"HTTP/1.1 %d %s" % (number, phrase.encode()),
         b"Content-Type: " + kind,
         b"Content-Length: %d" % len(body),
         b"warmroute-outcome: " + outcome.value.encode(),

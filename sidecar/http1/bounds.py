@@ -11,15 +11,15 @@ from router.matching import Surface
 from router.outcomes import AttemptResult, Outcome
 from sidecar.http1.answers import error_answer
 from sidecar.http1.caller import ANSWERING, HEALTH_ONLY, READING
-from sidecar.http1.hedging import HedgingConnection
-from sidecar.http1.plane import OWN_PATHS
+from sidecar.http1.naming import NamingConnection
+from sidecar.http1.targets import OWN_PATHS
 from sidecar.telemetry.page import Scalar
 
 LIVE: Final = b"/v2/health/live"
 TOO_MANY: Final = "too many connections"
 
 
-class BoundedConnection(HedgingConnection):
+class BoundedConnection(NamingConnection):
     """A caller's connection within its bounds."""
 
     __slots__ = ()
@@ -35,7 +35,7 @@ class BoundedConnection(HedgingConnection):
             path = head.target.partition(b"?")[0]
             health = path == LIVE or (path in OWN_PATHS and not plane.refusing)
             if health and head.method in (b"GET", b"HEAD"):
-                self._answer_for_server(path, now)
+                self._answer_for_server(path, OWN_PATHS[path], now)
                 return True
             plane.count(Scalar.REFUSED_CONNECTIONS_TOTAL if spare else Scalar.OVERLOAD_REFUSED_TOTAL)
             self._end_with(Outcome.OVERLOADED, TOO_MANY if spare else plane.refusing)

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from router.routes import Attempt
     from sidecar.http1.chunked import ChunkScanner
     from sidecar.http1.head import RequestHead
-    from sidecar.http1.plane import Plane, Target
+    from sidecar.http1.naming import Look
+    from sidecar.http1.plane import Plane
+    from sidecar.http1.targets import Target
     from sidecar.http1.watch import Watch
     from sidecar.upstreams.connection import UpstreamConnection
 
@@ -90,6 +92,7 @@ class CallerConnection(asyncio.Protocol):
         "_head",
         "_last_head",
         "_left",
+        "_look",
         "_peer",
         "_opened_s",
         "_peer_full",
@@ -146,6 +149,7 @@ class CallerConnection(asyncio.Protocol):
         self._attempt: Attempt | None = None
         self._upstream: UpstreamConnection | None = None
         self._scanner: ChunkScanner | None = None
+        self._look: Look | None = None  # at a body that is to name its model
         self._timer: asyncio.TimerHandle | None = None
         self._watch: Watch | None = None  # of the request in hand, where it has limits of its own
         self._left = 0

@@ -27,8 +27,8 @@ from sidecar.http1.caller import (
 )
 from sidecar.http1.chunked import ChunkError, ChunkScanner
 from sidecar.http1.head import CHUNKED, HeadError, RequestHead, hopeless, parse_request
-from sidecar.http1.plane import NO_MODEL
 from sidecar.http1.shapes import FORGET_AT, LEARN_AT
+from sidecar.http1.targets import NO_MODEL
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
@@ -228,11 +228,11 @@ class DownstreamConnection(BoundedConnection):
         plane = self._plane
         self._head = head
         generation = plane.cluster.generation
-        if head.target == self._target_text and generation == self._generation:
+        if head.key == self._target_text and generation == self._generation:
             target = self._target
         else:
-            self._target = target = plane.resolve(head.target, self._rules.default_model)
-            self._target_text, self._generation = head.target, generation
+            self._target = target = plane.resolve(head.target, self._rules.default_model, head.asked)
+            self._target_text, self._generation = head.key, generation
         self._started = now = plane.clock()
         self._tries = 0
         self._whole = True
@@ -280,14 +280,11 @@ class DownstreamConnection(BoundedConnection):
         if length > self.gate and self._stopped(length, now):
             return
         if target.route is None:
-            if target.own and head.method in (b"GET", b"HEAD"):
-                self._answer_for_server(target.own, now)
-            else:
-                self._end_with(Outcome.NO_ROUTE, target.why)
+            self._without_route(target, now)
+        elif head.timeout_ms == 0 and self._over(now):
             return
-        if head.timeout_ms == 0 and self._over(now):
-            return
-        self._dispatch(target.route, None, now)
+        else:
+            self._dispatch(target.route, None, now)
         if length == CHUNKED and end < len(data) and self._phase == BODY:
             self._read_body(data[end:])
 
@@ -327,6 +324,8 @@ class DownstreamConnection(BoundedConnection):
             self._wait_for_head(now + held_s)
             if self._watch is not None:
                 self._arm_hedge(self._watch, now)
+        if self._look is not None and self._look_on(self._look, out):
+            return
         upstream = self._upstream
         if upstream is not None:
             upstream.transport.write(out)

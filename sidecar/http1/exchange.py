@@ -14,12 +14,12 @@ from router.outcomes import OUTCOMES, AttemptResult, Outcome
 from router.retry import RetryDenied
 from router.routes import NoCandidate
 from sidecar.faults import strike
-from sidecar.http1.answers import SERVER_METADATA, error_answer, own_answer
+from sidecar.http1.answers import error_answer, own_answer
 from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_S, LINGERING, TUNNEL
 from sidecar.http1.events import error_event
 from sidecar.http1.forwarding import VIA, numbered
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead, without_fields
-from sidecar.http1.plane import NO_MODEL
+from sidecar.http1.targets import NO_MODEL
 from sidecar.http1.tunnel import TunnelConnection
 from sidecar.http1.watch import Watch
 from sidecar.telemetry.page import Scalar
@@ -320,7 +320,7 @@ class ExchangeConnection(TunnelConnection):
     def _start_watch(self, now: float) -> None:
         """The request has limits of its own: from its model, or from its caller."""
         plane = self._plane
-        self._watch = watch = Watch(self._target.times, self._head.timeout_ms, now)
+        self._watch = watch = Watch(self._target.times, self._head.timeout_ms, self._started)
         if watch.told:
             watch.timer = plane.loop.call_later(watch.ends_at - now, self._time_over)
         if self.request_done:
@@ -461,6 +461,7 @@ class ExchangeConnection(TunnelConnection):
         self.deadline = now + LINGER_S
         self._unflushed = 0
         self._scanner = None
+        self._look = None
         self._seen = b""
 
     def _fail_request(self, outcome: Outcome, detail: str) -> None:
@@ -472,7 +473,9 @@ class ExchangeConnection(TunnelConnection):
         else:
             self._end_with(outcome, detail)
 
-    def _end_with(self, outcome: Outcome, detail: str, retry_after_s: float | None = None, *, status: int = 0) -> None:
+    def _end_with(
+        self, outcome: Outcome, detail: str, retry_after_s: float | None = None, *, status: int = 0, code: str = ""
+    ) -> None:
         """End the request with an answer of warmroute's own."""
         plane = self._plane
         head = self._head
@@ -497,13 +500,14 @@ class ExchangeConnection(TunnelConnection):
                 close=close,
                 head_only=head.method == b"HEAD",
                 status=status,
+                code=code,
             )
         )
         plane.request_ended(target.row, outcome, now - self._started)
         self._next(now)
 
-    def _answer_for_server(self, path: bytes, now: float) -> None:
-        """Answer what V2 clients ask a server as a whole (Open Inference Protocol: metadata, live, ready)."""
+    def _answer_for_server(self, path: bytes, body: bytes, now: float) -> None:
+        """Answer what clients ask a server as a whole (V2: metadata, live, ready; OpenAI: its models)."""
         plane = self._plane
         if path.endswith(b"/ready"):
             if plane.leaving:
@@ -515,10 +519,9 @@ class ExchangeConnection(TunnelConnection):
         self._close_after = (
             self.last or plane.draining or not self.request_done or not self._head.keep_alive or self.old_client
         )
-        about = path == b"/v2"
         self._say(
             own_answer(
-                SERVER_METADATA if about else b"",
+                body,
                 request_id=self._request_id or self._head.request_id(),
                 close=self._close_after,
                 head_only=self.method == b"HEAD",
@@ -532,6 +535,7 @@ class ExchangeConnection(TunnelConnection):
         self._end_watch()
         self._seen = b""
         self._scanner = None
+        self._look = None
         self.active = False
         self._peer_full = False
         if self._close_after or self._plane.draining:
@@ -578,6 +582,7 @@ class ExchangeConnection(TunnelConnection):
         self._buffer = b""
         self._seen = b""
         self._scanner = None
+        self._look = None
         self._unflushed = 0
         self.active = False
         self.deadline = plane.clock() + LINGER_S

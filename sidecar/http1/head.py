@@ -103,15 +103,17 @@ class RequestHead(Head):
     """What a proxy needs of a request head.
 
     ``end`` is what a first attempt's head ends with, ``attempt`` the number of that attempt: over 1 where a proxy
-    before this one counted.
+    before this one counted. ``asked`` is the model that a field of the head names, ``key`` what decides where it goes.
     """
 
     __slots__ = (
+        "asked",
         "attempt",
         "end",
         "has_request_id",
         "has_traceparent",
         "keep_alive",
+        "key",
         "method",
         "minor",
         "raw",
@@ -121,8 +123,10 @@ class RequestHead(Head):
     )
 
     raw: bytes
+    asked: bytes
     attempt: int
     end: bytes
+    key: bytes
     method: bytes
     target: bytes
     minor: int
@@ -290,6 +294,8 @@ def parse_request(
     if minor == 0 or line is None:
         forward = _normalise(head, forward, hosts)
     head.forward = forward
+    head.asked = _asked(raw, lowered, peer.model_field) if peer.model_field and peer.model_field in lowered else b""
+    head.key = head.target + b"\0" + head.asked if head.asked else head.target
     return head
 
 
@@ -409,6 +415,15 @@ def _length(value: bytes, outcome: Outcome = Outcome.BAD_REQUEST) -> int:
     if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
         raise HeadError(outcome, f"Content-Length {value[:40]!r} is not a length")
     return int(value)
+
+
+def _asked(raw: bytes, lowered: bytes, model_field: bytes) -> bytes:
+    """Return the model that a field names; ``model_field`` begins its line."""
+    begin = lowered.find(model_field)
+    if lowered.find(model_field, begin + 1) >= 0:
+        raise HeadError(Outcome.BAD_REQUEST, f"{model_field[2:-1].decode()} more than once")
+    begin += len(model_field)
+    return raw[begin : raw.find(b"\r\n", begin)].strip(b" \t")
 
 
 @lru_cache(maxsize=256)

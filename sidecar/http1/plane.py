@@ -8,12 +8,12 @@ from heapq import nsmallest
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
-from router.matching import Surface, match
 from router.model import EndpointEjected
-from router.outcomes import OUTCOME_INDEX, AttemptResult, Outcome, Reason
+from router.outcomes import OUTCOME_INDEX, AttemptResult, Outcome
 from sidecar.http1.caller import HEALTH_ONLY, LAME_DUCK_S, NEVER, SHUT
 from sidecar.http1.hangups import Hangups
 from sidecar.http1.shapes import Shapes
+from sidecar.http1.targets import Target, Targets
 from sidecar.http1.watch import Times
 from sidecar.telemetry.page import (
     BUCKETS_S,
@@ -36,21 +36,13 @@ if TYPE_CHECKING:
     from router.cluster import Cluster
     from router.endpoint import Endpoint
     from router.model import Event
-    from router.routes import Attempt, Route
+    from router.routes import Attempt
     from sidecar.channel import FaultRule
     from sidecar.http1.downstream import DownstreamConnection
     from sidecar.settings import Limits, ModelTimeouts, Timeouts
     from sidecar.tls.client import UpstreamGate
 
-NO_MODEL: Final = "_none"
-"""Metrics row of requests that matched no model."""
-
-OWN_PATHS: Final = frozenset({b"/v2", b"/v2/health/live", b"/v2/health/ready"})
-"""What V2 clients ask the server as a whole: answered here unless a default model takes such paths."""
-
 _TRACE_NAME: Final = len(b"traceparent: ")
-_MEMO_TARGETS: Final = 4096
-_MEMO_PATH_BYTES: Final = 256
 _RESULT_INDEX: Final = {result: index for index, result in enumerate(AttemptResult)}
 _SUM: Final = len(BUCKETS_S) + 1
 _OK: Final = OUTCOME_INDEX[Outcome.OK]
@@ -81,24 +73,6 @@ class Pool(Protocol):
     def expire(self, now: float) -> None: ...  # noqa: D102
     def shed(self) -> None: ...  # noqa: D102
     def close(self) -> None: ...  # noqa: D102
-
-
-class Target:
-    """What a request target means here: the surface, the route (None: nothing matches) and the metrics row."""
-
-    __slots__ = ("own", "route", "row", "surface", "times", "watched", "why")
-
-    def __init__(
-        self, surface: Surface, route: Route | None, row: int, why: str, times: Times, *, own: bytes = b""
-    ) -> None:
-        self.surface = surface
-        self.times = times
-        # each of its requests has a watch
-        self.watched = times.bounded or (route is not None and route.hedging is not None)
-        self.route = route
-        self.row = row
-        self.why = why  # why there is no route
-        self.own = own  # a path that warmroute answers itself where there is no route
 
 
 class Plane:
@@ -149,8 +123,7 @@ class Plane:
         self.tunnels = 0  # open now
         self.shapes = Shapes()
         self.hangups = Hangups(loop)
-        self._targets: dict[tuple[str | None, bytes], Target] = {}
-        self._generation = -1
+        self._targets = Targets(cluster, page, self.times_of)
         self.configure(limits, timeouts, model_timeouts)
 
     def configure(
@@ -173,40 +146,9 @@ class Plane:
 
     # --- requests -----------------------------------------------------------------------------------------------
 
-    def resolve(self, target: bytes, default_model: str | None) -> Target:
-        """Return what a request target means (RFC 3986 path only; the query decides nothing)."""
-        query = target.find(b"?")
-        path = target if query < 0 else target[:query]
-        cluster = self.cluster
-        if cluster.generation != self._generation:
-            self._targets.clear()
-            self._generation = cluster.generation
-        key = (default_model, path)
-        found = self._targets.get(key)
-        if found is None and len(path) > _MEMO_PATH_BYTES:
-            found = self._resolve(path, default_model)
-        elif found is None:
-            if len(self._targets) >= _MEMO_TARGETS:
-                self._targets.clear()
-            found = self._targets[key] = self._resolve(path, default_model)
-        return found
-
-    def _resolve(self, path: bytes, default_model: str | None) -> Target:
-        surface, model, version = match(path)
-        cluster = self.cluster
-        route: Route | None = None
-        why = "the path names no model and there is no default"
-        if model:
-            route = cluster.route(model, version)
-            why = f"model {model[:128]!r}" + (f" version {version[:128]!r}" if version else "") + " is not known"
-        elif default_model is not None:
-            route = cluster.route(default_model)
-        if route is None and not (model and cluster.missing(model, version) is Reason.WRONG_VERSION):
-            route = cluster.default_route
-        name = NO_MODEL if route is None else route.model
-        times = self.times_of(name)
-        own = path if route is None and path in OWN_PATHS else b""
-        return Target(surface, route, self.page.model_row(name), why, times, own=own)
+    def resolve(self, target: bytes, default_model: str | None, asked: bytes = b"") -> Target:
+        """Return what a request target means, with the model that a field or a body asks for."""
+        return self._targets.resolve(target, default_model, asked)
 
     def times_of(self, model: str) -> Times:
         """Return the times of a model's requests."""

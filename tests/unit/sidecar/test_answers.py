@@ -50,6 +50,12 @@ def test_an_answer_in_openai_s_form_has_four() -> None:
     )
 
 
+def test_a_code_of_openai_s_replaces_ours() -> None:
+    whole = error_answer(Surface.OPENAI, Outcome.NO_ROUTE, "x", code="model_not_found")
+    assert b'"code":"model_not_found"' in whole
+    assert b"warmroute-outcome: no_route\r\n" in whole
+
+
 @pytest.mark.parametrize("outcome", ANSWERED)
 @pytest.mark.parametrize("surface", Surface)
 def test_every_outcome_that_is_answered_here_has_a_whole_answer(outcome: Outcome, surface: Surface) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.outcomes import Outcome
+from sidecar.http1.forwarding import Peer
 from sidecar.http1.head import (
     CHUNKED,
     UNTIL_CLOSE,
@@ -241,3 +242,27 @@ def test_what_can_never_become_a_head_is_told_early() -> None:
 
 def test_without_fields_keeps_the_first_line_and_order() -> None:
     assert without_fields(b"X\r\nA: 1\r\nB: 2\r\na: 3\r\n", (b"a",)) == b"X\r\nB: 2\r\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ([], b""),
+        ([b"X-Model: Llama@2 "], b"Llama@2"),
+        ([b"x-model:m"], b"m"),
+        ([b"X-MODEL:\t m\t"], b"m"),
+        ([b"X-Model:"], b""),
+        ([b"X-Models: no", b"A: x-model: no"], b""),
+        ([b"Connection: x-model", b"X-Model: m"], b"m"),
+    ],
+)
+def test_a_field_names_the_model(fields: list[bytes], asked: bytes) -> None:
+    head = parse_request(request(*fields), peer=Peer(model_header="X-Model"))
+    assert head.asked == asked
+    assert head.key == b"/p?q=1" + (b"\0" + asked if asked else b"")
+    assert parse_request(request(*fields)).asked == b""
+
+
+def test_two_fields_that_name_a_model_are_refused() -> None:
+    with pytest.raises(HeadError, match="x-model more than once"):
+        parse_request(request(b"X-Model: m", b"x-model: m"), peer=Peer(model_header="X-Model"))

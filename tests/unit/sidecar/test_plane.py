@@ -105,6 +105,35 @@ def test_what_a_target_means(bench: Bench, target: bytes, default_model: str | N
     assert (route.model if route else None) == model
 
 
+@pytest.mark.parametrize(
+    ("target", "asked", "model"),
+    [
+        (b"/anything", b"m", "m"),
+        (b"/v1/chat/completions", b"m", "m"),
+        (b"/v1/chat/completions", b"unknown", "fallback"),
+        (b"/v1/chat/completions", b"m@7", None),
+        (b"/v1/chat/completions", b"\xff", "fallback"),
+        (b"/v2/models/fallback/infer", b"m", "fallback"),
+        (b"/v2", b"m", "m"),
+    ],
+)
+def test_what_is_asked_for_counts_where_the_path_names_nothing(
+    bench: Bench, target: bytes, asked: bytes, model: str | None
+) -> None:
+    found = bench.plane.resolve(target, None, asked)
+    assert (found.route.model if found.route else None) == model
+    assert found.otherwise is None
+
+
+def test_a_body_is_looked_at_where_it_could_matter(bench: Bench) -> None:
+    for target, matters in ((b"/v1/chat/completions", True), (b"/v2/models/m/infer", False), (b"/any", False)):
+        found = bench.plane.resolve(target, None)
+        assert (found.otherwise is not None) is matters
+        assert (found.route is None) is matters
+        meant = found.otherwise or found
+        assert meant.route is not None
+
+
 def test_what_a_target_meant_is_remembered_until_the_routes_change(bench: Bench) -> None:
     first = bench.plane.resolve(b"/v2/models/new/infer", None)
     assert bench.plane.resolve(b"/v2/models/new/infer?q", None) is first
@@ -117,7 +146,7 @@ def test_what_a_target_meant_is_remembered_until_the_routes_change(bench: Bench)
 def test_callers_cannot_fill_the_memory_with_targets(bench: Bench) -> None:
     for number in range(5000):
         bench.plane.resolve(b"/%d" % number, None)
-    assert len(bench.plane._targets) <= 4096
+    assert len(bench.plane._targets._known) <= 4096
     long = b"/" + b"a" * 300
     assert bench.plane.resolve(long, None) is not bench.plane.resolve(long, None)
 

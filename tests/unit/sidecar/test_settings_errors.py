@@ -65,7 +65,7 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
             (
                 "w.yaml:4:46: listeners[0].zzz: 1: unknown field; known here: "
                 "address, name, protocol, processes, backlog, fastopen_queue, unix_mode, tls, default_model, "
-                "trusted_networks"
+                "trusted_networks, model_header"
             ),
             'w.yaml:5:11: logging.formt: "xml": unknown field; did you mean "format"?',
             'w.yaml:5:31: logging.format: "jsn": must be one of: json, text; did you mean "json"?',
@@ -259,6 +259,34 @@ def test_error_text(content: str | bytes, lines: list[str]) -> None:
 
 
 SENSELESS: list[tuple[str, str, list[str]]] = [
+    (
+        "fields that cannot name a model",
+        (
+            'version: 1\nlisteners:\n  - {address: "127.0.0.1:1", model_header: Host}\n'
+            '  - {address: "127.0.0.1:2", model_header: X-Forwarded-Model}\n'
+            '  - {address: "127.0.0.1:3", model_header: "x model"}\n  - {address: "127.0.0.1:4", model_header: ""}\n'
+            '  - {address: "127.0.0.1:5", model_header: null}\n  - {address: "127.0.0.1:6", model_header: X-Model}\n'
+            'models: [{name: magika, endpoints: ["http://w:9001"]}]\n'
+        ),
+        [
+            (
+                'w.yaml:3:44: listeners[0].model_header: "Host": '
+                "has a meaning of its own: choose another field, for example x-model"
+            ),
+            (
+                'w.yaml:4:44: listeners[1].model_header: "X-Forwarded-Model": '
+                "has a meaning of its own: choose another field, for example x-model"
+            ),
+            (
+                'w.yaml:5:44: listeners[2].model_header: "x model": '
+                "must be a field name: 1 to 64 letters, digits or hyphens; null turns it off"
+            ),
+            (
+                'w.yaml:6:44: listeners[3].model_header: "": '
+                "must be a field name: 1 to 64 letters, digits or hyphens; null turns it off"
+            ),
+        ],
+    ),
     (
         "whom a listener trusts",
         (
