@@ -14,13 +14,14 @@ COMPARED := .venv-bench
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv dev demo model test test-compiled check format bench bench-run compiled lock proto reference pictures \
-  demo-picture system-packages clean
+  demo-picture soak system-packages clean
 
 help:
 	@echo "make demo      start workers with a real model and a sidecar, print curl lines that work"
 	@echo "make test      every check and every test (installs Debian packages that tests need, and says so)"
 	@echo "make check     lint, format, types, import contracts, freshness of generated files; under a minute"
 	@echo "make bench     CPU, latency and memory beside other proxies; ARGS='--only nginx,warmroute --profile post' for a look"
+	@echo "make soak      churn against a real sidecar for SECONDS=600, then everything must be as it was"
 	@echo "make compiled  the compiled build, in .venv-compiled; nothing where no source changed"
 	@echo "make venv      only .venv with warmroute in it (PYTHON=python3.12 to choose the interpreter)"
 	@echo "make dev       .venv with the development tools too"
@@ -128,6 +129,10 @@ $(COMPARED)/bench.stamp: requirements/bench.lock
 	  $(COMPARED)/bin/python -m pip --disable-pip-version-check --quiet install --only-binary :all: --require-hashes \
 	    -r requirements/bench.lock && touch $@ || \
 	  echo "not installed: the benchmark goes on without vllm-router, sglang-router and py-spy" >&2
+
+SECONDS ?= 600
+soak: dev
+	$(BIN)/python -m tests.chaos.churn --seconds $(SECONDS)
 
 lock:
 	@$(PYTHON) tools/lock.py $(if $(UPGRADE),--upgrade)

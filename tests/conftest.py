@@ -10,7 +10,7 @@ import pytest
 import router.cluster
 
 HERE = Path(__file__).parent
-ALONE = (HERE / "bench", HERE / "conformance")
+ALONE = (HERE / "bench", HERE / "chaos", HERE / "conformance")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
