@@ -1,7 +1,8 @@
 """Churn against a real sidecar: everything that callers and workers can do to a connection, again and again.
 
-``python -m tests.chaos.churn --seconds 600`` (``make soak``) prints how it goes and a verdict. After a first round
-that fills what is filled once, the sidecar comes to rest and its figures are taken; after the last they must be the same.
+``python -m tests.chaos.churn --seconds 600`` (``make soak``) prints how it goes, and a verdict. After a first round,
+which fills what is filled once, the sidecar comes to rest and its figures are taken; after the last one they must be
+the same.
 """
 
 from __future__ import annotations

@@ -6,17 +6,23 @@ do not read, do not stop sending, or open connections until there are none.
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.sidecar_process import SidecarProcess, free_port, sidecar_process
-from tests.support.sidecars import Process
+from tests.support.sidecars import Process, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 HARNESS = Path(__file__).with_name("faults")
 
@@ -90,17 +96,99 @@ def pressure(sidecar: SidecarProcess, origin: int, tests: str, *options: str) ->
 
 
 def test_memory_is_bounded_whatever_clients_do(tmp_path: Path) -> None:
+    """Twenty of a kind have a megabyte each. Limits as shipped, but for bodies of 200 MB to be taken at all."""
     origin = free_port()
-    with sidecar_process(tmp_path, settings(origin)) as sidecar:
-        verdicts = pressure(sidecar, origin, "slow_reader,slow_upload,many_idle")
+    config = settings(origin) | {"limits": {"body_bytes": 256 << 20}}
+    with sidecar_process(tmp_path, config) as sidecar:
+        verdicts = pressure(sidecar, origin, "slow_reader,slow_upload,many_idle", "--limit-mb", "20")
         assert "FAIL" not in verdicts, verdicts
         assert sidecar.stop() == 0
 
 
 def test_a_flood_of_connections_passes(tmp_path: Path) -> None:
     origin = free_port()
-    config = settings(origin) | {"limits": {"connections": 1000}}
-    with sidecar_process(tmp_path, config) as sidecar:
-        verdicts = pressure(sidecar, origin, "fd_flood", "--flood", "1500")
+    with sidecar_process(tmp_path, settings(origin)) as sidecar:
+        verdicts = pressure(sidecar, origin, "fd_flood", "--flood", "4500")
         assert "FAIL" not in verdicts, verdicts
+        assert sidecar.stop() == 0
+
+
+@contextmanager
+def toxic(directory: Path, origin: int) -> Iterator[tuple[int, Callable[[dict[str, Any]], dict[str, Any]]]]:
+    """Put a proxy that does harm in front of ``origin``; yield its port, and what tells it which."""
+    port, control = free_port(), free_port()
+    argv = [sys.executable, str(HARNESS / "toxics.py"), "--listen", f"127.0.0.1:{port}", "--to", f"127.0.0.1:{origin}"]
+    with Process([*argv, "--control", f"127.0.0.1:{control}"], directory / "toxics.log"):
+        until(lambda: listens(control) and listens(port), "the proxy listens")
+        with socket.create_connection(("127.0.0.1", control), timeout=5) as sock, sock.makefile("rwb") as file:
+
+            def tell(what: dict[str, Any]) -> dict[str, Any]:
+                file.write(json.dumps(what).encode() + b"\n")
+                file.flush()
+                state: dict[str, Any] = json.loads(file.readline())
+                return state
+
+            yield port, tell
+
+
+def listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def ask(sidecar: SidecarProcess, body: bytes, within_s: float = 10.0) -> tuple[int, bytes, float]:
+    """POST ``body``; return the status, what came of the answer (all of it, or status -1) and the seconds it took."""
+    connection = http.client.HTTPConnection(sidecar.listen, timeout=within_s)
+    began = time.monotonic()
+    try:
+        connection.request("POST", "/echo", body)
+        response = connection.getresponse()
+        try:
+            return response.status, response.read(), time.monotonic() - began
+        except (http.client.IncompleteRead, OSError):
+            return -1, b"", time.monotonic() - began
+    finally:
+        connection.close()
+
+
+BODY = bytes(range(256)) * 400
+
+TOXINS: list[tuple[dict[str, Any], int, float, float]] = [
+    ({"down": {"stall": True}}, 504, 0.9, 2.5),  # the worker took the request and says nothing
+    ({"up": {"stall": True}}, 504, 0.9, 2.5),  # the request never gets there
+    ({"down": {"limit": 20, "limit_end": "rst"}}, 502, 0.0, 1.0),  # inside the head
+    ({"down": {"limit": 20, "limit_end": "fin"}}, 502, 0.0, 1.0),
+    ({"down": {"limit": 50_000, "limit_end": "rst"}}, -1, 0.0, 1.0),  # inside the body: cut, and seen to be
+    ({"down": {"limit": 50_000, "limit_end": "fin"}}, -1, 0.0, 1.0),
+    ({"down": {"rate": 100_000}}, 200, 0.5, 4.0),  # slow is not broken
+    ({"up": {"rate": 200_000}}, 200, 0.2, 4.0),
+    ({"down": {"latency": 0.05, "slice": 20_000}}, 200, 0.2, 4.0),
+    ({"refuse_rst": True}, 502, 0.0, 1.0),
+]
+
+
+def test_a_sick_network_to_a_worker_is_told_apart_from_a_slow_one(tmp_path: Path) -> None:
+    """Each toxin for one request; the one after it, without any, is served at once."""
+    origin = free_port()
+    script = [sys.executable, str(Path(__file__).parents[1] / "chaos" / "origin.py"), str(origin)]
+    with ExitStack() as stack:
+        stack.enter_context(Process(script, tmp_path / "origin.log"))
+        until(lambda: listens(origin), "the origin listens")
+        port, tell = stack.enter_context(toxic(tmp_path, origin))
+        config = settings(port) | {
+            "timeouts": {"response_head_s": 1.0, "drain_s": 2},
+            "policies": {"quarantine": {"base_s": 0.05, "max_s": 0.05}, "breaker": {"minimum_calls": 1000}},
+        }
+        sidecar = stack.enter_context(sidecar_process(tmp_path, config))
+        for toxin, status, least_s, most_s in TOXINS:
+            until(lambda: ask(sidecar, BODY)[:2] == (200, BODY), f"served, before {toxin}")
+            tell({"kill": "fin"})  # the next connection is a new one, which the toxin holds for
+            until(lambda: tell({"stats": 1})["open"] == 0, "no connection")
+            tell({"set": toxin})
+            got, body, seconds = ask(sidecar, BODY)
+            assert got == status, (toxin, got, seconds)
+            assert least_s <= seconds <= most_s, (toxin, got, seconds)
+            assert got != 200 or body == BODY
+            tell({"set": {}})
         assert sidecar.stop() == 0
