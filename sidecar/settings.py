@@ -192,6 +192,9 @@ class Limits(Base, frozen=True):
     pipelined: Annotated[int, _doc(Reload.NEW, "bytes read ahead of the request being answered", "bytes", ge=4096)] = (
         131072
     )
+    calls_per_connection: Annotated[
+        int, _doc(Reload.NEW, "gRPC calls at once on one connection, a caller's or a worker's", "calls", ge=1, le=65535)
+    ] = 100
     pooled_per_endpoint: Annotated[
         int, _doc(Reload.NEW, "idle upstream connections kept per endpoint", "connections", ge=0, le=65536)
     ] = 256

@@ -23,21 +23,30 @@ if TYPE_CHECKING:
     from sidecar.http2.hpack import Field
     from sidecar.http2.stream import Stream
 
-CALLS: Final = 100
-"""Calls at once on one connection of a caller; more are refused (REFUSED_STREAM), which clients try again."""
 _DRAIN_PING: Final = b"wr-drain"
 
 
 class CallerConnection(Connection):
     """A caller's connection, as the loop sees it."""
 
-    __slots__ = ("_final_id", "_leaving", "_peer", "_plane", "_retire_at", "_rules", "deadline", "default_model")
+    __slots__ = (
+        "_final_id",
+        "_leaving",
+        "_most",
+        "_peer",
+        "_plane",
+        "_retire_at",
+        "_rules",
+        "deadline",
+        "default_model",
+    )
 
     def __init__(self, plane: GrpcPlane, rules: ListenerRules) -> None:
         limits = plane.limits
         super().__init__(plane.flusher, client=False, head_bytes=limits.head_bytes, fields=limits.fields)
         self._plane = plane
         self._rules = rules
+        self._most = limits.calls_per_connection
         self._peer = STRANGER
         self._retire_at = NEVER
         self.default_model = rules.default_model
@@ -60,12 +69,14 @@ class CallerConnection(Connection):
         plane.connections.add(self)
         self.begin(
             transport,
-            {frames.MAX_CONCURRENT_STREAMS: CALLS, frames.MAX_HEADER_LIST_SIZE: self._head_bytes},
+            {frames.MAX_CONCURRENT_STREAMS: self._most, frames.MAX_HEADER_LIST_SIZE: self._head_bytes},
         )
         if plane.crowded():
             shared.count(Scalar.REFUSED_CONNECTIONS_TOTAL)
             self.goaway(0, Code.ENHANCE_YOUR_CALM, "too many connections")
             self.end()
+        elif shared.draining:  # it waited in the queue
+            self.leave(plane.clock(), shared.timeouts.drain_idle_s)
 
     def eof_received(self) -> bool:
         """A caller that shuts its side has gone."""
@@ -97,7 +108,7 @@ class CallerConnection(Connection):
             self._hear_noise(RESET_NOISE)
             self._refuse(stream_id, Code.PROTOCOL_ERROR)
             return
-        if len(self.streams) >= CALLS:
+        if len(self.streams) >= self._most:  # which clients send again
             self._hear_noise(RESET_NOISE)
             self._refuse(stream_id, Code.REFUSED_STREAM)
             return

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sidecar.grpc.plane import GrpcPlane
     from sidecar.settings import Limits, Timeouts
 
-CALLS_PER_CONNECTION: Final = 100
-"""Calls at once on one connection, fewer where the worker's SETTINGS_MAX_CONCURRENT_STREAMS says so."""
 MOST_CONNECTIONS: Final = 64
 """Connections of one pool; calls beyond what they take wait, at most so many:"""
 MOST_QUEUED: Final = 1024
@@ -39,6 +37,7 @@ class WorkerPool:
         self.flusher = plane.flusher
         self.head_bytes = plane.limits.head_bytes
         self.fields = plane.limits.fields
+        self.calls_each = plane.limits.calls_per_connection
         self.connections: list[WorkerConnection] = []
         self.lingering: dict[WorkerConnection, float] = {}
         self.queue: deque[Call] = deque()
@@ -75,7 +74,7 @@ class WorkerPool:
         """Send a call on a connection that has room, or have one made and let it wait."""
         if not self.queue:
             for connection in self.connections:
-                if connection.room(CALLS_PER_CONNECTION):
+                if connection.room(self.calls_each):
                     call.attached(connection)
                     return
         if len(self.queue) >= MOST_QUEUED:
@@ -93,7 +92,7 @@ class WorkerPool:
     def serve(self) -> None:
         """Send waiting calls on connections that have room."""
         for connection in self.connections:
-            while self.queue and connection.room(CALLS_PER_CONNECTION):
+            while self.queue and connection.room(self.calls_each):
                 call = self.queue.popleft()
                 call.wanted = False
                 try:
@@ -104,10 +103,10 @@ class WorkerPool:
             self._grow()
 
     def _grow(self) -> None:
-        """Open a connection for each hundred calls that wait."""
+        """Open connections for the calls that wait, as many as they need."""
         usable = sum(not (c.going or c.ended) for c in self.connections)
         unready = self._opening
-        if unready * CALLS_PER_CONNECTION < len(self.queue) and usable + unready < MOST_CONNECTIONS:
+        if unready * self.calls_each < len(self.queue) and usable + unready < MOST_CONNECTIONS:
             self._opening += 1
             task = self.loop.create_task(self._open(), name=f"connect {self.id}")
             self._tasks.add(task)
@@ -198,6 +197,7 @@ class WorkerPool:
     def configure(self, limits: Limits, timeouts: Timeouts) -> None:
         """Go by these limits from the next connection on; the times are read where they are needed."""
         self.head_bytes, self.fields = limits.head_bytes, limits.fields
+        self.calls_each = limits.calls_per_connection
 
     def expire(self, now: float) -> None:
         """Nothing: the sweep does it."""

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.product import running
+from tests.support.product import Sidecar, running
 from tests.support.sidecar_process import free_port
 from tests.support.sidecars import Process, until
+from tests.support.tls import make_pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,17 +36,46 @@ def origin(directory: Path) -> Iterator[int]:
         yield port
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_every_case_passes(tmp_path: Path, processes: int) -> None:
-    with origin(tmp_path) as port:
-        settings = {
-            "listeners": [{"address": "127.0.0.1:0", "protocol": "grpc", "processes": processes}],
-            "models": [{"name": "default", "default": True, "endpoints": [f"grpc://127.0.0.1:{port}"]}],
-        }
-        with running(tmp_path, settings=settings, processes=processes) as sidecar:
-            command = [sys.executable, str(HARNESS / "grpc_check.py"), sidecar.listen, str(tmp_path / "state.json")]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-            assert re.findall(r"^FAIL .*$", done.stdout, re.MULTILINE) == [], done.stderr
-            assert f"{CASES} passed, 0 failed" in done.stdout
-            until(lambda: sidecar.metric("warmroute_requests_in_flight") == 0, "nothing in flight")
-            assert sidecar.metric("warmroute_requests_total", outcome="internal") == 0
+def judge(directory: Path, sidecar: Sidecar) -> None:
+    """Run every case against a sidecar; all must pass, and leave nothing behind."""
+    command = [sys.executable, str(HARNESS / "grpc_check.py"), sidecar.listen, str(directory / "state.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert re.findall(r"^FAIL .*$", done.stdout, re.MULTILINE) == [], done.stderr
+    assert f"{CASES} passed, 0 failed" in done.stdout
+    until(lambda: sidecar.metric("warmroute_requests_in_flight") == 0, "nothing in flight")
+    assert sidecar.metric("warmroute_requests_total", outcome="internal") == 0
+
+
+def settings(address: str, **listener: object) -> dict[str, Any]:
+    return {
+        "listeners": [{"address": "127.0.0.1:0", "protocol": "grpc", "processes": 2, **listener}],
+        "models": [{"name": "default", "default": True, "endpoints": [address]}],
+    }
+
+
+def test_every_case_passes(tmp_path: Path) -> None:
+    with (
+        origin(tmp_path) as port,
+        running(tmp_path, settings=settings(f"grpc://127.0.0.1:{port}")) as sidecar,
+    ):
+        judge(tmp_path, sidecar)
+
+
+def test_every_case_passes_over_tls(tmp_path: Path) -> None:
+    """Two in a row: the harness speaks no TLS, so the first one speaks it with the second."""
+    pair = make_pair(tmp_path)
+    tls = {"cert_file": str(pair.cert_file), "key_file": str(pair.key_file)}
+    for name in ("near", "far"):
+        (tmp_path / name).mkdir()
+    with (
+        origin(tmp_path) as port,
+        running(tmp_path / "far", settings=settings(f"grpc://127.0.0.1:{port}", tls=tls)) as far,
+        running(
+            tmp_path / "near",
+            settings=settings(f"grpcs://{far.listen}", processes=1)
+            | {"upstream_tls": {"ca_file": str(pair.cert_file)}},
+            processes=1,
+        ) as near,
+    ):
+        judge(tmp_path, near)
+        assert far.metric("warmroute_requests_total", outcome="ok") > CASES

@@ -108,6 +108,18 @@ def test_a_drain_names_the_last_call_a_while_later_and_lets_it_end() -> None:
         assert bench.outcomes == {"ok": 2}
 
 
+def test_a_connection_that_waited_in_the_queue_as_the_drain_began_is_told_too() -> None:
+    with grpc_bench(timeouts=Timeouts(drain_idle_s=1.0)) as bench:
+        bench.plane.drain(bench.now)
+        bench.caller = bench.connect(preface=False)
+        bench.caller.send(frames.PREFACE + frames.settings_frame({}))
+        assert bench.caller.got(frames.GOAWAY)
+        worker = bench.call(1)
+        bench.pass_time(1.0)
+        bench.answer(worker)
+        assert bench.caller.ended()
+
+
 def test_the_end_of_the_grace_period_cuts_calls_with_a_status() -> None:
     with grpc_bench() as bench:
         worker = bench.call(1)
