@@ -118,7 +118,7 @@ STRANGER: Final = Peer()
 class ListenerRules:
     """What a listener's callers have in common: the model of those who name none, and who of them is believed."""
 
-    __slots__ = ("_model_header", "_networks", "_peers", "_unix", "default_model")
+    __slots__ = ("_model_header", "_networks", "_peers", "_trusts_unix", "default_model")
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class ListenerRules:
         """Go by another configuration: the model from the next request on, the rest for callers that come."""
         self.default_model = default_model
         self._model_header = model_header or ""
-        self._unix = UNIX in trusted_networks
+        self._trusts_unix = UNIX in trusted_networks
         self._networks: list[Network] = [ipaddress.ip_network(one) for one in trusted_networks if one != UNIX]
         self._peers.clear()
 
@@ -162,7 +162,7 @@ class ListenerRules:
 
     def _peer(self, host: str, *, secure: bool) -> Peer:
         if host == UNIX:
-            return Peer(secure=secure, trusted=self._unix, model_header=self._model_header)
+            return Peer(secure=secure, trusted=self._trusts_unix, model_header=self._model_header)
         try:
             address = ipaddress.ip_address(host.partition("%")[0])  # a link-local one comes with its interface
         except ValueError:
