@@ -227,7 +227,7 @@ class Cluster:
                             endpoint.in_flight + endpoint.peers_in_flight + 1
                         ):
                             endpoint = other
-                    if not endpoint.guarded:
+                    if endpoint.in_flight < endpoint.most:
                         endpoint.in_flight += 1
                         route.used = USED_FOR
                         return Attempt(endpoint, route, now)
@@ -279,7 +279,7 @@ class Cluster:
         alone = not route.drawn and not route.busy
         for candidate in route.waiting:
             endpoint = candidate.endpoint
-            if endpoint is not tried and endpoint.quarantine.probe_at(alone=alone) <= now:
+            if endpoint is not tried and not endpoint.full and endpoint.quarantine.probe_at(alone=alone) <= now:
                 self._fleet.look(candidate, now)
                 if candidate.reason is Reason.QUARANTINED:
                     return candidate
@@ -299,7 +299,25 @@ class Cluster:
         self._fleet.judge(endpoint, now)
         return Attempt(endpoint, route, now, permits)
 
+    def choose_again(
+        self, attempt: Attempt, now: float, rng: Rng, tried: Endpoint | None = None
+    ) -> Attempt | NoCandidate:
+        """Take a choice back and make another: the endpoint's pool has no connection for it and may make none.
+
+        It is passed over from now on, until something ends there or the table is made again.
+        """
+        self.done(attempt, AttemptResult.CANCELLED, now)
+        attempt.endpoint.found_full()
+        return self._choose_with_care(attempt.route, now, rng, tried)
+
     def _nobody(self, route: Route, now: float, tried: Endpoint | None) -> NoCandidate:
+        full = [
+            candidate.endpoint
+            for candidate in route.candidates
+            if candidate.endpoint.full and candidate.endpoint is not tried and now < candidate.fit_until
+        ]
+        if full:
+            return explaining.at_limit(route.key, full)
         if tried is not None and any(
             now < candidate.fit_until for candidate in route.candidates if candidate.endpoint is tried
         ):

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SETTLE_S: Final = 0.5
 """How old the quantiles may be that weights are made from."""
 
+NO_LIMIT: Final = 1 << 62
+"""More than can be in flight."""
+
 IDLE_S: Final = 1.0
 """Without a sample for this long, the EWMA drifts back from its peak to the median of the window."""
 
@@ -143,10 +146,15 @@ class Endpoint:
     for the shell (its pool and metrics row); the cluster never looks at it. ``guarded``: quarantine or breaker is not
     closed, so an attempt on it is counted as a trial. ``heard_at`` is the arrival of the last word from it,
     ``busy_until`` the time for which it pushed back.
+
+    ``limit`` is how many attempts may be in flight here; ``cap`` the same, or less while its pool has no connection for
+    more; ``most`` what a quick choice goes by: ``cap``, or -1 where it must look closer. ``passed_over`` counts draws
+    that found it full, until the shell takes them.
     """
 
     __slots__ = (
         "id", "address", "epoch", "record", "in_flight", "shell",
+        "cap", "limit", "most", "passed_over",
         "breaker", "busy_until", "candidates", "failures", "first_seen_at", "gone", "guarded", "heard_at", "held",
         "latency", "other_successes", "peers", "peers_in_flight", "quarantine", "reported_in_flight",
     )  # fmt: skip
@@ -168,6 +176,8 @@ class Endpoint:
         self.held = False
         self.gone = False
         self.guarded = False
+        self.limit = self.cap = self.most = policies.requests_per_endpoint or NO_LIMIT
+        self.passed_over = 0
         self.peers: dict[int, tuple[int, float, float]] = {}  # source: in flight, EWMA in ms or 0, when reported
         self.peers_in_flight = 0
         self.failures = 0  # since last reported
@@ -176,6 +186,8 @@ class Endpoint:
 
     def configure(self, policies: Policies, buckets: LogBuckets, now: float) -> None:
         """Go by other policies from now on; counts, guards and what was measured stay."""
+        self.limit = policies.requests_per_endpoint or NO_LIMIT
+        self.uncap()
         self.latency.configure(policies.latency, buckets, now)
         self.quarantine.policy = policies.quarantine
         self.breaker.configure(policies.breaker, now)
@@ -183,6 +195,29 @@ class Endpoint:
     def regard(self) -> None:
         """Bring ``guarded`` in line with the guards."""
         self.guarded = self.quarantine.state is not GuardState.CLOSED or self.breaker.state is not GuardState.CLOSED
+        self.most = -1 if self.guarded else self.cap
+
+    @property
+    def full(self) -> bool:
+        """True while as much is in flight here as may be."""
+        return self.in_flight >= self.cap
+
+    def uncap(self) -> None:
+        """Forget that the pool had no connection left: it is found out again."""
+        self.cap = self.limit
+        self.most = -1 if self.guarded else self.cap
+
+    def found_full(self) -> None:
+        """No more than what is in flight now fits, for want of a connection."""
+        self.passed_over += 1
+        self.cap = min(self.cap, self.in_flight)
+        self.most = -1 if self.guarded else self.cap
+
+    def full_everywhere(self) -> bool:
+        """Return whether this process, or each sibling process that reports, has as much in flight as may be."""
+        if self.peers and self.limit < NO_LIMIT:
+            return all(count >= self.limit for count, _, _ in self.peers.values())
+        return self.full
 
     def pushed_back(self, until: float, now: float) -> bool:
         """Take it as busy until then; True where it was not before. The latest time that an answer named stands."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from router.routes import Route
 
 _SOONEST_FIRST = (
+    Reason.AT_LIMIT,
     Reason.BUSY,
     Reason.QUARANTINED,
     Reason.BREAKER_OPEN,
@@ -202,6 +203,8 @@ class View:
         for candidate in route.candidates:
             glance = Glance(candidate, self.age_s(candidate.endpoint, now), now)
             reason = self.verdict(glance)
+            if (reason is None or reason is Reason.BUSY) and candidate.endpoint.full_everywhere():
+                reason = Reason.AT_LIMIT
             if reason is None:
                 open_.append(glance)
             else:
@@ -268,6 +271,16 @@ def nobody(route: Route, out: Sequence[tuple[Glance, Reason]], policy: Freshness
     parts = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda kv: (-kv[1], kv[0])))
     wait_s = min(_back_in_s(glance.candidate.endpoint, why, policy, now) for glance, why in out)
     return NoCandidate(reason, wait_s, f"{route.key}: none of {len(out)} can be picked: {parts}")
+
+
+def at_limit(key: str, full: Sequence[Endpoint]) -> NoCandidate:
+    """Say that whoever could take the request has as much in flight as may be."""
+    least = min(endpoint.limit for endpoint in full)
+    if any(endpoint.cap < endpoint.limit for endpoint in full):
+        named = "limits.connections_per_endpoint"
+    else:
+        named = f"limits.requests_per_endpoint: {least}"
+    return NoCandidate(Reason.AT_LIMIT, 1.0, f"{key}: all {len(full)} that could take it are at their limit ({named})")
 
 
 def only_tried(endpoint_id: str, retry_after_s: float) -> NoCandidate:

@@ -126,6 +126,7 @@ class Reason(StrEnum):
     BREAKER_OPEN = "breaker_open"
     GROUP_INCOMPLETE = "group_incomplete"
     ALREADY_TRIED = "already_tried"
+    AT_LIMIT = "at_limit"  # as much is in flight there as may be; passed over by each choice that finds it so
     BUSY = "busy"  # it pushed back (429, or 503 with Retry-After); picked all the same where nobody else is left
 
 

@@ -205,6 +205,7 @@ class Policies:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     latency: LatencyPolicy = field(default_factory=LatencyPolicy)
     hedging: HedgingPolicy = field(default_factory=HedgingPolicy)
+    requests_per_endpoint: int | None = None  # in flight at one endpoint at most, counted by each process for itself
 
 
 @dataclass(frozen=True, slots=True)

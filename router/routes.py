@@ -7,7 +7,10 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.model import HTTP, StoreMode
-from router.outcomes import Reason  # in annotations of dataclasses, which the compiled build evaluates; Scorer too
+from router.outcomes import (  # in annotations of dataclasses, which the compiled build evaluates; Scorer too
+    Outcome,
+    Reason,
+)
 from router.pickers import AliasPicker
 from router.protocols import Scorer
 from router.scorers import NEUTRAL
@@ -63,6 +66,11 @@ class NoCandidate:
     reason: Reason
     retry_after_s: float
     detail: str
+
+    @property
+    def outcome(self) -> Outcome:
+        """What becomes of a request that meets it."""
+        return Outcome.OVERLOADED if self.reason is Reason.AT_LIMIT else Outcome.NO_CANDIDATE
 
 
 @dataclass(slots=True)
@@ -155,11 +163,15 @@ class Route:
         for _ in range(REDRAWS):
             candidate = drawn[draw(rng)]
             if now < (candidate.fit_until if busy else candidate.open_until) and candidate.endpoint is not tried:
-                return candidate
+                if not candidate.endpoint.full:
+                    return candidate
+                candidate.endpoint.passed_over += 1
         left = [
             (candidate, weight)
             for candidate, weight in zip(drawn, self.busy_weights if busy else self.weights, strict=True)
-            if now < (candidate.fit_until if busy else candidate.open_until) and candidate.endpoint is not tried
+            if now < (candidate.fit_until if busy else candidate.open_until)
+            and candidate.endpoint is not tried
+            and not candidate.endpoint.full
         ]
         if not left:
             return None

@@ -88,6 +88,8 @@ class Tables:
         for candidate in route.candidates:
             endpoint = candidate.endpoint
             endpoint.latency.settle_seldom(now)
+            if endpoint.cap != endpoint.limit:
+                endpoint.uncap()
             if endpoint.guarded and endpoint.breaker.advance(now):
                 self._fleet.judge(endpoint, now)  # its other routes have to know
             else:

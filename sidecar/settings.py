@@ -163,6 +163,10 @@ class Listener(Base, frozen=True):
     ] = MODEL_HEADER
 
 
+Number = Annotated[int, Meta(ge=1, le=1 << 20)]
+"""A limit in a field that may be null."""
+
+
 class Limits(Base, frozen=True):
     """What one process accepts at most."""
 
@@ -198,6 +202,14 @@ class Limits(Base, frozen=True):
     pooled_per_endpoint: Annotated[
         int, _doc(Reload.NEW, "idle upstream connections kept per endpoint", "connections", ge=0, le=65536)
     ] = 256
+    requests_per_endpoint: Annotated[
+        Number | None,
+        _doc(Reload.LIVE, "requests in flight at one endpoint, of one process; null for no limit", "requests"),
+    ] = None
+    connections_per_endpoint: Annotated[
+        Number | None,
+        _doc(Reload.NEW, "connections to one endpoint, of one process; null for no limit", "connections"),
+    ] = None
     body_rate_bytes_per_s: Annotated[
         int, _doc(Reload.NEW, "a caller that sends its body slower is told 408; 0: however slow", "bytes/s", ge=0)
     ] = 240
@@ -523,4 +535,7 @@ def model_policies(settings: Settings) -> tuple[ModelPolicy, ...]:
 
 def router_policies(settings: Settings) -> Policies:
     """Return the router's tunables."""
-    return Policies(**{field: getattr(settings.policies, field) for field in settings.policies.__struct_fields__})
+    return Policies(
+        **{field: getattr(settings.policies, field) for field in settings.policies.__struct_fields__},
+        requests_per_endpoint=settings.limits.requests_per_endpoint,
+    )

@@ -201,7 +201,7 @@ class Call:
             return
         attempt = shared.cluster.choose(route, now, shared.rng, tried)
         if isinstance(attempt, NoCandidate):
-            self.fail(Outcome.NO_CANDIDATE, attempt.detail or attempt.reason.value, retry_after_s=attempt.retry_after_s)
+            self.fail(attempt.outcome, attempt.detail or attempt.reason.value, retry_after_s=attempt.retry_after_s)
             return
         self._attempt = attempt
         self._upstream = upstream = attempt.endpoint.shell or plane.pool(attempt.endpoint)

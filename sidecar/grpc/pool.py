@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from sidecar.settings import Limits, Timeouts
 
 MOST_CONNECTIONS: Final = 64
-"""Connections of one pool; calls beyond what they take wait, at most so many:"""
+"""Connections of one pool, fewer where ``limits.connections_per_endpoint`` says so. Calls beyond what they take
+wait, at most so many:"""
 MOST_QUEUED: Final = 1024
 SECURE: Final = "grpcs://"
 _OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -35,9 +36,6 @@ class WorkerPool:
         self.loop = plane.shared.loop
         self.clock = plane.clock
         self.flusher = plane.flusher
-        self.head_bytes = plane.limits.head_bytes
-        self.fields = plane.limits.fields
-        self.calls_each = plane.limits.calls_per_connection
         self.connections: list[WorkerConnection] = []
         self.lingering: dict[WorkerConnection, float] = {}
         self.queue: deque[Call] = deque()
@@ -46,6 +44,10 @@ class WorkerPool:
         self.row = plane.shared.page.endpoint_row(id)
         self.closed = False
         self._sent_bytes = 0
+        self.head_bytes: int
+        self.fields: int
+        self.calls_each: int
+        self.configure(plane.limits, plane.shared.timeouts)
 
     # --- what the plane counts ---------------------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class WorkerPool:
         """Open connections for the calls that wait, as many as they need."""
         usable = sum(not (c.going or c.ended) for c in self.connections)
         unready = self._opening
-        if unready * self.calls_each < len(self.queue) and usable + unready < MOST_CONNECTIONS:
+        if unready * self.calls_each < len(self.queue) and usable + unready < self._most_connections:
             self._opening += 1
             task = self.loop.create_task(self._open(), name=f"connect {self.id}")
             self._tasks.add(task)
@@ -198,6 +200,7 @@ class WorkerPool:
         """Go by these limits from the next connection on; the times are read where they are needed."""
         self.head_bytes, self.fields = limits.head_bytes, limits.fields
         self.calls_each = limits.calls_per_connection
+        self._most_connections = min(MOST_CONNECTIONS, limits.connections_per_endpoint or MOST_CONNECTIONS)
 
     def expire(self, now: float) -> None:
         """Nothing: the sweep does it."""

@@ -57,16 +57,19 @@ class ExchangeConnection(TunnelConnection):
         """Choose a worker and send the request there."""
         plane = self._plane
         attempt = plane.cluster.choose(route, now, plane.rng, tried)
-        if isinstance(attempt, NoCandidate):
-            self._end_with(Outcome.NO_CANDIDATE, attempt.detail or attempt.reason.value, attempt.retry_after_s)
-            return
-        self._attempt = attempt
-        upstream: Upstream = attempt.endpoint.shell or plane.upstream(attempt.endpoint)
-        if not plane.faults or not self._struck(upstream, route, now):
-            self._send(upstream, now)
+        while True:
+            if isinstance(attempt, NoCandidate):
+                self._end_with(attempt.outcome, attempt.detail or attempt.reason.value, attempt.retry_after_s)
+                return
+            self._attempt = attempt
+            upstream: Upstream = attempt.endpoint.shell or plane.upstream(attempt.endpoint)
+            if (plane.faults and self._struck(upstream, route, now)) or self._send(upstream, now):
+                return
+            self._attempt = None
+            attempt = plane.cluster.choose_again(attempt, now, plane.rng, tried)
 
-    def _send(self, upstream: Upstream, now: float) -> None:
-        """Send the request on a pooled connection, or have one made."""
+    def _send(self, upstream: Upstream, now: float) -> bool:
+        """Send the request on a pooled connection, or have one made; False where no more may be made."""
         plane = self._plane
         seen = self._seen
         if self._watch is None:
@@ -76,9 +79,19 @@ class ExchangeConnection(TunnelConnection):
             self._clip()
         self._upstream = connection = upstream.send(self, head + seen, now)
         if connection is None:
+            if upstream.full:
+                return False
             self._connect(upstream)
         elif len(seen) > plane.replay_bytes or self._write_paused or self._read_paused:
             self._settle_in(connection)
+        return True
+
+    def _send_late(self, upstream: Upstream, now: float) -> None:
+        """Send a request that a fault held back; elsewhere, where the endpoint has no connection left by now."""
+        attempt, route = self._attempt, self._target.route
+        if not self._send(upstream, now) and attempt is not None and route is not None:
+            self._settle(AttemptResult.CANCELLED, now)
+            self._dispatch(route, attempt.endpoint, now)
 
     def _struck(self, upstream: Upstream, route: Route, now: float) -> bool:
         """Let an injected fault have its way with the attempt; True where it took it over."""
@@ -105,7 +118,7 @@ class ExchangeConnection(TunnelConnection):
         if self.request_done:  # the worker's time begins when it is asked
             self._wait_for_head(now)
         try:
-            self._send(upstream, now)
+            self._send_late(upstream, now)
         except Exception as error:  # noqa: BLE001
             self.crashed(error)
 

@@ -187,7 +187,7 @@ class HedgingConnection(ExchangeConnection):
             if hedge.promoted:
                 self._forget_hedge()
                 self._wait_for_head(now)
-                self._send(upstream, now)
+                self._send_late(upstream, now)
             else:
                 self._send_hedge(hedge, upstream, now)
         except Exception as error:  # noqa: BLE001
@@ -195,7 +195,11 @@ class HedgingConnection(ExchangeConnection):
 
     def _send_hedge(self, hedge: Hedge, upstream: Upstream, now: float) -> None:
         hedge.connection = upstream.send(hedge, self._hedge_head(now) + self._seen, now)
-        if hedge.connection is None:
+        if hedge.connection is not None:
+            return
+        if upstream.full:
+            self.hedge_failed(hedge, AttemptResult.CANCELLED, "")
+        else:
             upstream.connect(hedge, hedge.is_wanted)
 
     def _hedge_head(self, now: float) -> bytes:

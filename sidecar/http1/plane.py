@@ -20,6 +20,7 @@ from sidecar.telemetry.page import (
     ENDPOINT_EJECTIONS,
     ENDPOINT_HISTOGRAM,
     ENDPOINT_IN_FLIGHT,
+    ENDPOINT_PASSED_OVER,
     MODEL_OUTCOMES,
     OVERFLOW_KEY,
     Page,
@@ -376,6 +377,8 @@ class Plane:
                 pooled += pool.pooled
                 opened += len(pool.open_connections)
                 words[pool.row + ENDPOINT_IN_FLIGHT] = endpoint.in_flight
+                words[pool.row + ENDPOINT_PASSED_OVER] += endpoint.passed_over
+                endpoint.passed_over = 0
         self.count(Scalar.SENT_BYTES, sent)
         self.gauge(Scalar.UPSTREAM_POOLED_NOW, pooled)
         self.gauge(Scalar.UPSTREAM_CONNECTIONS_NOW, opened)

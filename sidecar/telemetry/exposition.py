@@ -16,6 +16,7 @@ from sidecar.telemetry.page import (
     ENDPOINT_EJECTIONS,
     ENDPOINT_HISTOGRAM,
     ENDPOINT_IN_FLIGHT,
+    ENDPOINT_PASSED_OVER,
     ENDPOINT_WORDS,
     MAGIC,
     MODEL_OUTCOMES,
@@ -176,6 +177,7 @@ def _endpoints(out: Exposition, pages: Sequence[Page], seen: Seen) -> None:
                 out.add(f.ATTEMPTS, row_sum[index], key, result)
         out.add(f.ATTEMPTS_NOW, row_sum[ENDPOINT_IN_FLIGHT], key)
         out.add(f.EJECTIONS, row_sum[ENDPOINT_EJECTIONS], key)
+        out.add(f.AT_LIMIT, row_sum[ENDPOINT_PASSED_OVER], key)
         _histogram(out, f.ATTEMPT_DURATION, row_sum, ENDPOINT_HISTOGRAM, key)
 
 

@@ -75,6 +75,9 @@ ATTEMPT_DURATION = Family(
 )
 ATTEMPTS_NOW = Family("warmroute_attempts_in_flight", _G, "Tries upstream under way.", _ENDPOINT)
 EJECTIONS = Family("warmroute_endpoint_ejections_total", _C, "Times an endpoint was taken out or let in.", _ENDPOINT)
+AT_LIMIT = Family(
+    "warmroute_endpoint_at_limit_total", _C, "Times a choice passed it over because it was at its limit.", _ENDPOINT
+)
 UPSTREAM = Family("warmroute_upstream_connections_total", _C, "Connections opened to workers.")
 UPSTREAM_NOW = Family("warmroute_upstream_connections", _G, "Connections to workers open.", _PROCESS)
 UPSTREAM_POOLED = Family("warmroute_upstream_connections_idle", _G, "Of these, idle in the pool.", _PROCESS)

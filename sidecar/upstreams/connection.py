@@ -136,6 +136,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._scanner: ChunkScanner
         self.transport: asyncio.Transport
 
+    def itself(self) -> UpstreamConnection:
+        """Return it: a loop that connects wants to make its protocol."""
+        return self
+
     # --- towards the worker -------------------------------------------------------------------------------------
 
     def begin(self, exchange: Exchange, data: bytes) -> None:
@@ -192,7 +196,7 @@ class UpstreamConnection(asyncio.Protocol):
         fd = transport.get_extra_info("socket").fileno()
         if fd >= 0:  # it may be closed already
             self._readable.register(fd, select.POLLIN)
-        self._upstream.open_connections.add(self)
+        self._upstream.opened(self)
 
     def data_received(self, data: bytes) -> None:
         """Pass on what belongs to the answer."""

@@ -25,6 +25,9 @@ _OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 CLOSE_STALL_S: Final = 30.0
 """How long a tunnel's worker may take for what was sent before its end."""
 
+MANY: Final = 1 << 62
+"""No limit."""
+
 SECURE: Final = "https://"
 _PORTS: Final = {"http": "80", "https": "443", "grpc": "80", "grpcs": "443"}
 
@@ -36,9 +39,11 @@ class Upstream:
         "_address",
         "_age_s",
         "_connect_s",
+        "_connecting",
         "_idle",
         "_idle_s",
         "_loop",
+        "_max_connections",
         "_max_idle",
         "_page",
         "_rng",
@@ -78,6 +83,7 @@ class Upstream:
         self._tls = tls
         self._idle: list[UpstreamConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._connecting: set[UpstreamConnection] = set()
         self.open_connections: set[UpstreamConnection] = set()
         self.row = page.endpoint_row(id)
         self.closed = False
@@ -90,6 +96,7 @@ class Upstream:
         self._age_s = timeouts.upstream_connection_age_s
         self._idle_s = timeouts.upstream_keep_alive_s
         self._max_idle = limits.pooled_per_endpoint
+        self._max_connections = limits.connections_per_endpoint or MANY
         self.max_head_bytes = limits.head_bytes
         while len(self._idle) > self._max_idle:
             self._idle.pop(0).drop()
@@ -98,6 +105,11 @@ class Upstream:
     def pooled(self) -> int:
         """Idle connections."""
         return len(self._idle)
+
+    @property
+    def full(self) -> bool:
+        """True where no further connection may be made: those that stand and those under way are as many as may be."""
+        return len(self.open_connections) + len(self._connecting) >= self._max_connections
 
     def checkout(self, now: float) -> UpstreamConnection | None:
         """Return an idle connection that is fit for a request, or None: then connect."""
@@ -119,35 +131,48 @@ class Upstream:
 
     def connect(self, exchange: Exchange, wanted: Callable[[], bool]) -> None:
         """Open a connection and attach it to ``exchange``, or pool it where ``wanted`` no longer says so."""
-        task = self._loop.create_task(self._open(exchange, wanted), name=f"connect {self.id}")
+        connection = UpstreamConnection(self)
+        self._connecting.add(connection)
+        task = self._loop.create_task(self._open(connection, exchange, wanted), name=f"connect {self.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _open(self, exchange: Exchange, wanted: Callable[[], bool]) -> None:
+    def opened(self, connection: UpstreamConnection) -> None:
+        """The connection stands."""
+        self._connecting.discard(connection)
+        self.open_connections.add(connection)
+
+    async def _open(self, connection: UpstreamConnection, exchange: Exchange, wanted: Callable[[], bool]) -> None:
         try:
-            await self._try_to_open(exchange, wanted)
+            await self._try_to_open(connection, exchange, wanted)
         except Exception as error:  # noqa: BLE001  one request's end; a task would keep it to itself
             exchange.crashed(error)
+        finally:
+            self._connecting.discard(connection)
 
-    async def _try_to_open(self, exchange: Exchange, wanted: Callable[[], bool]) -> None:
+    async def _try_to_open(
+        self, connection: UpstreamConnection, exchange: Exchange, wanted: Callable[[], bool]
+    ) -> None:
         try:
             host, port, path = split_address(self._address)
             async with asyncio.timeout(self._connect_s):
                 if path is not None:
-                    _, protocol = await self._loop.create_unix_connection(self._new_connection, path)
+                    await self._loop.create_unix_connection(connection.itself, path)
                 elif self._address.startswith(SECURE):
                     if self._tls is None:
                         raise ValueError("there is no TLS to workers here")
-                    protocol = await self._tls.connect(self.id, self._new_connection, host, port)
+                    await self._tls.connect(self.id, connection.itself, host, port)
                 else:
-                    _, protocol = await self._loop.create_connection(self._new_connection, host, port)
+                    await self._loop.create_connection(connection.itself, host, port)
         except TimeoutError:
+            self._connecting.discard(connection)
             if wanted():
                 exchange.attempt_failed(
                     AttemptResult.CONNECT_TIMEOUT, f"{self.id}: no connection in {self._connect_s} s"
                 )
             return
         except (OSError, ValueError) as error:  # ValueError: what a store told us is no address, or no name
+            self._connecting.discard(connection)
             if wanted():
                 ours = isinstance(error, OSError) and error.errno in _OUR_FAULT
                 result = AttemptResult.CANCELLED if ours else AttemptResult.CONNECT_REFUSED
@@ -155,14 +180,11 @@ class Upstream:
             return
         self._count(Scalar.UPSTREAM_CONNECTIONS_TOTAL)
         if not wanted():
-            self.release(protocol, self.clock())
-        elif protocol.transport.is_closing():
+            self.release(connection, self.clock())
+        elif connection.transport.is_closing():
             exchange.attempt_failed(AttemptResult.CONNECT_REFUSED, f"{self.id}: closed as soon as it was made")
         else:
-            exchange.attached(protocol)
-
-    def _new_connection(self) -> UpstreamConnection:
-        return UpstreamConnection(self)
+            exchange.attached(connection)
 
     def release(self, connection: UpstreamConnection, now: float) -> None:
         """Take a connection back whose last answer ended cleanly."""

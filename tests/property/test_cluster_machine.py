@@ -29,7 +29,7 @@ from router.model import (
     StoreMode,
     Tick,
 )
-from router.outcomes import AttemptResult
+from router.outcomes import AttemptResult, Reason
 from router.policy import BreakerPolicy, LatencyPolicy, ModelPolicy, Policies, ScoringPolicy
 from router.routes import Attempt, NoCandidate
 from tests.support.fleet import record
@@ -40,6 +40,7 @@ OTHERS = (
     POLICIES,
     Policies(breaker=BreakerPolicy(minimum_calls=4, half_open_calls=3, window_s=2.0, failure_ratio=0.9)),
     Policies(breaker=POLICIES.breaker, latency=LatencyPolicy(relative_error=0.2, window_s=6.0, slots=3)),
+    Policies(breaker=POLICIES.breaker, requests_per_endpoint=2),
     Policies(breaker=POLICIES.breaker, scoring=ScoringPolicy(speed=0.0), latency=LatencyPolicy(ewma_decay_s=1.0)),
 )
 """Configurations that the cluster may be given in between; none of them changes what the invariants go by."""
@@ -193,7 +194,9 @@ class ClusterMachine(RuleBasedStateMachine):
             left_out = None if tried is None else self.first.endpoints.get(tried.endpoint.id)
             route = self.first.route("m", version)
             assert route is not None
-            assert not any(self.now < each.fit_until for each in route.candidates if each.endpoint is not left_out)
+            fit = [each for each in route.candidates if self.now < each.fit_until and each.endpoint is not left_out]
+            assert all(each.endpoint.full for each in fit)
+            assert (first.reason is Reason.AT_LIMIT) is bool(fit)
             return multiple()
         assert isinstance(first, Attempt)
         assert isinstance(second, Attempt)
@@ -207,6 +210,7 @@ class ClusterMachine(RuleBasedStateMachine):
         assert endpoint is self.first.endpoints[endpoint.id]
         assert endpoint.id not in self.model.held
         assert not report.draining
+        assert endpoint.in_flight <= endpoint.cap <= endpoint.limit
         assert report.replicas[0].state is State.WARM
         assert version in ("", report.replicas[0].version)
         assert tried is None or self.first.endpoints.get(tried.endpoint.id) is not endpoint
@@ -215,6 +219,7 @@ class ClusterMachine(RuleBasedStateMachine):
         assert endpoint.breaker.trials <= POLICIES.breaker.half_open_calls
         if self.now < endpoint.busy_until and not attempt.probe:  # only where the table has nobody else
             others = [each for each in attempt.route.drawn if tried is None or each.endpoint is not tried.endpoint]
+            others = [each for each in others if not each.endpoint.full]
             assert not any(self.now < each.open_until for each in others)
         live = self.first.mode is StoreMode.LIVE and self.now - self.silent_since <= POLICIES.freshness.full_s
         if live and not report.static:
@@ -265,6 +270,20 @@ class ClusterMachine(RuleBasedStateMachine):
         assert one.endpoint.quarantine.state is GuardState.CLOSED
         self.retries += 1
         self.check(one, version, first)
+        return one, other, version
+
+    @rule(target=attempts, pair=consumes(attempts))
+    def pool_is_full(self, pair: tuple[Attempt, Attempt, str]) -> Any:
+        first, second, version = pair
+        one = self.first.choose_again(first, self.now, self.rngs[0])
+        other = self.twin.choose_again(second, self.now, self.rngs[1])
+        if isinstance(one, NoCandidate):
+            assert one == other
+            return multiple()
+        assert isinstance(other, Attempt)
+        assert one.endpoint.id == other.endpoint.id
+        assert one.endpoint is not first.endpoint or first.endpoint.gone
+        self.check(one, version, None)
         return one, other, version
 
     @rule(pair=consumes(attempts))

@@ -40,6 +40,7 @@ def test_policy_texts_are_those_of_the_policies() -> None:
     named = {
         f"{part.name}.{field.name}"
         for part in dataclasses.fields(policy.Policies)
+        if dataclasses.is_dataclass(getattr(policy.Policies(), part.name))  # others come from elsewhere in the schema
         for field in dataclasses.fields(getattr(policy.Policies(), part.name))
     }
     assert set(POLICY_TEXTS) == named
