@@ -84,6 +84,7 @@ class Guard:
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
         self._settings = settings
         self._most_memory = 0
+        self._left = -1  # descriptors for connections; not known yet
         self.configure(settings)
 
     def configure(self, settings: Overload) -> None:
@@ -91,18 +92,17 @@ class Guard:
         self._settings = settings
         share = int(self._memory() * MEMORY_SHARE / self._processes)
         self._most_memory = settings.memory_bytes or max(LEAST_MEMORY_BYTES, share)
+        if self._left >= 0:
+            self._offer()
 
     def begin(self) -> None:
         """Say what there is, before the first connection: at most half of the descriptors left go to callers.
 
         The other half is kept for the connections to workers: what was accepted can be carried.
         """
-        left = max(0, self._max_files - self._meters.open_files() - _SPARE_FILES)
-        reserve = min(self._settings.reserve_connections, left // 8)
-        plane = self._plane
-        callers = max(1, (left - 2 * reserve) // 2)
-        plane.offer(callers, reserve)
-        wanted = plane.limits.connections
+        self._left = max(0, self._max_files - self._meters.open_files() - _SPARE_FILES)
+        callers = self._offer()
+        wanted = self._plane.limits.connections
         few = callers < wanted
         note = {"remedy": f"raise the limit on open files to {2 * wanted + 512}"} if few else {}
         (self._log.warning if few else self._log.info)(
@@ -113,6 +113,12 @@ class Guard:
             connections_asked=wanted,
             **note,
         )
+
+    def _offer(self) -> int:
+        reserve = min(self._settings.reserve_connections, self._left // 8)
+        callers = max(1, (self._left - 2 * reserve) // 2)
+        self._plane.offer(callers, reserve)
+        return callers
 
     def ticked(self, late_s: float, now: float) -> None:
         """The loop's tick came ``late_s`` late; measure where that is due."""

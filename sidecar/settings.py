@@ -247,7 +247,7 @@ class Overload(Base, frozen=True):
     reserve_connections: Annotated[
         int,
         _doc(
-            Reload.RESTART,
+            Reload.LIVE,
             "connections over the limit of which questions for health are answered",
             "connections",
             ge=0,

@@ -215,6 +215,13 @@ async def pipelines(caller: Caller, rng: random.Random) -> None:
         await caller.read()
 
 
+async def tunnels(caller: Caller, rng: random.Random) -> None:
+    await caller.send(b"GET /tunnel HTTP/1.1\r\nHost: a.test\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+    for _ in range(rng.randint(0, 5)):
+        await caller.read()
+        await caller.send(bytes(rng.randint(1, 100_000)))
+
+
 async def uploads_to_the_deaf(caller: Caller, rng: random.Random) -> None:
     await caller.send(POST % (b"/deaf", 8 << 20) + bytes(8 << 20))
 
@@ -222,7 +229,7 @@ async def uploads_to_the_deaf(caller: Caller, rng: random.Random) -> None:
 ACTS: tuple[Act, ...] = (
     asks, asks, asks, posts, posts_chunks, says_nothing, says_half_a_head, says_half_a_body, says_nonsense,
     leaves_before_the_answer, leaves_inside_the_answer, shuts_its_side, reads_to_the_end, reads_slowly, pipelines,
-    uploads_to_the_deaf,
+    tunnels, uploads_to_the_deaf,
 )  # fmt: skip
 
 
@@ -334,7 +341,7 @@ def churn(seconds: float, *, wave: int = WAVE, report: Callable[[str], None] = p
         workers = Workers(directory)
         stack.callback(workers.close)
         endpoints = [f"http://127.0.0.1:{port}" for port in workers.ports]
-        models = [{"name": "default", "default": True, "endpoints": endpoints, "idempotent": True}]
+        models = [{"name": "default", "default": True, "endpoints": endpoints, "idempotent": True, "hedge": True}]
         sidecar = stack.enter_context(running(directory, settings=SETTINGS | {"models": models}, processes=1))
         host, _, port = sidecar.listen.rpartition(":")
         seed = int.from_bytes(os.urandom(4))
@@ -346,6 +353,7 @@ def churn(seconds: float, *, wave: int = WAVE, report: Callable[[str], None] = p
         report(f"start  {start}")
         left = seconds - first
         while left > 0:
+            sidecar.process.send(signal.SIGHUP)  # a reload under load loses nothing either
             _run(made, workers, min(left, 60.0), wave)
             left -= 60.0
             report(

@@ -2,7 +2,7 @@
 
 ``/ok`` answers; ``/echo`` gives the body back; ``/slow`` takes a while; ``/events`` streams a second of events;
 ``/large`` is 4 MiB; ``/cut`` ends in the middle; ``/reset`` resets instead of answering; ``/deaf`` reads no body;
-``/close`` closes.
+``/close`` closes; ``/tunnel`` switches protocols and gives back what it hears.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     path = head.split(b" ", 2)[1]
     if path == b"/deaf":
         await asyncio.sleep(1)
+        return False
+    if path == b"/tunnel":
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
         return False
     body = await read_body(reader, head)
     if path == b"/reset":

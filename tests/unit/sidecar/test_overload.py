@@ -121,6 +121,17 @@ def test_half_of_the_descriptors_go_to_callers_and_a_warning_says_so(rig: Rig) -
     assert (fields["connections"], fields["connections_asked"], fields["descriptors"]) == (410, 4096, FILES)
 
 
+def test_a_changed_configuration_is_gone_by_at_the_next_look(rig: Rig) -> None:
+    rig.figures.files = 0.02
+    rig.guard.begin()
+    rig.measure(memory=0.5)
+    assert not rig.plane.tight
+    rig.guard.configure(Overload(memory_bytes=MEMORY // 2, reserve_connections=10))
+    assert rig.plane.most_connections == (FILES - 20 - 32 - 2 * 10) // 2
+    rig.measure(memory=0.5)
+    assert rig.plane.refusing
+
+
 @pytest.mark.parametrize(("resource", "word"), [("memory", "bytes of memory"), ("files", "descriptors")])
 def test_a_resource_that_fills_is_said_once_a_level_and_shown(rig: Rig, resource: str, word: str) -> None:
     member = {"memory": Scalar.OVERLOAD_MEMORY_NOW, "files": Scalar.OVERLOAD_DESCRIPTORS_NOW}[resource]
