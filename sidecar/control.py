@@ -27,6 +27,7 @@ from sidecar.state.memory import Memory
 from sidecar.state.store import RedisSource
 from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Page, Scalar
+from sidecar.tls.expiry import ExpiryWatch
 from sidecar.upstreams.adapters import HttpReadiness
 from sidecar.upstreams.probes import HttpProber
 
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
     from sidecar.boot import PlanFile
     from sidecar.discovery.source import DiscoverySource
-    from sidecar.settings import Settings
-    from sidecar.tls.expiry import ExpiryWatch
 
 TICK_S = 0.1
 ALONE_S = SPEAKS_S + 1.0
@@ -86,7 +85,7 @@ class Control:
             clock=clock,
             rng=rng,
             started_at=clock(),
-            certificates=_certificates(settings),
+            certificates=ExpiryWatch(settings, time.time),
             config=plan.config,
             ask_reload=self._ask_reload,
         )
@@ -107,8 +106,7 @@ class Control:
                     for source in self._sources
                 ]
                 running.append(tasks.create_task(self._tick(), name="tick"))
-                if context.certificates is not None:
-                    running.append(tasks.create_task(context.certificates.run(), name="certificates"))
+                running.append(tasks.create_task(context.certificates.run(), name="certificates"))
                 await self._ended.wait()
                 for task in running:
                     task.cancel()
@@ -141,6 +139,8 @@ class Control:
         if context.store is not None:
             context.store.configure(policies.freshness)
         context.static.configure(static_endpoints(settings))
+        context.certificates.configure(settings)
+        self._prober.configure(settings.upstream_tls)
         _log.info("config.in_force", revision=plan.config.revision)
 
     def _on_term(self) -> None:
@@ -194,16 +194,6 @@ class Control:
                 await site.stop()
         if now >= self._orphan_until or not any(process.speaks(now) for process in self.context.keeper.processes):
             self._ended.set()
-
-
-def _certificates(settings: Settings) -> ExpiryWatch | None:
-    """Return what follows the certificates' ends, where there are any: the X.509 parser is large."""
-    upstream = settings.upstream_tls
-    if all(one.tls is None for one in settings.listeners) and not upstream.cert_file and not upstream.ca_file:
-        return None
-    from sidecar.tls.expiry import ExpiryWatch
-
-    return ExpiryWatch(settings, time.time)
 
 
 def run_control(plan: ControlPlan, file: PlanFile) -> int:

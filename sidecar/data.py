@@ -173,7 +173,9 @@ class DataProcess:
                 model_header=listener.model_header,
             )
             self._rules.append(rules)
-            factory = self._tls.guard(listener, name, _ALPN[listener.protocol], self._factory(rules, listener.protocol))
+            factory = self._tls.guard(
+                held.listener, name, _ALPN[listener.protocol], self._factory(rules, listener.protocol)
+            )
             if sock.family == socket.AF_UNIX:
                 server = await self._loop.create_unix_server(factory, sock=sock, backlog=listener.backlog)
             else:

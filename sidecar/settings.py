@@ -89,26 +89,22 @@ class TlsVersion(StrEnum):
 class ListenerTls(Base, frozen=True):
     """TLS on a listener. Files are followed: a changed one is used by the next handshake, within a second."""
 
-    cert_file: Annotated[str, _doc(Reload.RESTART, "certificate with what leads to its CA, PEM", "path")]
-    key_file: Annotated[str, _doc(Reload.RESTART, "its private key, PEM, without a password", "path")]
-    ca_file: Annotated[str | None, _doc(Reload.RESTART, "CAs that callers' certificates must lead to, PEM", "path")] = (
-        None
-    )
+    cert_file: Annotated[str, _doc(Reload.NEW, "certificate with what leads to its CA, PEM", "path")]
+    key_file: Annotated[str, _doc(Reload.NEW, "its private key, PEM, without a password", "path")]
+    ca_file: Annotated[str | None, _doc(Reload.NEW, "CAs that callers' certificates must lead to, PEM", "path")] = None
     client_auth: Annotated[
-        ClientAuth, _doc(Reload.RESTART, "none: callers are not asked; optional: what they show must be good; required")
+        ClientAuth, _doc(Reload.NEW, "none: callers are not asked; optional: what they show must be good; required")
     ] = ClientAuth.NONE
     allowed_names: Annotated[
         tuple[str, ...],
         _doc(
-            Reload.RESTART,
+            Reload.NEW,
             "callers let in, by subjectAltName: SPIFFE ids (a final /* for all below it), DNS names (*.example.org for "
             "one label); empty: all with a good certificate",
             "names",
         ),
     ] = ()
-    min_version: Annotated[TlsVersion, _doc(Reload.RESTART, 'least version, "1.2" or "1.3" (in quotes)')] = (
-        TlsVersion.V1_2
-    )
+    min_version: Annotated[TlsVersion, _doc(Reload.NEW, 'least version, "1.2" or "1.3" (in quotes)')] = TlsVersion.V1_2
 
 
 class Listener(Base, frozen=True):
@@ -338,23 +334,21 @@ class Admin(Base, frozen=True):
 class UpstreamTls(Base, frozen=True):
     """TLS to workers (https://). Their certificates are always verified; files are followed as a listener's are."""
 
-    ca_file: Annotated[str | None, _doc(Reload.RESTART, "CAs, PEM; the system's where null", "path")] = None
-    cert_file: Annotated[str | None, _doc(Reload.RESTART, "certificate that workers are shown, PEM", "path")] = None
-    key_file: Annotated[str | None, _doc(Reload.RESTART, "its private key, PEM, without a password", "path")] = None
+    ca_file: Annotated[str | None, _doc(Reload.NEW, "CAs, PEM; the system's where null", "path")] = None
+    cert_file: Annotated[str | None, _doc(Reload.NEW, "certificate that workers are shown, PEM", "path")] = None
+    key_file: Annotated[str | None, _doc(Reload.NEW, "its private key, PEM, without a password", "path")] = None
     server_name: Annotated[
-        str | None, _doc(Reload.RESTART, "name asked for and verified; the endpoint's HOST where null", "name")
+        str | None, _doc(Reload.NEW, "name asked for and verified; the endpoint's HOST where null", "name")
     ] = None
     allowed_names: Annotated[
         tuple[str, ...],
         _doc(
-            Reload.RESTART,
+            Reload.NEW,
             "names that a worker's certificate must hold one of, instead of the one asked for; forms as for listeners",
             "names",
         ),
     ] = ()
-    min_version: Annotated[TlsVersion, _doc(Reload.RESTART, 'least version, "1.2" or "1.3" (in quotes)')] = (
-        TlsVersion.V1_2
-    )
+    min_version: Annotated[TlsVersion, _doc(Reload.NEW, 'least version, "1.2" or "1.3" (in quotes)')] = TlsVersion.V1_2
 
 
 class StateTls(Base, frozen=True):

@@ -33,8 +33,8 @@ class Context:
     clock: Callable[[], float]
     rng: Rng
     started_at: float
+    certificates: ExpiryWatch
     config: ConfigState
     ask_reload: Callable[[], bool]
     """Has the supervisor look at the configuration again; False where it cannot."""
-    certificates: ExpiryWatch | None = None  # None: no TLS files are configured
     draining: bool = False

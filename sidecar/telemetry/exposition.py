@@ -118,7 +118,7 @@ class Seen(Protocol):
     version: str
     started_at: float
     draining: bool
-    certificates: ExpiryWatch | None
+    certificates: ExpiryWatch
     config: ConfigState
 
 
@@ -131,7 +131,7 @@ def render(seen: Seen, now: float) -> bytes:
     _scalars(out, seen, now)
     _fleet(out, seen, now)
     _store(out, seen)
-    for ending in seen.certificates.endings if seen.certificates is not None else ():
+    for ending in seen.certificates.endings:
         out.add(f.TLS_NOT_AFTER, ending.not_after, ending.of, ending.kind)
     out.add(f.BUILD, 1, seen.version, platform.python_version(), str(is_compiled()).lower())
     _config(out, seen.config)

@@ -44,13 +44,23 @@ class UpstreamGate:
         page: Page,
         audit: Audit,
     ) -> None:
-        self.follower: Final = Follower(UPSTREAM, material_of(tls), lambda: client_context(tls, alpn))
-        self.server_name: Final = tls.server_name
-        self.allowed: Final = AllowList(tls.allowed_names)
+        self.follower = Follower(UPSTREAM, material_of(tls), lambda: client_context(tls, alpn))
+        self.server_name = tls.server_name
+        self.allowed = AllowList(tls.allowed_names)
+        self._tls = tls
+        self._alpn = alpn
         self._loop = loop
         self._page = page
         self._audit = audit
         self._throttle = Throttle(FAILURE_LINE_S)
+
+    def configure(self, tls: UpstreamTls) -> None:
+        """Go by this from the next connection on."""
+        if tls != self._tls:
+            self._tls = tls
+            self.server_name = tls.server_name
+            self.allowed = AllowList(tls.allowed_names)
+            self.follower = self.follower.changed_to(material_of(tls), lambda: client_context(tls, self._alpn))
 
     async def connect(self, endpoint: str, application: Callable[[], Application], host: str, port: int) -> Application:
         """Return the protocol of a new connection to a worker whose certificate is good. Time is the caller's to bound.

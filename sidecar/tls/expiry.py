@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cryptography import x509
-
 from sidecar.telemetry.logs import get_log
 from sidecar.tls.client import UPSTREAM
 from sidecar.tls.material import MAX_FILE_BYTES, MaterialError, check_files
@@ -66,6 +64,8 @@ def endings(place: Place) -> tuple[Ending, ...]:
 
 
 def _first_end(field: str, file: str) -> float:
+    from cryptography import x509  # large: only where there are certificates to read
+
     try:
         with Path(file).open("rb") as opened:
             certificates = x509.load_pem_x509_certificates(opened.read(MAX_FILE_BYTES))
@@ -118,11 +118,18 @@ class ExpiryWatch:
         return tuple(ending for found in self._found.values() for ending in found)
 
     async def run(self) -> None:
-        """Look once a second until cancelled. Without files there is nothing to do."""
-        with_files = [place for place in self._places if place.tls.cert_file or place.tls.ca_file]
-        while with_files:
-            self.take(await asyncio.to_thread(_look, with_files))
+        """Look once a second until cancelled."""
+        while True:
+            with_files = [place for place in self._places if place.tls.cert_file or place.tls.ca_file]
+            if with_files:
+                self.take(await asyncio.to_thread(_look, with_files))
             await asyncio.sleep(LOOK_S)
+
+    def configure(self, settings: Settings) -> None:
+        """Follow what ``settings`` name from now on."""
+        self._places = places(settings)
+        named = {place.of for place in self._places if place.tls.cert_file or place.tls.ca_file}
+        self._found = {of: found for of, found in self._found.items() if of in named}
 
     def take(self, found: dict[str, tuple[Ending, ...]]) -> None:
         """Go by what was found, and warn of what is due."""

@@ -182,6 +182,19 @@ class Follower:
         self._build = build
         self._digest = b""
 
+    def changed_to(self, files: Material, build: Callable[[], ssl.SSLContext]) -> Follower:
+        """Return a follower of other files, or of the same ones for another context. It goes on with this context.
+
+        The files are read here and now: they were found good a moment ago.
+        """
+        new = Follower(self.name, files, build)
+        new.context = self.context
+        if self.context is not None:
+            change = new.look()
+            if change is not None:
+                new.take(change)
+        return new
+
     def look(self) -> Change | None:
         """Return what changed, or None. Reads files and may take a while: meant for a thread; changes nothing."""
         try:

@@ -12,7 +12,7 @@ from sidecar.tls.client import UpstreamGate
 from sidecar.tls.server import Audit, ListenerGate
 
 if TYPE_CHECKING:
-    from sidecar.settings import Listener, Settings
+    from sidecar.settings import Settings
     from sidecar.tls.material import Change, Follower
 
 _log = get_log("tls")
@@ -28,30 +28,35 @@ class ProcessTls:
         self._loop = loop
         self._page = page
         self._audit = Audit(clock)
-        self._gates: list[ListenerGate] = []
+        self._gates: dict[int, ListenerGate] = {}  # by the listener's index, which no reload changes
         self._upstreams: dict[tuple[str, ...], UpstreamGate] = {}
         self._looking: asyncio.Future[list[tuple[Follower, Change]]] | None = None
 
     def configure(self, settings: Settings) -> None:
-        """Go by these limits and times from now on; which files are used, and how, stays what it was at the start."""
+        """Go by this from the next connection on; whether a listener speaks TLS at all stays what it was."""
         self._settings = settings
-        for gate in self._gates:
-            gate.handshake_s = settings.timeouts.handshake_s
+        for index, gate in self._gates.items():
+            tls = settings.listeners[index].tls
+            if tls is not None:
+                gate.configure(tls, settings.timeouts.handshake_s)
+        for upstream in self._upstreams.values():
+            upstream.configure(settings.upstream_tls)
 
     @property
     def handshakes(self) -> int:
         """Handshakes with callers that are under way."""
-        return sum(gate.handshakes for gate in self._gates)
+        return sum(gate.handshakes for gate in self._gates.values())
 
     def guard(
-        self, listener: Listener, name: str, alpn: tuple[str, ...], application: Callable[[], asyncio.Protocol]
+        self, index: int, name: str, alpn: tuple[str, ...], application: Callable[[], asyncio.Protocol]
     ) -> Callable[[], asyncio.Protocol]:
         """Return what a listener's server makes protocols with: ``application`` itself where there is no TLS."""
-        if listener.tls is None:
+        tls = self._settings.listeners[index].tls
+        if tls is None:
             return application
         gate = ListenerGate(
             name,
-            listener.tls,
+            tls,
             alpn,
             application,
             loop=self._loop,
@@ -65,7 +70,7 @@ class ProcessTls:
             gate.follower.take(change)
             if change.context is None:  # it was good when the sidecar started, so it is being changed right now
                 _log.error("tls.unusable", listener=name, why=change.error, remedy="put a good pair there: it is taken")
-        self._gates.append(gate)
+        self._gates[index] = gate
         return gate.enter
 
     def upstream(self, alpn: tuple[str, ...]) -> UpstreamGate:
@@ -80,7 +85,7 @@ class ProcessTls:
     def tick(self, now: float) -> None:
         """Look after files and gauges; called once a second."""
         self._audit.flush(now)
-        followers = [gate.follower for gate in self._gates]
+        followers = [gate.follower for gate in self._gates.values()]
         followers += [gate.follower for gate in self._upstreams.values() if gate.follower.context is not None]
         if followers and self._looking is None:
             self._looking = self._loop.run_in_executor(None, _look, followers)  # a mount may hang

@@ -84,7 +84,9 @@ class ListenerGate:
         handshake_s: float,
     ) -> None:
         self.name: Final = name
-        self.follower: Final = Follower(name, material_of(tls), lambda: server_context(tls, alpn))
+        self.follower = Follower(name, material_of(tls), lambda: server_context(tls, alpn))
+        self._tls = tls
+        self._alpn = alpn
         self._allowed = AllowList(tls.allowed_names)
         self._application = application
         self._loop = loop
@@ -94,6 +96,14 @@ class ListenerGate:
         self.handshake_s = handshake_s
         self.handshakes = 0
         """Under way now."""
+
+    def configure(self, tls: ListenerTls, handshake_s: float) -> None:
+        """Go by this from the next connection on."""
+        self.handshake_s = handshake_s
+        if tls != self._tls:
+            self._tls = tls
+            self._allowed = AllowList(tls.allowed_names)
+            self.follower = self.follower.changed_to(material_of(tls), lambda: server_context(tls, self._alpn))
 
     def enter(self) -> asyncio.Protocol:
         """Return the protocol of a connection that was just accepted."""

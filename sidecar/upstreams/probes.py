@@ -40,14 +40,17 @@ class HttpProber:
     """
 
     def __init__(self, tls: UpstreamTls | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        tls = tls or UpstreamTls()
         self._clock = clock
+        self.configure(tls or UpstreamTls())
+        self._sessions: dict[str | None, aiohttp.ClientSession] = {}  # by the Unix socket's path; None: over TCP
+        self._entered = False
+
+    def configure(self, tls: UpstreamTls) -> None:
+        """Go by this from the next probe over TLS on."""
         self._follower = Follower(UPSTREAM, material_of(tls), lambda: client_context(tls, HTTP1))
         self._server_name = tls.server_name
         self._allowed = AllowList(tls.allowed_names)
-        self._look_at = clock()
-        self._sessions: dict[str | None, aiohttp.ClientSession] = {}  # by the Unix socket's path; None: over TCP
-        self._entered = False
+        self._look_at = self._clock()
 
     async def __aenter__(self) -> Self:
         self._entered = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 import threading
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -63,12 +64,21 @@ class Answer:
 class Load:
     """``clients`` keep-alive clients that ask in turn for ``asks``, together at most ``rate_per_s`` times a second.
 
+    ``tls`` makes the context of each new connection.
+
     Runs in a thread of its own inside the ``with`` block, or until each client has asked ``rounds`` times. A failed
     request is never sent again; its client goes on with the next one on a new connection.
     """
 
     def __init__(
-        self, listen: str, asks: Sequence[Ask], *, clients: int = 16, rate_per_s: float = 160.0, rounds: int = 0
+        self,
+        listen: str,
+        asks: Sequence[Ask],
+        *,
+        clients: int = 16,
+        rate_per_s: float = 160.0,
+        rounds: int = 0,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         host, _, port = listen.rpartition(":")
         self._place = (host, int(port))
@@ -76,7 +86,9 @@ class Load:
         self._clients = clients
         self._period_s = clients / rate_per_s
         self._rounds = rounds
+        self._tls = tls
         self._stopping = False
+        self.began = time.monotonic()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="load", daemon=True)
         self.answers: list[Answer] = []
         self.ports: set[int] = set()
@@ -122,7 +134,7 @@ class Load:
                 tasks.create_task(self._client(number))
 
     async def _client(self, number: int) -> None:
-        caller = _Caller(self._place, self.ports)
+        caller = _Caller(self._place, self.ports, self._tls)
         due = time.monotonic() + self._period_s * number / self._clients
         turn = number
         try:
@@ -139,8 +151,11 @@ class Load:
 class _Caller:
     """One client's connection, opened when it is needed."""
 
-    def __init__(self, place: tuple[str, int], ports: set[int]) -> None:
+    def __init__(
+        self, place: tuple[str, int], ports: set[int], tls: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
         self._place = place
+        self._tls = tls
         self._ports = ports
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -154,7 +169,9 @@ class _Caller:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 if self._reader is None or self._writer is None:
-                    self._reader, self._writer = await asyncio.open_connection(*self._place)
+                    self._reader, self._writer = await asyncio.open_connection(
+                        *self._place, ssl=self._tls() if self._tls is not None else None
+                    )
                     self._port = self._writer.get_extra_info("sockname")[1]
                     self._ports.add(self._port)
                 self._writer.write(ask.raw)
