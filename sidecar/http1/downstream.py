@@ -52,7 +52,7 @@ class DownstreamConnection(BoundedConnection):
         self.transport = cast("asyncio.Transport", transport)
         plane.count(Scalar.CONNECTIONS_TOTAL)
         self._peer = self._rules.peer(
-            transport.get_extra_info("peername"), secure=transport.get_extra_info("sslcontext") is not None
+            transport.get_extra_info("peername"), secure=transport.get_extra_info("ssl_object") is not None
         )
         now = plane.clock()
         self.deadline = now + plane.timeouts.client_head_s

@@ -92,6 +92,24 @@ def test_versions_ciphers_and_the_protocol_agreed_on(tmp_path: Path, authority: 
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+def test_a_worker_is_told_that_its_caller_spoke_tls(tmp_path: Path, authority: Authority) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as worker,
+        listening(tmp_path, authority, models=[{"name": "m", "default": True}]) as process,
+    ):
+        worker.settimeout(5)
+        process.snapshot(f"http://127.0.0.1:{worker.getsockname()[1]}")
+        with secure(process, authority.client()) as sock:
+            sock.sendall(b"GET /p HTTP/1.1\r\nHost: a.test\r\nX-Forwarded-Proto: ftp\r\n\r\n")
+            with worker.accept()[0] as connection:
+                head = connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                assert read_answer(sock).startswith(b"HTTP/1.1 200 ")
+        assert head.count(b"x-forwarded-proto: https\r\n") == 1
+        assert b"ftp" not in head
+        assert b"x-forwarded-for: 127.0.0.1\r\n" in head
+
+
 def test_older_versions_are_refused(tmp_path: Path, authority: Authority) -> None:
     with listening(tmp_path, authority, {"min_version": "1.3"}) as process:
         for version in (ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2):

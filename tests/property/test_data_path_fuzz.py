@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.support.by_hand import bench
 
+CHAT = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 REQUESTS = (
     b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
     b"GET /v2/models/none/infer HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -15,6 +16,11 @@ REQUESTS = (
     b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5;x\r\nhello\r\n0\r\nT: v\r\n\r\n",
     b"HEAD http://a.test:1/x?y HTTP/1.1\r\nHost: a\r\nConnection: close, x\r\nx: 1\r\n\r\n",
     b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x, websocket\r\n\r\n",
+    CHAT + b'Content-Length: 27\r\n\r\n{"x":[{"a":1}],"model":"m"}',
+    CHAT + b'Transfer-Encoding: chunked\r\n\r\nb\r\n{"model":"m\r\n3\r\n","\r\n6;x\r\nx":5}\n\r\n0\r\n\r\n',
+    CHAT + b'Content-Length: 27\r\nExpect: 100-continue\r\n\r\n{"model":"m","model" : "n"}',
+    CHAT + b'Content-Length: 13\r\n\r\n{"model":"n"}',
+    b"GET /v1/x HTTP/1.1\r\nHost: a\r\nwarmroute-model: m\r\nX-Forwarded-For: b\r\nwarmroute_attempt: 9\r\n\r\n",
     b"\r\n\r\n",
 )
 RESPONSES = (

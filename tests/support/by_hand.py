@@ -91,7 +91,7 @@ class Bench:
     def __init__(self, page: Page) -> None:
         self.loop = HandLoop()
         self.now = 0.0
-        self.cluster = Cluster(Policies(), (ModelPolicy("m", idempotent=True, default=True),), 0.0)
+        self.cluster = Cluster(Policies(), (ModelPolicy("m", idempotent=True, default=True), ModelPolicy("n")), 0.0)
         shared: list[Event] = []
         self.plane = Plane(
             cluster=self.cluster,
