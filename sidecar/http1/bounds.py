@@ -63,15 +63,17 @@ class BoundedConnection(NamingConnection):
     def _watch_body(self, now: float) -> None:
         """End a request whose body comes too slowly, while it is the caller that we wait for.
 
-        The average counts from the body's start, or from when we read on after a pause; it begins anew as often as the
+        The average counts from its first byte, or from when we read on after a pause; it begins anew as often as the
         caller might have been silent, so that nobody lives for hours on bytes that came at first.
         """
         limits = self._plane.limits
         scanner = self._scanner
         came = -self._left if scanner is None else scanner.taken_bytes
         since = now - self._body_at
-        if self._read_paused or not self._body_at:
-            self._body_at, self._body_from = now, came
+        if self._read_paused:
+            self._body_at = 0.0
+        elif not self._body_at:
+            self._body_at = now
         elif since >= limits.rate_grace_s:
             taken = came - self._body_from
             if taken < limits.body_rate_bytes_per_s * since:

@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 import termios
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 from sidecar.http1.forwarding import STRANGER, ListenerRules
@@ -252,11 +253,10 @@ class CallerConnection(asyncio.Protocol):
     def unsent(self) -> int:
         """Return how many bytes were written that the caller's kernel has not taken yet (tcp(7), SIOCOUTQ)."""
         waiting = self.transport.get_write_buffer_size()
-        try:
-            fd = cast("socket.socket", self.transport.get_extra_info("socket")).fileno()
-            waiting += int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0"), sys.byteorder)
-        except (OSError, ValueError):  # no longer a socket
-            pass
+        fd = descriptor(self.transport)
+        if fd >= 0:
+            with suppress(OSError):  # no longer a socket
+                waiting += int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0"), sys.byteorder)
         return waiting
 
     def _wait_for_flush(self, now: float) -> None:

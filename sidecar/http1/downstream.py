@@ -272,8 +272,8 @@ class DownstreamConnection(BoundedConnection):
             self.deadline = now + target.times.response_head_s
         else:
             self._phase = BODY
-            self._body_at = now
-            self._body_from = -self._left if length > 0 else 0
+            self._body_at = 0.0
+            self._body_from = -length if length > 0 else 0
             self.deadline = now + plane.timeouts.client_body_idle_s
         if target.watched or head.timeout_ms >= 0:
             self._start_watch(now)

@@ -175,6 +175,7 @@ class ExchangeConnection(TunnelConnection):
 
     def interim(self, head: ResponseHead) -> None:
         """Pass a 1xx on to callers that know them (RFC 9110 15.2); it is no byte of the answer."""
+        self._body_at = 0.0  # it may have waited for this (100, RFC 9110 10.1.1) with its body
         if not self.old_client:
             self.transport.write(head.forward + b"\r\n")
 

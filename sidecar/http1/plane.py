@@ -336,15 +336,15 @@ class Plane:
         """Look at every deadline once."""
         lame = now >= self._close_idle_at
         for connection in list(self.connections):
-            if lame:
-                connection.close_if_idle()
-            if connection.active:
-                connection.refresh(now)
-            if now >= connection.deadline:  # whether or not something moved: a total time runs on
-                try:
+            try:
+                if lame:
+                    connection.close_if_idle()
+                if connection.active:
+                    connection.refresh(now)
+                if now >= connection.deadline:  # whether or not something moved: a total time runs on
                     connection.expired(now)
-                except Exception as error:  # noqa: BLE001  one connection's end, not the sweep's
-                    connection.crashed(error)
+            except Exception as error:  # noqa: BLE001  one connection's end, not the sweep's
+                connection.crashed(error)
         for connection in list(self.unread):
             try:
                 connection.watch_reader(now)

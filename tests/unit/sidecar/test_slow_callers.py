@@ -62,6 +62,8 @@ def cut(by_hand: Bench) -> bool:
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_that_trickles_is_told_408_after_the_grace(by_hand: Bench, chunked: bool) -> None:
     begin_body(by_hand, chunked=chunked)
+    send(by_hand, 1, chunked=chunked)
+    at(by_hand, 0)
     for second in range(1, int(GRACE_S)):
         send(by_hand, RATE - 1, chunked=chunked)
         at(by_hand, second)
@@ -69,7 +71,7 @@ def test_a_body_that_trickles_is_told_408_after_the_grace(by_hand: Bench, chunke
     send(by_hand, RATE - 1, chunked=chunked)
     at(by_hand, GRACE_S)
     assert told(by_hand) == b"HTTP/1.1 408 Request Timeout"
-    assert b"2390 bytes of the body in 10 s, at least 240 a second" in by_hand.transport.written
+    assert b"2391 bytes of the body in 10 s, at least 240 a second" in by_hand.transport.written
     by_hand.connection.connection_lost(None)
     by_hand.check_rest()
     assert (by_hand.outcomes(), by_hand.results()) == (1, 1)
@@ -78,6 +80,7 @@ def test_a_body_that_trickles_is_told_408_after_the_grace(by_hand: Bench, chunke
 def test_announcing_a_chunk_is_not_sending_it(by_hand: Bench) -> None:
     begin_body(by_hand, chunked=True)
     by_hand.connection.data_received(b"fffff\r\n")
+    at(by_hand, 0)
     for second in range(1, int(GRACE_S) + 1):
         by_hand.connection.data_received(b"x")
         at(by_hand, second)
@@ -89,6 +92,17 @@ def test_a_body_at_the_rate_may_take_as_long_as_it_does(by_hand: Bench, chunked:
     begin_body(by_hand, chunked=chunked)
     for second in range(1, 200):
         send(by_hand, RATE, chunked=chunked)
+        at(by_hand, second)
+    assert told(by_hand) == b""
+
+
+def test_who_waits_for_leave_to_send_is_not_slow_meanwhile(by_hand: Bench) -> None:
+    by_hand.connection.data_received(request(b"POST / HTTP/1.1", b"Content-Length: 9000", b"Expect: 100-continue"))
+    at(by_hand, 20)
+    by_hand.busy[0].data_received(b"HTTP/1.1 100 Continue\r\n\r\n")
+    by_hand.transport.written = b""
+    for second in range(21, 31):
+        send(by_hand, RATE + 10, chunked=False)
         at(by_hand, second)
     assert told(by_hand) == b""
 
@@ -116,9 +130,12 @@ def test_a_worker_that_does_not_read_is_not_the_caller_s_fault(by_hand: Bench) -
     send(by_hand, 10, chunked=False)
     at(by_hand, 21)  # 5,010 bytes in 21 s
     assert told(by_hand) == b""
-    for second in range(22, 33):
+    for second in range(22, 60):
         send(by_hand, 1, chunked=False)
         at(by_hand, second)
+        if told(by_hand):
+            break
+    assert second > 21 + GRACE_S
     assert told(by_hand) == b"HTTP/1.1 408 Request Timeout"
 
 
