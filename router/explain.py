@@ -132,6 +132,7 @@ class RouteRow:
     key: str
     model: str
     version: str
+    protocol: str
     default: bool
     idempotent: bool
     candidates: tuple[CandidateRow, ...]
@@ -247,7 +248,7 @@ def route_row(view: View, route: Route, now: float, *, default: bool) -> RouteRo
     open_, out = _overlook_busy(*view.look(route, now))
     weighing = weigh(open_, view.scorers, view.policies, view.mode)
     rows = _rows(view, open_, out, weighing, now)
-    return RouteRow(route.key, route.model, route.version, default, route.policy.idempotent, rows)
+    return RouteRow(route.key, route.model, route.version, route.protocol, default, route.policy.idempotent, rows)
 
 
 def _overlook_busy(

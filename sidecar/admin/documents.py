@@ -99,6 +99,9 @@ def explain(context: Context, model: str, now: float) -> Explanation:
     cluster = context.keeper.cluster
     name, _, version = model.partition("@")
     route = cluster.route(name, version)
+    if route is None or not route.candidates:  # nobody serves it over HTTP
+        other = cluster.route(name, version, "grpc")
+        route = other if other is not None and (route is None or other.candidates) else route
     if route is None:
         raise UnknownModelError(model, [row.key for row in cluster.routes(now)])
     return cluster.explain(route, now, context.rng)

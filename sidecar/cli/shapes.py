@@ -85,6 +85,7 @@ class Route(msgspec.Struct, frozen=True):
     default: bool
     idempotent: bool
     candidates: tuple[Candidate, ...]
+    protocol: str = "http"
 
 
 class Draw(msgspec.Struct, frozen=True):

@@ -40,7 +40,10 @@ def routes_table(routes: Iterable[Route]) -> Table:
     numbers = ("weight", "share", "p95", "in flight", "freshness")
     made = table("model", "endpoint", "state", *numbers, "why", right=numbers)
     for route in routes:
-        name = f"{route.key} (default)" if route.default else route.key
+        notes = [
+            note for note, there in (("default", route.default), (route.protocol, route.protocol != "http")) if there
+        ]
+        name = f"{route.key} ({', '.join(notes)})" if notes else route.key
         for candidate in route.candidates:
             made.add_row(
                 name,

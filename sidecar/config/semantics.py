@@ -109,7 +109,7 @@ def _listeners(settings: Settings) -> Iterator[Finding]:
         protocol = listener.protocol.value
         if settings.state.url == "none" and urls and all(protocol_of(url) != protocol for url in urls):
             wanted = "grpc://" if protocol == "grpc" else "http://"
-            remedy = f"is {protocol}, but no endpoint is: give a model endpoints that start with {wanted}"
+            remedy = f"no endpoint speaks it: give a model endpoints that start with {wanted}"
             yield Finding(("listeners", index, "protocol"), remedy)
     for index, listener in enumerate(listeners):
         if listener.tls is not None:

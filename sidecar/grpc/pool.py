@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from router.outcomes import AttemptResult
 from sidecar.grpc.upstream import WorkerConnection
+from sidecar.http1.caller import NEVER
 from sidecar.telemetry.page import Scalar
 from sidecar.tls.material import HTTP2
 from sidecar.upstreams.pool import split_address
@@ -43,7 +44,7 @@ class WorkerPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self.row = plane.shared.page.endpoint_row(id)
         self.closed = False
-        self._sent_bytes = 0
+        self.sent_bytes = 0  # always: what callers get is counted at their connections
         self.head_bytes: int
         self.fields: int
         self.calls_each: int
@@ -60,15 +61,6 @@ class WorkerPool:
     def open_connections(self) -> list[WorkerConnection]:
         """All of them."""
         return self.connections
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of answers since they were last taken away; what callers get is counted at their connections."""
-        return self._sent_bytes
-
-    @sent_bytes.setter
-    def sent_bytes(self, value: int) -> None:
-        self._sent_bytes = value
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -147,6 +139,8 @@ class WorkerPool:
             self._opening -= 1
         if not detail:
             self.serve()
+            if self.closed and connection is not None:
+                connection.close()
             return
         if connection is not None:
             connection.going = True
@@ -170,6 +164,11 @@ class WorkerPool:
 
     # --- connections -------------------------------------------------------------------------------------------------
 
+    def retire_at(self) -> float:
+        """Return when a connection made now is too old: up to a tenth early, so that not all go at once."""
+        age_s = self._plane.shared.timeouts.upstream_connection_age_s
+        return NEVER if age_s is None else self.clock() + age_s * (1.0 - 0.1 * self._plane.shared.rng())
+
     def became_ready(self, connection: WorkerConnection) -> None:
         """A new connection's settings came, or will never."""
         connection.settled.set()
@@ -189,7 +188,8 @@ class WorkerPool:
         idle_s = self._plane.shared.timeouts.upstream_keep_alive_s
         for connection in list(self.connections):
             connection.quieten(seconds)
-            if connection.ready and not connection.streams and now - connection.idle_since > idle_s:
+            idle = connection.ready and not connection.streams and now - connection.idle_since > idle_s
+            if idle or now >= connection.retire_at:
                 connection.close()
         for connection, until in list(self.lingering.items()):
             if now >= until or connection.transport.is_closing():

@@ -25,7 +25,7 @@ _LAST_ID: Final = 1 << 30
 class WorkerConnection(Connection):
     """A connection to a worker: opens streams, reads answers."""
 
-    __slots__ = ("_gone", "_pool", "going", "idle_since", "ready", "settled", "why")
+    __slots__ = ("_gone", "_pool", "going", "idle_since", "ready", "retire_at", "settled", "why")
 
     def __init__(self, pool: WorkerPool) -> None:
         super().__init__(pool.flusher, client=True, head_bytes=pool.head_bytes, fields=pool.fields)
@@ -35,7 +35,8 @@ class WorkerConnection(Connection):
         self.settled = asyncio.Event()  # it is ready, or ended
         self.ready = False  # the worker's settings came: it speaks HTTP/2
         self.going = False  # it takes no more calls
-        self.idle_since = 0.0
+        self.idle_since = pool.clock()
+        self.retire_at = pool.retire_at()
 
     # --- towards the worker ------------------------------------------------------------------------------------------
 
@@ -99,7 +100,10 @@ class WorkerConnection(Connection):
 
     def linger_until(self) -> None:
         """Whoever waits here is told now; the worker's end of the connection is its own business."""
-        self._pool.lingering[self] = self._pool.clock() + LINGER_S
+        if self._pool.closed:  # no sweep comes here any more
+            self._pool.loop.call_later(LINGER_S, self.transport.abort)
+        else:
+            self._pool.lingering[self] = self._pool.clock() + LINGER_S
 
     def fail(self, code: frames.Code, detail: str) -> None:
         """The worker broke the protocol."""
@@ -168,7 +172,7 @@ class WorkerConnection(Connection):
     def _closed(self, stream: Stream) -> None:
         if not self.streams:
             self.idle_since = self._pool.clock()
-            if self.going and not self.ended:
+            if (self.going or self._pool.closed) and not self.ended:
                 self.end()
                 return
         if self._pool.queue:

@@ -27,6 +27,17 @@ def test_no_file_is_needed() -> None:
     assert settings.state.url == "none"
 
 
+def test_grpc_beside_http_or_alone() -> None:
+    both = settings_of(listen=("h:1",), grpc_listen=("h:2", "unix:/g"), to=("http://w:1", "grpc://w:2"), processes=3)
+    assert [(one.address, one.protocol.value, one.processes) for one in both.listeners] == [
+        ("h:1", "http", 3),
+        ("h:2", "grpc", 3),
+        ("unix:/g", "grpc", 3),
+    ]
+    alone = settings_of(grpc_listen=("h:1",), to=("grpc://w:1",))
+    assert [one.protocol.value for one in alone.listeners] == ["grpc"]
+
+
 def test_unix_sockets_both_ways() -> None:
     settings = settings_of(listen=("unix:/run/a.sock",), to=("unix:/run/w.sock",))
     assert settings.listeners == (Listener(address="unix:/run/a.sock", unix_mode="0660"),)

@@ -314,6 +314,32 @@ SENSELESS: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
+        "listeners and endpoints of different protocols",
+        (
+            'version: 1\nlisteners:\n  - {address: "127.0.0.1:1"}\n  - {address: "127.0.0.1:2", protocol: grpc}\n'
+            'models: [{name: m, endpoints: ["grpc://w:9001"], probe: {}}]\n'
+            'endpoints: [{url: "grpcs://w:9002", models: [m], probe: {}}, {url: "grpc+unix:w", models: [m]}]\n'
+        ),
+        [
+            (
+                'w.yaml:3:5: listeners[0].protocol: "http": no endpoint speaks it: '
+                "give a model endpoints that start with http://"
+            ),
+            (
+                "w.yaml:5:57: models[0].probe: an empty mapping: asks over HTTP: "
+                "endpoints that start with grpc:// cannot be probed, leave it out"
+            ),
+            (
+                "w.yaml:6:57: endpoints[0].probe: an empty mapping: asks over HTTP: "
+                "endpoints that start with grpc:// cannot be probed, leave it out"
+            ),
+            (
+                'w.yaml:6:68: endpoints[1].url: "grpc+unix:w": must be unix: and the absolute path of a socket, '
+                "for example unix:/run/app/http.sock"
+            ),
+        ],
+    ),
+    (
         "listeners",
         (
             'version: 1\nlisteners:\n  - {address: "127.0.0.1:8080", name: a}\n'

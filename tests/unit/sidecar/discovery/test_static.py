@@ -43,6 +43,22 @@ def test_a_unix_socket_s_endpoint_is_named_by_its_address() -> None:
     assert (found.id, found.address) == ("unix:/run/w.sock", "unix:/run/w.sock")
 
 
+def test_a_url_says_what_its_endpoint_speaks() -> None:
+    urls = ["http://w:1", "grpc://w:1", "grpcs://w:2", "grpc+unix:/run/w.sock"]
+    source = StaticSource(
+        static_endpoints(settings(models=[{"name": "a", "endpoints": urls}])),
+        ask=Scripted(),
+        adapter=HttpReadiness(),
+        clock=lambda: 0.0,
+    )
+    assert {record.id: record.protocol for record in source._records.values()} == {
+        "w:1": "http",
+        "grpc://w:1": "grpc",
+        "w:2": "grpc",
+        "grpc+unix:/run/w.sock": "grpc",
+    }
+
+
 class Scripted:
     """Answers probes from a list, one a turn, and ends the source when it is spent."""
 
