@@ -125,6 +125,7 @@ bench-run: dev compiled $(COMPARED)/bench.stamp
 # Others' wheels, only to compare with. Where they cannot be installed the benchmark says so and goes on without them.
 $(COMPARED)/bench.stamp: requirements/bench.lock
 	@echo "installing what the benchmark compares with into $(COMPARED)"
+	@rm -rf $(COMPARED)
 	@$(PYTHON) -m venv $(COMPARED) && \
 	  $(COMPARED)/bin/python -m pip --disable-pip-version-check --quiet install --only-binary :all: --require-hashes \
 	    -r requirements/bench.lock && touch $@ || \

@@ -38,10 +38,13 @@ def main() -> int:
         named=bool(arguments.only),
         explain="all" if arguments.explain else "missed",
     )
+    bench = Bench(wanted, lambda text: print(text, flush=True))
     try:
-        run = Bench(wanted, lambda text: print(text, flush=True)).measure()
+        run = bench.measure()
     except (BenchError, EmbeddedRedisError) as error:
         print(f"bench: {error}", file=sys.stderr)
+        if bench.run.samples:
+            _keep(bench.run, Path("bench-results"), whole=False)  # what was measured until then
         return 2
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
@@ -84,9 +87,9 @@ def _arguments() -> argparse.Namespace:
         type=_names(profiles.NAMES),
         help=f"what to measure, with commas between: {', '.join(profiles.NAMES)}",
     )
-    parser.add_argument("--rounds", type=int, default=4, help="interleaved rounds (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: %(default)s)")
     parser.add_argument(
-        "--seconds", type=float, default=3, help="length of a round per contender (default: %(default)s)"
+        "--seconds", type=float, default=2, help="length of a round per contender (default: %(default)s)"
     )
     parser.add_argument("--check", action="store_true", help="exit 1 where a figure misses its bound")
     parser.add_argument(

@@ -16,6 +16,7 @@ def described() -> dict[str, str]:
         "at": datetime.now(UTC).isoformat(timespec="minutes"),
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0))),
+        "load average before": f"{os.getloadavg()[0]:.2f}",
         "kernel": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "python": f"{platform.python_version()}, {_build()}",
         "compiler": platform.python_compiler(),

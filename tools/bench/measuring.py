@@ -16,7 +16,7 @@ from tools.bench.contenders import FLOOR, OURS, contender
 from tools.bench.explain import explain
 from tools.bench.load import Load
 from tools.bench.origins import answering, calling, streaming
-from tools.bench.processes import Missing, build_paced
+from tools.bench.processes import BenchError, Missing, build_paced
 from tools.bench.profiles import CHOICE, MEASURED_FOR_MEMORY, MEMORY, PROFILES
 from tools.bench.results import Run
 from tools.bench.targets import verdicts
@@ -72,6 +72,8 @@ class Bench:
         """
         profiles = [PROFILES[name] for name in self._wanted.profiles if name in PROFILES]
         with ExitStack() as stack:
+            stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {self._load_core})  # this process and the store keep off the proxies' core
             self._directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-bench-")))
             paced = build_paced(self._directory)
             self._load = Load(paced, self._directory, self._load_core)
@@ -103,32 +105,49 @@ class Bench:
                 try:
                     running = contender(name, self._directory, self._proxy_core, origin, self._state)
                     proxies[name] = stack.enter_context(running)
-                except Missing as missing:
-                    self._skip(name, missing)
+                except BenchError as error:
+                    self._without(name, name, error)
             self.run.versions.update({name: proxy.version for name, proxy in proxies.items() if proxy.version})
             for profile in profiles:
                 of_profile = [proxies[name] for name in self._wanted.of(profile.contenders) if name in proxies]
                 self._profile(profile, of_profile)
             self._explain(profiles, proxies)
 
-    def _skip(self, name: str, missing: Missing) -> None:
-        if self._wanted.named:
-            raise missing
-        self._say(f"without {name}: {missing}")
-        self.run.skipped[name] = str(missing)
+    def _without(self, name: str, what: str, error: BenchError) -> None:
+        """Go on without ``what`` of a contender, and say why.
+
+        Raises:
+            BenchError: it was asked for by name, or it is ours and not just missing.
+        """
+        if self._wanted.named or (name.startswith(OURS) and not isinstance(error, Missing)):
+            raise error
+        self._say(f"without {what}: {error}")
+        self.run.skipped[what] = str(error).partition("\n")[0].rstrip(":")
 
     def _profile(self, profile: Profile, proxies: list[Contender]) -> None:
         wanted = self._wanted
-        samples: dict[str, list[Sample]] = {proxy.name: [] for proxy in proxies}
-        for proxy in proxies:
-            self._load.measure(proxy, profile, min(0.5, wanted.seconds), "warm")
+        warm_s = min(0.5, wanted.seconds)
+        left = [proxy for proxy in proxies if self._sample(profile, proxy, warm_s, "warm") is not None]
+        samples: dict[str, list[Sample]] = {proxy.name: [] for proxy in left}
         for number in range(wanted.rounds):
-            start = number % max(1, len(proxies))
-            for proxy in proxies[start:] + proxies[:start]:  # none always follows the same one
-                sample = self._load.measure(proxy, profile, wanted.seconds, f"{os.getpid()}-{number}")
+            start = number % max(1, len(left))
+            for proxy in left[start:] + left[:start]:  # none always follows the same one
+                sample = self._sample(profile, proxy, wanted.seconds, f"{os.getpid()}-{number}")
+                if sample is None:
+                    left.remove(proxy)
+                    del samples[proxy.name]
+                    continue
                 samples[proxy.name].append(sample)
                 self._say(f"{profile.name:<7} {number + 1}/{wanted.rounds} {proxy.name:<18} {_line(sample, profile)}")
         self.run.samples[profile.name] = samples
+
+    def _sample(self, profile: Profile, proxy: Contender, seconds: float, tag: str) -> Sample | None:
+        """Return one sample; None where the run goes on without this contender in this profile."""
+        try:
+            return self._load.measure(proxy, profile, seconds, tag)
+        except BenchError as error:
+            self._without(proxy.name, f"{proxy.name} in {profile.name}", error)
+            return None
 
     def _explain(self, profiles: list[Profile], proxies: dict[str, Contender]) -> None:
         if self._wanted.explain == "none":
@@ -148,7 +167,7 @@ class Bench:
                     self.run.explained.setdefault(profile.name, {})[name] = found
 
     def _sampled(self, profile: Profile, proxy: Contender) -> Explanation:
-        seconds = max(1.0, self._wanted.seconds)
+        seconds = 2.0
         return explain(
             memory.serving_process(proxy),
             lambda: self._load.measure(proxy, profile, seconds, "explain"),
@@ -164,8 +183,8 @@ class Bench:
             try:
                 with contender(name, self._directory, self._proxy_core, origin, self._state) as proxy:
                     measured = memory.measure(proxy, self._wanted.connections, self._wanted.settle_s)
-            except Missing as missing:
-                self._skip(name, missing)
+            except BenchError as error:
+                self._without(name, f"{name} in {MEMORY}", error)
                 continue
             self.run.memory[name] = measured
             self.run.versions.setdefault(name, proxy.version)
