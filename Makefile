@@ -14,7 +14,7 @@ COMPARED := .venv-bench
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv dev demo model test test-compiled check format bench bench-run compiled lock proto reference pictures \
-  demo-picture soak system-packages clean
+  demo-picture fuzz soak system-packages clean
 
 help:
 	@echo "make demo      start workers with a real model and a sidecar, print curl lines that work"
@@ -22,6 +22,7 @@ help:
 	@echo "make check     lint, format, types, import contracts, freshness of generated files; under a minute"
 	@echo "make bench     CPU, latency and memory beside other proxies; ARGS='--only nginx,warmroute --profile post' for a look"
 	@echo "make soak      churn against a real sidecar for SECONDS=600, then everything must be as it was"
+	@echo "make fuzz      look for bytes that pass with two readings, for SECONDS=60"
 	@echo "make compiled  the compiled build, in .venv-compiled; nothing where no source changed"
 	@echo "make venv      only .venv with warmroute in it (PYTHON=python3.12 to choose the interpreter)"
 	@echo "make dev       .venv with the development tools too"
@@ -112,6 +113,10 @@ demo-picture: dev model
 compiled: dev
 	@$(BIN)/python -m tools.compiled
 
+fuzz: SECONDS ?= 60
+fuzz: dev
+	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
 # An interpreter chosen for the benchmark gets environments of its own, so that both can be compared.
 BENCH_VENV := $(if $(filter command line,$(origin PYTHON)),.venv-$(subst /,-,$(PYTHON:/%=%)),$(VENV))
 
@@ -131,7 +136,7 @@ $(COMPARED)/bench.stamp: requirements/bench.lock
 	    -r requirements/bench.lock && touch $@ || \
 	  echo "not installed: the benchmark goes on without vllm-router, sglang-router and py-spy" >&2
 
-SECONDS ?= 600
+soak: SECONDS ?= 600
 soak: dev
 	$(BIN)/python -m tests.chaos.churn --seconds $(SECONDS)
 

@@ -347,7 +347,8 @@ class DownstreamConnection(BoundedConnection):
         plane.count(Scalar.REJECTED_MESSAGES_TOTAL)
         target = plane.resolve(_guess_target(data), self._rules.default_model)
         plane.request_ended(plane.page.model_row(NO_MODEL), error.outcome, 0.0)
-        self._say(error_answer(target.surface, error.outcome, error.detail, close=True))
+        head_only = data.startswith(b"HEAD ")
+        self._say(error_answer(target.surface, error.outcome, error.detail, close=True, head_only=head_only))
         self._linger()
 
     # --- deadlines and draining -------------------------------------------------------------------------------------

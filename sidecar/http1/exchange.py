@@ -164,9 +164,10 @@ class ExchangeConnection(TunnelConnection):
                 out += b"Transfer-Encoding: chunked\r\n"
             else:
                 self._close_after = True
-        elif length == CHUNKED and request.minor == 0:
+        elif length <= 0 and request.minor == 0:  # a head without a body may speak of chunks, too: HEAD, 304
             out = without_fields(out, (b"transfer-encoding",))
-            self._close_after = True
+            if length == CHUNKED:
+                self._close_after = True
         if self._close_after:
             return out + VIA + b"Connection: close\r\n\r\n"
         if request.minor == 0:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_INTERIM: Final = 64
 """1xx answers to one request; more is a worker gone wrong."""
+_BEGIN: Final = b"HTTP/1."
 _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 
 FULL: Final = 1
@@ -292,7 +293,12 @@ class UpstreamConnection(asyncio.Protocol):
         while True:
             end = data.find(b"\r\n\r\n") + 4
             if end == 3:
-                if len(data) > self._upstream.max_head_bytes or _BARE_LF.search(data):
+                known = data[: len(_BEGIN)]
+                if (
+                    len(data) > self._upstream.max_head_bytes
+                    or _BARE_LF.search(data)
+                    or known != _BEGIN[: len(known)]  # it can become nothing else by waiting
+                ):
                     self._fail(exchange, "the response head is over the limit or not HTTP")
                 else:
                     self._buffer = data

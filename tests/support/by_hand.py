@@ -85,13 +85,17 @@ class HandTimer:
             self._callback(*self._arguments)
 
 
+SMALL = Limits(head_bytes=1024, target_bytes=64, fields=8, body_bytes=64, replay_bytes=16, pipelined=4096)
+
+
 class Bench:
     """One caller's connection in front of one worker, all by hand."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: Page, limits: Limits = SMALL, *, idempotent: bool = True) -> None:
         self.loop = HandLoop()
         self.now = 0.0
-        self.cluster = Cluster(Policies(), (ModelPolicy("m", idempotent=True, default=True), ModelPolicy("n")), 0.0)
+        models = (ModelPolicy("m", idempotent=idempotent, default=True), ModelPolicy("n"))
+        self.cluster = Cluster(Policies(), models, 0.0)
         shared: list[Event] = []
         self.plane = Plane(
             cluster=self.cluster,
@@ -99,7 +103,7 @@ class Bench:
             loop=self.loop,  # type: ignore[arg-type]
             clock=lambda: self.now,
             rng=random.Random(1),
-            limits=Limits(head_bytes=1024, target_bytes=64, fields=8, body_bytes=64, replay_bytes=16, pipelined=4096),
+            limits=limits,
             timeouts=Timeouts(),
             share=shared.extend,
         )
@@ -136,8 +140,8 @@ class Bench:
         return sum(int(self.plane.words[row + i]) for _, row in self.plane.page.models() for i in range(len(Outcome)))
 
     def results(self) -> int:
-        rows = self.plane.page.endpoints()
-        return sum(int(self.plane.words[row + i]) for _, row in rows for i in range(len(AttemptResult)))
+        rows = [endpoint.shell.row for endpoint in self.cluster.endpoints.values()]
+        return sum(int(self.plane.words[row + i]) for row in rows for i in range(len(AttemptResult)))
 
     def check_rest(self) -> None:
         """Nobody is in flight, all transports were left alone once closed, and nothing crashed."""

@@ -33,6 +33,12 @@ def reads(side: Bench | UpstreamConnection) -> bool:
     return transport.reading
 
 
+def test_a_refusal_of_head_has_no_body(by_hand: Bench) -> None:
+    by_hand.connection.data_received(BAD.replace(b"GET", b"HEAD"))
+    assert by_hand.transport.written.startswith(b"HTTP/1.1 400 ")
+    assert by_hand.transport.written.endswith(b"\r\n\r\n")
+
+
 def test_after_a_refusal_input_is_thrown_away_for_a_moment(by_hand: Bench) -> None:
     down, transport = by_hand.connection, by_hand.transport
     down.data_received(BAD + b"whatever follows")

@@ -1,0 +1,42 @@
+"""Whatever is nearly HTTP, in whatever pieces: nobody reads otherwise what passed, and nothing ends falsely.
+
+``make fuzz`` runs the same for as long as one likes; what it finds becomes a case of the conformance tests' own corpus.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sidecar.telemetry.page import Page, create
+from tests.fuzz import run
+
+FUZZ = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+SEEDS = st.integers(0, 1 << 48)
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    fd = create("fuzz")
+    made = Page(fd)
+    made.begin(os.getpid(), 0.0)
+    yield made
+    made.close()
+    os.close(fd)
+
+
+@FUZZ
+@given(seed=SEEDS)
+def test_requests_have_one_reading(page: Page, seed: int) -> None:
+    run.requests(page, random.Random(seed))
+
+
+@FUZZ
+@given(seed=SEEDS)
+def test_responses_have_one_reading(page: Page, seed: int) -> None:
+    run.responses(page, random.Random(seed))
