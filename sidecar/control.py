@@ -100,7 +100,7 @@ class Control:
         runner = self._runner = await serve(context, self._plan.admin_fds)
         _log.info("control.started", pid=os.getpid(), sources=[source.name for source in self._sources])
         try:
-            async with self._prober, asyncio.TaskGroup() as tasks:
+            async with asyncio.TaskGroup() as tasks:
                 running = [
                     tasks.create_task(source.run(context.keeper.emit_for(source)), name=source.name)
                     for source in self._sources

@@ -52,6 +52,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _upstream_tls(settings)
     yield from _models(settings)
     yield from _endpoints(settings)
+    yield from _ids(settings)
     yield from _too_many_models(settings)
     overload = settings.overload
     if overload.soft_ratio >= overload.hard_ratio:
@@ -292,6 +293,34 @@ def _hedge(index: int, settings: Settings) -> Iterator[Finding]:
         yield Finding(path, "needs idempotent: true, as a hedged request may be executed twice")
     if settings.policies.retry.attempts == 0:
         yield Finding(path, "needs policies.retry.attempts of at least 1: a hedge is one of them")
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        check_endpoint_url(url)
+    except AddressError:
+        return False
+    return True
+
+
+def _ids(settings: Settings) -> Iterator[Finding]:
+    """Refuse two endpoints that would go by one id: the scheme is no part of it."""
+    named = {endpoint.url.rstrip("/") for endpoint in settings.endpoints if endpoint.name}
+    places: list[tuple[Path, str]] = [
+        (("endpoints", index, "url"), endpoint.url) for index, endpoint in enumerate(settings.endpoints)
+    ]
+    places += [
+        (("models", index, "endpoints", number), url)
+        for index, model in enumerate(settings.models)
+        for number, url in enumerate(model.endpoints)
+    ]
+    first: dict[str, str] = {}
+    for path, raw in places:
+        url = raw.rstrip("/")
+        id_ = url.partition("://")[2]
+        if url not in named and _is_endpoint(url) and id_ and first.setdefault(id_, url) != url:
+            remedy = f"has the same HOST:PORT as {first[id_]}: list one of them under endpoints, with a name of its own"
+            yield Finding(path, remedy)
 
 
 def _endpoints(settings: Settings) -> Iterator[Finding]:

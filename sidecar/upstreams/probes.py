@@ -5,45 +5,43 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-import aiohttp
-
-from sidecar.config.addresses import unix_path
 from sidecar.settings import UpstreamTls
 from sidecar.tls.client import UPSTREAM
 from sidecar.tls.material import HTTP1, Follower, client_context, material_of, plain
 from sidecar.tls.names import AllowList, peer_names
 from sidecar.upstreams.adapters import Answer
+from sidecar.upstreams.pool import SECURE, split_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self
 
-LOOK_S = 1.0
+LOOK_S: Final = 1.0
 """How often TLS files are looked at, where there are probes over TLS."""
+
+_HEAD_BYTES: Final = 65536
+_INTERIM: Final = 16
+"""Most 1xx answers that are passed over."""
 
 
 class Ask(Protocol):
     """Asks an endpoint for its readiness; never raises for what the endpoint does."""
 
     async def __call__(self, address: str, path: str, timeout_s: float) -> Answer:
-        """GET ``path`` at ``address`` (``http://HOST:PORT``, ``unix:/PATH``); return what came within ``timeout_s``."""
+        """GET ``path`` at ``address`` (a URL or ``unix:/PATH``) and return what came back within ``timeout_s``."""
 
 
 class HttpProber:
-    """Asks over HTTP/1.1. Use as an async context manager; an instance is an :class:`Ask`.
+    """Asks over HTTP/1.1, and over TLS as requests would; an instance is an :class:`Ask`.
 
     Each probe opens a connection: a pooled one would not notice that the server stopped accepting. Redirects are not
-    followed, cookies not kept, proxies of the environment not used.
+    followed, bodies not read.
     """
 
     def __init__(self, tls: UpstreamTls | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.configure(tls or UpstreamTls())
-        self._sessions: dict[str | None, aiohttp.ClientSession] = {}  # by the Unix socket's path; None: over TCP
-        self._entered = False
 
     def configure(self, tls: UpstreamTls) -> None:
         """Go by this from the next probe over TLS on."""
@@ -52,33 +50,53 @@ class HttpProber:
         self._allowed = AllowList(tls.allowed_names)
         self._look_at = self._clock()
 
-    async def __aenter__(self) -> Self:
-        self._entered = True
-        return self
+    async def __call__(self, address: str, path: str, timeout_s: float) -> Answer:
+        """GET ``path`` at ``address``; the body is not read."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return Answer(await self._ask(address, path))
+        except TimeoutError:
+            return Answer(None, f"nothing within {timeout_s:g} s")
+        except ssl.SSLError as error:
+            return Answer(None, f"TLS: {plain(error)}")
+        except (OSError, ValueError, EOFError) as error:
+            return Answer(None, f"{address}: {plain(error)}")
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._entered = False
-        while self._sessions:
-            await self._sessions.popitem()[1].close()
+    async def _ask(self, address: str, path: str) -> int:
+        reader, writer = await self._connect(address)
+        try:
+            host = address.partition("://")[2].rstrip("/") or "localhost"
+            fields = f"Host: {host}\r\nUser-Agent: warmroute-probe\r\nAccept: */*\r\nConnection: close\r\n"
+            writer.write(f"GET {path} HTTP/1.1\r\n{fields}\r\n".encode())
+            for _ in range(_INTERIM):
+                status = _status(await reader.readuntil(b"\r\n\r\n"))
+                if status >= 200:
+                    return status
+            raise ValueError(f"more than {_INTERIM} interim answers")
+        except asyncio.IncompleteReadError:
+            raise EOFError("closed before a whole response head") from None
+        except asyncio.LimitOverrunError:
+            raise ValueError(f"a response head of more than {_HEAD_BYTES} bytes") from None
+        finally:
+            writer.transport.abort()
 
-    def _session(self, socket_path: str | None) -> aiohttp.ClientSession:
-        """Return the session for a Unix socket, or for all TCP endpoints."""
-        session = self._sessions.get(socket_path)
-        if session is None:
-            session = self._sessions[socket_path] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, force_close=True)  # as many as are configured
-                if socket_path is None
-                else aiohttp.UnixConnector(socket_path, limit=0, force_close=True),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers={"user-agent": "warmroute-probe"},
-                auto_decompress=False,
-                trust_env=False,
-            )
-        return session
+    async def _connect(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port, socket_path = split_address(address)
+        if socket_path is not None:
+            return await asyncio.open_unix_connection(socket_path, limit=_HEAD_BYTES)
+        if not address.startswith(SECURE):
+            return await asyncio.open_connection(host, port, limit=_HEAD_BYTES)
+        context = await self._context()
+        name = self._server_name or host
+        reader, writer = await asyncio.open_connection(host, port, limit=_HEAD_BYTES, ssl=context, server_hostname=name)
+        if self._allowed.entries:  # else the name asked for has been verified
+            why = self._allowed.refusal(peer_names(writer.get_extra_info("peercert")))
+            if why:
+                writer.transport.abort()
+                raise ValueError(f"TLS: {why} by upstream_tls.allowed_names")
+        return reader, writer
 
-    async def _context(self) -> ssl.SSLContext | None:
+    async def _context(self) -> ssl.SSLContext:
         """Return the context of the files as they are now, or were last when they were good."""
         now = self._clock()
         if now >= self._look_at:
@@ -86,38 +104,13 @@ class HttpProber:
             change = await asyncio.to_thread(self._follower.look)
             if change is not None:
                 self._follower.take(change)
+        if self._follower.context is None:
+            raise ValueError(f"TLS: {self._follower.error}")
         return self._follower.context
 
-    def _refusal(self, response: aiohttp.ClientResponse) -> str:
-        """Return why the worker that answered is not one that may; empty: it is."""
-        if not self._allowed.entries:  # the name it was asked for has been verified
-            return ""
-        transport = response.connection.transport if response.connection is not None else None
-        certificate = transport.get_extra_info("peercert") if transport is not None else None
-        return self._allowed.refusal(peer_names(certificate))
 
-    async def __call__(self, address: str, path: str, timeout_s: float) -> Answer:
-        """GET ``path`` at ``address``; the body is not read."""
-        if not self._entered:
-            raise RuntimeError("HttpProber is used inside 'async with'")
-        socket_path = unix_path(address)
-        url = (address if socket_path is None else "http://localhost") + path
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        options: dict[str, Any] = {}
-        if url.startswith("https://"):
-            context = await self._context()
-            if context is None:
-                return Answer(None, f"TLS: {self._follower.error}")
-            options = {"ssl": context, "server_hostname": self._server_name}
-        try:
-            async with self._session(socket_path).get(
-                url, timeout=timeout, allow_redirects=False, **options
-            ) as response:
-                why = self._refusal(response) if options else ""
-                return Answer(None, f"TLS: {why}") if why else Answer(response.status)
-        except ssl.SSLCertVerificationError as error:
-            return Answer(None, f"TLS: {plain(error)}")
-        except TimeoutError:
-            return Answer(None, f"nothing within {timeout_s:g} s")
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Answer(None, str(error) or type(error).__name__)
+def _status(head: bytes) -> int:
+    version, _, rest = head.partition(b" ")
+    if version not in (b"HTTP/1.1", b"HTTP/1.0") or not rest[:3].isdigit():
+        raise ValueError("what came is not HTTP/1.1")
+    return int(rest[:3])

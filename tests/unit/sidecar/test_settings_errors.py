@@ -456,6 +456,25 @@ SENSELESS: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
+        "two schemes at one place",
+        (
+            "version: 1\nlisteners: [{address: '127.0.0.1:0'}]\nmodels:\n"
+            "  - {name: a, endpoints: ['http://w:1', 'https://w:1', 'https://w:2']}\n"
+            "  - {name: b, endpoints: ['https://w:1', 'http://w:2/']}\n"
+            "endpoints: [{url: 'http://w:2', name: two, models: [a]}]\n"
+        ),
+        [
+            (
+                'w.yaml:4:41: models[0].endpoints[1]: "https://w:1": has the same HOST:PORT as http://w:1: '
+                "list one of them under endpoints, with a name of its own"
+            ),
+            (
+                'w.yaml:5:27: models[1].endpoints[0]: "https://w:1": has the same HOST:PORT as http://w:1: '
+                "list one of them under endpoints, with a name of its own"
+            ),
+        ],
+    ),
+    (
         "Unix sockets that are none",
         (
             "version: 1\nlisteners:\n  - {address: 'unix:run/a.sock'}\n  - {address: 'unix:/run/a.sock'}\n"

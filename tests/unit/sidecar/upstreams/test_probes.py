@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
+from sidecar.settings import UpstreamTls
 from sidecar.upstreams.adapters import Answer
 from sidecar.upstreams.probes import HttpProber
+from tests.support.certificates import Authority, write
 
 
 async def _ask(path: str, timeout_s: float = 5.0) -> tuple[Answer, list[web.BaseRequest]]:
@@ -29,8 +32,7 @@ async def _ask(path: str, timeout_s: float = 5.0) -> tuple[Answer, list[web.Base
     assert runner.addresses
     address = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        async with HttpProber() as ask:
-            return await ask(address, path, timeout_s), seen
+        return await HttpProber()(address, path, timeout_s), seen
     finally:
         forever.set()
         await runner.cleanup()
@@ -53,8 +55,8 @@ def test_a_unix_socket_is_asked_too(tmp_path: Path) -> None:
         await runner.setup()
         await web.UnixSite(runner, str(tmp_path / "w.sock")).start()
         try:
-            async with HttpProber() as ask:
-                return [await ask(f"unix:{tmp_path / name}", "/ready", 5.0) for name in ("w.sock", "none.sock")]
+            ask = HttpProber()
+            return [await ask(f"unix:{tmp_path / name}", "/ready", 5.0) for name in ("w.sock", "none.sock")]
         finally:
             await runner.cleanup()
 
@@ -64,6 +66,53 @@ def test_a_unix_socket_is_asked_too(tmp_path: Path) -> None:
     assert str(tmp_path / "none.sock") in none.error
 
 
+@pytest.mark.parametrize(
+    ("names", "tls", "answer"),
+    [
+        (("127.0.0.1",), {}, Answer(200)),
+        (("w.test",), {"server_name": "w.test"}, Answer(200)),
+        (("spiffe://a.test/w",), {"allowed_names": ("spiffe://a.test/*",)}, Answer(200)),
+        (("spiffe://b.test/w",), {"allowed_names": ("spiffe://a.test/*",)}, "none of its names is allowed"),
+        (("w.test",), {}, "certificate is not valid for '127.0.0.1'"),
+    ],
+)
+def test_tls_is_spoken_as_requests_speak_it(
+    tmp_path: Path, names: tuple[str, ...], tls: dict[str, Any], answer: Answer | str
+) -> None:
+    authority = Authority()
+    upstream = UpstreamTls(ca_file=write(tmp_path / "ca.pem", authority.pem), **tls)
+
+    async def main() -> Answer:
+        async def handle(_: web.BaseRequest) -> web.StreamResponse:
+            return web.Response()
+
+        runner = web.ServerRunner(web.Server(handle))
+        await runner.setup()
+        context = authority.server(authority.issue(*names).write(tmp_path, "w"))
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+        try:
+            return await HttpProber(upstream)(f"https://127.0.0.1:{runner.addresses[0][1]}", "/", 5.0)
+        finally:
+            await runner.cleanup()
+
+    got = asyncio.run(main())
+    if isinstance(answer, Answer):
+        assert got == answer
+    else:
+        assert got.status is None
+        assert answer in got.error
+
+
+def test_tls_files_that_cannot_be_used_are_the_answer() -> None:
+    async def main() -> Answer:
+        return await HttpProber(UpstreamTls(ca_file="/nonexistent/ca.pem"))("https://127.0.0.1:1", "/", 1.0)
+
+    assert (
+        asyncio.run(main()).error
+        == "https://127.0.0.1:1: TLS: /nonexistent/ca.pem: cannot be read (No such file or directory)"
+    )
+
+
 def test_silence_ends_at_the_time_out() -> None:
     answer, _ = asyncio.run(_ask("/hang", timeout_s=0.05))
     assert answer == Answer(None, "nothing within 0.05 s")
@@ -71,14 +120,8 @@ def test_silence_ends_at_the_time_out() -> None:
 
 def test_a_refused_connection_is_an_answer_too() -> None:
     async def main() -> Answer:
-        async with HttpProber() as ask:
-            return await ask("http://127.0.0.1:1", "/", 1.0)
+        return await HttpProber()("http://127.0.0.1:1", "/", 1.0)
 
     answer = asyncio.run(main())
     assert answer.status is None
     assert "127.0.0.1:1" in answer.error
-
-
-def test_it_is_used_inside_its_block_only() -> None:
-    with pytest.raises(RuntimeError, match="async with"):
-        asyncio.run(HttpProber()("http://127.0.0.1:1", "/", 1.0))
