@@ -67,8 +67,7 @@ class BoundedConnection(NamingConnection):
         caller might have been silent, so that nobody lives for hours on bytes that came at first.
         """
         limits = self._plane.limits
-        scanner = self._scanner
-        came = -self._left if scanner is None else scanner.taken_bytes
+        came = -self._left
         since = now - self._body_at
         if self._read_paused:
             self._body_at = 0.0

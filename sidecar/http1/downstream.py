@@ -259,6 +259,7 @@ class DownstreamConnection(BoundedConnection):
             self._seen = b""
             self._buffer = b""
             self.request_done = False
+            self._left = 0  # counts what came, downwards
             self._scanner = ChunkScanner()
         out = head.forward
         if head.has_request_id:
@@ -292,6 +293,7 @@ class DownstreamConnection(BoundedConnection):
         """More of the request's body: pass it on, and keep it while it is small enough to be sent again."""
         scanner = self._scanner
         if scanner is not None:
+            self._left -= len(data)
             try:
                 out = scanner.feed(data)
             except ChunkError as error:

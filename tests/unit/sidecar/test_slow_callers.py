@@ -16,6 +16,8 @@ from tests.support.fake_transport import FakeTransport
 START = 1000.0
 GRACE_S = 10.0
 RATE = 240
+ANNOUNCED = b"f4240\r\n"
+"""The size line of one large chunk."""
 BEGUN = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
 
 
@@ -37,10 +39,12 @@ def at(by_hand: Bench, seconds: float) -> None:
 def begin_body(by_hand: Bench, *, chunked: bool) -> None:
     framing = CHUNKED if chunked else b"Content-Length: 1000000"
     by_hand.connection.data_received(request(b"POST / HTTP/1.1", framing))
+    if chunked:
+        by_hand.connection.data_received(ANNOUNCED)
 
 
-def send(by_hand: Bench, size: int, *, chunked: bool) -> None:
-    by_hand.connection.data_received(chunk(b"x" * size) if chunked else b"x" * size)
+def send(by_hand: Bench, size: int) -> None:
+    by_hand.connection.data_received(b"x" * size)
 
 
 def told(by_hand: Bench) -> bytes:
@@ -62,16 +66,17 @@ def cut(by_hand: Bench) -> bool:
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_that_trickles_is_told_408_after_the_grace(by_hand: Bench, chunked: bool) -> None:
     begin_body(by_hand, chunked=chunked)
-    send(by_hand, 1, chunked=chunked)
+    send(by_hand, 1)
     at(by_hand, 0)
     for second in range(1, int(GRACE_S)):
-        send(by_hand, RATE - 1, chunked=chunked)
+        send(by_hand, RATE - 1)
         at(by_hand, second)
         assert told(by_hand) == b""
-    send(by_hand, RATE - 1, chunked=chunked)
+    send(by_hand, RATE - 1)
     at(by_hand, GRACE_S)
     assert told(by_hand) == b"HTTP/1.1 408 Request Timeout"
-    assert b"2391 bytes of the body in 10 s, at least 240 a second" in by_hand.transport.written
+    came = 2391 + len(ANNOUNCED) * chunked
+    assert b"%d bytes of the body in 10 s, at least 240 a second" % came in by_hand.transport.written
     by_hand.connection.connection_lost(None)
     by_hand.check_rest()
     assert (by_hand.outcomes(), by_hand.results()) == (1, 1)
@@ -79,7 +84,6 @@ def test_a_body_that_trickles_is_told_408_after_the_grace(by_hand: Bench, chunke
 
 def test_announcing_a_chunk_is_not_sending_it(by_hand: Bench) -> None:
     begin_body(by_hand, chunked=True)
-    by_hand.connection.data_received(b"fffff\r\n")
     at(by_hand, 0)
     for second in range(1, int(GRACE_S) + 1):
         by_hand.connection.data_received(b"x")
@@ -87,11 +91,19 @@ def test_announcing_a_chunk_is_not_sending_it(by_hand: Bench) -> None:
     assert told(by_hand) == b"HTTP/1.1 408 Request Timeout"
 
 
+def test_small_chunks_are_not_slow(by_hand: Bench) -> None:
+    by_hand.connection.data_received(request(b"POST / HTTP/1.1", CHUNKED))
+    for second in range(1, 40):
+        by_hand.connection.data_received(chunk(b"x") * (RATE // len(chunk(b"x"))))
+        at(by_hand, second)
+    assert told(by_hand) == b""
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_at_the_rate_may_take_as_long_as_it_does(by_hand: Bench, chunked: bool) -> None:
     begin_body(by_hand, chunked=chunked)
     for second in range(1, 200):
-        send(by_hand, RATE, chunked=chunked)
+        send(by_hand, RATE)
         at(by_hand, second)
     assert told(by_hand) == b""
 
@@ -102,16 +114,16 @@ def test_who_waits_for_leave_to_send_is_not_slow_meanwhile(by_hand: Bench) -> No
     by_hand.busy[0].data_received(b"HTTP/1.1 100 Continue\r\n\r\n")
     by_hand.transport.written = b""
     for second in range(21, 31):
-        send(by_hand, RATE + 10, chunked=False)
+        send(by_hand, RATE + 10)
         at(by_hand, second)
     assert told(by_hand) == b""
 
 
 def test_a_burst_at_first_does_not_buy_hours(by_hand: Bench) -> None:
     begin_body(by_hand, chunked=False)
-    send(by_hand, 500_000, chunked=False)
+    send(by_hand, 500_000)
     for second in range(1, 61):
-        send(by_hand, 1, chunked=False)
+        send(by_hand, 1)
         at(by_hand, second)
         if told(by_hand):
             break
@@ -122,16 +134,16 @@ def test_a_burst_at_first_does_not_buy_hours(by_hand: Bench) -> None:
 def test_a_worker_that_does_not_read_is_not_the_caller_s_fault(by_hand: Bench) -> None:
     begin_body(by_hand, chunked=False)
     (worker,) = by_hand.busy
-    send(by_hand, 5000, chunked=False)
+    send(by_hand, 5000)
     at(by_hand, 1)
     worker.pause_writing()
     at(by_hand, 20)
     worker.resume_writing()
-    send(by_hand, 10, chunked=False)
+    send(by_hand, 10)
     at(by_hand, 21)  # 5,010 bytes in 21 s
     assert told(by_hand) == b""
     for second in range(22, 60):
-        send(by_hand, 1, chunked=False)
+        send(by_hand, 1)
         at(by_hand, second)
         if told(by_hand):
             break
