@@ -69,17 +69,17 @@ class TunnelConnection(CallerConnection):
     def _caller_finished(self) -> bool:
         """The caller sends nothing more; return whether its connection stays open for what still comes back."""
         upstream = self._upstream
-        return upstream is not None and self._finished(_CALLER, upstream.transport, self.transport)
+        return upstream is not None and self._finished(_CALLER, upstream.transport)
 
     def worker_finished(self) -> bool:
         """The worker sends nothing more; return whether its connection stays open for what still goes there."""
         upstream = self._upstream
-        return upstream is not None and self._finished(_WORKER, self.transport, upstream.transport)
+        return upstream is not None and self._finished(_WORKER, self.transport)
 
-    def _finished(self, side: int, to: asyncio.Transport, of: asyncio.Transport) -> bool:
-        """Pass on that ``side`` has ended; where both have, or a transport knows no half (TLS), the tunnel is over."""
+    def _finished(self, side: int, to: asyncio.Transport) -> bool:
+        """Pass on that ``side`` has ended (over TLS as close_notify); where both have, the tunnel is over."""
         self._ended |= side
-        if self._ended == _BOTH or not to.can_write_eof() or not of.can_write_eof():
+        if self._ended == _BOTH or to.is_closing():
             self._end_tunnel(Outcome.OK, AttemptResult.SUCCESS)
             return False
         self.active = True

@@ -56,7 +56,7 @@ FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 # a body that comes whole while the retry waits: its time is added to the deadline
 @example([b"POST /v1/x HTTP/1.0\r\nContent-Length: 5\r\n\r\n", b"hello"], [b"\rHTTP/1.1 200 OK\r\n\r\n"], [], False)
 @FUZZ
-@given(streams(REQUESTS), streams(RESPONSES), st.lists(st.sampled_from("caowtfr"), max_size=24), st.booleans())
+@given(streams(REQUESTS), streams(RESPONSES), st.lists(st.sampled_from("caowtfrhe"), max_size=24), st.booleans())
 def test_any_bytes_both_ways_end_in_one_outcome_each(
     asked: list[bytes], answered: list[bytes], steps: list[str], reset: bool
 ) -> None:
@@ -73,6 +73,15 @@ def test_any_bytes_both_ways_end_in_one_outcome_each(
             elif step == "o" and by_hand.busy:  # the worker's end
                 worker = by_hand.busy[0]
                 worker.connection_lost(ConnectionResetError() if reset else None)
+            elif step == "h" and by_hand.busy:  # one half of it
+                worker = by_hand.busy[0]
+                if not worker.transport.is_closing() and not worker.eof_received():
+                    worker.transport.close()
+                    worker.connection_lost(None)
+            elif step == "e" and not transport.closing:
+                asked.clear()
+                if not down.eof_received():
+                    transport.close()
             elif step == "w":
                 by_hand.loop.run()
             elif step == "t":
