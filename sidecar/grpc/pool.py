@@ -110,20 +110,26 @@ class WorkerPool:
         """Open a connection, and wait for the worker's settings: then it is one."""
         plane = self._plane
         connect_s = plane.shared.timeouts.connect_s
+
+        def new() -> WorkerConnection:
+            made.append(WorkerConnection(self))
+            return made[-1]
+
+        made: list[WorkerConnection] = []  # whatever becomes of it: its end may be told to nobody
         connection: WorkerConnection | None = None
         result, detail = AttemptResult.CONNECT_REFUSED, ""
         try:
             host, port, path = split_address(self._address)
             async with asyncio.timeout(connect_s):
                 if path is not None:
-                    _, connection = await self.loop.create_unix_connection(self._new_connection, path)
+                    _, connection = await self.loop.create_unix_connection(new, path)
                 elif self._address.startswith(SECURE):
                     if plane.shared.upstream_tls is None:
                         raise ValueError("there is no TLS to workers here")
                     gate = plane.shared.upstream_tls(HTTP2)
-                    connection = await gate.connect(self.id, self._new_connection, host, port)
+                    connection = await gate.connect(self.id, new, host, port)
                 else:
-                    _, connection = await self.loop.create_connection(self._new_connection, host, port)
+                    _, connection = await self.loop.create_connection(new, host, port)
                 while not connection.ready and not connection.ended:
                     await connection.settled.wait()
             plane.shared.count(Scalar.UPSTREAM_CONNECTIONS_TOTAL)
@@ -145,6 +151,9 @@ class WorkerPool:
         if connection is not None:
             connection.going = True
             connection.transport.abort()
+        for one in made:
+            if one in self.connections:
+                self.connections.remove(one)
         self._fail_waiting(result, detail)
 
     def _fail_waiting(self, result: AttemptResult, detail: str) -> None:
@@ -158,9 +167,6 @@ class WorkerPool:
                 call.attempt_failed(result, detail)
             except Exception as error:  # noqa: BLE001
                 call.crashed(error)
-
-    def _new_connection(self) -> WorkerConnection:
-        return WorkerConnection(self)
 
     # --- connections -------------------------------------------------------------------------------------------------
 

@@ -142,6 +142,11 @@ class Upstream:
         self._connecting.discard(connection)
         self.open_connections.add(connection)
 
+    def _lost(self, connection: UpstreamConnection) -> None:
+        """A connection was not made, or not in time: it may have stood for an instant, and nobody is told its end."""
+        self._connecting.discard(connection)
+        self.open_connections.discard(connection)
+
     async def _open(self, connection: UpstreamConnection, exchange: Exchange, wanted: Callable[[], bool]) -> None:
         try:
             await self._try_to_open(connection, exchange, wanted)
@@ -165,14 +170,14 @@ class Upstream:
                 else:
                     await self._loop.create_connection(connection.itself, host, port)
         except TimeoutError:
-            self._connecting.discard(connection)
+            self._lost(connection)
             if wanted():
                 exchange.attempt_failed(
                     AttemptResult.CONNECT_TIMEOUT, f"{self.id}: no connection in {self._connect_s} s"
                 )
             return
         except (OSError, ValueError) as error:  # ValueError: what a store told us is no address, or no name
-            self._connecting.discard(connection)
+            self._lost(connection)
             if wanted():
                 ours = isinstance(error, OSError) and error.errno in _OUR_FAULT
                 result = AttemptResult.CANCELLED if ours else AttemptResult.CONNECT_REFUSED

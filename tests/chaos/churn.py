@@ -319,14 +319,17 @@ def _listens(port: int) -> bool:
     return False
 
 
-def at_rest(sidecar: Sidecar) -> Figures:
+def at_rest(sidecar: Sidecar, report: Callable[[str], None]) -> Figures:
     """Wait until nothing is under way, and return the figures. (They are written once a second, descriptors twice.)"""
     gone = ("connections", "requests_in_flight", "attempts_in_flight", "upstream_connections")
 
     def rest() -> bool:
         return not any(figures(sidecar).counts[name] for name in gone)
 
-    until(rest, f"at rest; {figures(sidecar)}", REST_S)
+    try:
+        until(rest, "at rest", REST_S)
+    except AssertionError:
+        report(f"not at rest in {REST_S} s")  # the comparison says what is left
     time.sleep(1.5)
     return figures(sidecar)
 
@@ -349,7 +352,7 @@ def churn(seconds: float, *, wave: int = WAVE, report: Callable[[str], None] = p
         made = Churn((host, int(port)), seed)
         first = min(60.0, seconds / 2)
         _run(made, workers, first, wave)
-        start = at_rest(sidecar)
+        start = at_rest(sidecar, report)
         report(f"start  {start}")
         left = seconds - first
         while left > 0:
@@ -360,7 +363,7 @@ def churn(seconds: float, *, wave: int = WAVE, report: Callable[[str], None] = p
                 f"{seconds - max(left, 0):5.0f} s {figures(sidecar)} acts={made.acts} kills={workers.kills} "
                 f"answered={made.answered}/{made.asked}"
             )
-        end = at_rest(sidecar)
+        end = at_rest(sidecar, report)
         report(f"end    {end}")
         lost = made.asked - made.answered
         few = [f"{lost} of {made.asked} connections of waves got no answer"] if lost > 0.02 * made.asked else []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -230,4 +231,20 @@ def test_a_body_is_sent_again_while_all_of_it_is_kept(by_hand: Bench, sizes: tup
     assert by_hand.attempts == attempts
     assert by_hand.transport.written[:13] == (b"" if attempts == 2 else b"HTTP/1.1 502 ")
     down.connection_lost(None)
+    by_hand.check_rest()
+
+
+def test_a_connection_that_stood_for_an_instant_too_long_is_not_counted_for_ever(by_hand: Bench) -> None:
+    """Its time ran out in the very turn of the loop in which it was made: uvloop then closes it and tells nobody."""
+
+    async def too_late(new: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
+        new().connection_made(FakeTransport())
+        raise TimeoutError
+
+    by_hand.loop.create_connection = too_late  # type: ignore[assignment,method-assign]
+    by_hand.connection.data_received(request())
+    by_hand.loop.run()
+    assert by_hand.transport.written.startswith(b"HTTP/1.1 504 ")
+    assert not any(endpoint.shell.open_connections for endpoint in by_hand.cluster.endpoints.values())
+    by_hand.connection.connection_lost(None)
     by_hand.check_rest()

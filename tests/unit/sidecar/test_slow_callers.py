@@ -108,6 +108,16 @@ def test_a_body_at_the_rate_may_take_as_long_as_it_does(by_hand: Bench, chunked:
     assert told(by_hand) == b""
 
 
+def test_a_body_byte_by_byte_in_chunks_is_judged_by_all_that_is_sent(by_hand: Bench) -> None:
+    begin_body(by_hand, chunked=True)
+    for second in range(60):
+        for _ in range(60):  # 60 bytes of data a second, 360 with their framing
+            for piece in (b"1\r", b"\nx\r", b"\n"):
+                by_hand.connection.data_received(piece)
+        at(by_hand, second)
+    assert told(by_hand) == b""
+
+
 def test_who_waits_for_leave_to_send_is_not_slow_meanwhile(by_hand: Bench) -> None:
     by_hand.connection.data_received(request(b"POST / HTTP/1.1", b"Content-Length: 9000", b"Expect: 100-continue"))
     at(by_hand, 20)
