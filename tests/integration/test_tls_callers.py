@@ -163,6 +163,19 @@ def test_a_handshake_has_its_time_and_there_are_only_so_many(tmp_path: Path, aut
         assert process.process.await_event("tls.handshake_failed", count=2)["why"] == "no handshake in 1.0 s"
 
 
+def test_a_first_request_waits_for_no_delayed_acknowledgement(tmp_path: Path, authority: Authority) -> None:
+    with listening(tmp_path, authority) as process:
+        context = authority.client()
+        took = []
+        for _ in range(8):
+            with secure(process, context) as sock:  # with Nagle's algorithm on
+                began = time.monotonic()
+                sock.sendall(ASK)
+                assert read_answer(sock).startswith(b"HTTP/1.1 200 ")
+                took.append(time.monotonic() - began)
+        assert min(took) < 0.03  # the kernel's delay is 40 ms, every time
+
+
 def test_who_is_let_in_and_who_is_not(tmp_path: Path, authority: Authority) -> None:
     def caller(signer: Authority, *names: str, days: float = 60) -> tuple[str, str]:
         return signer.issue(*names, days=days).write(tmp_path, f"caller-{len(list(tmp_path.iterdir()))}")
