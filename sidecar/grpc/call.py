@@ -17,6 +17,7 @@ from sidecar.grpc.health import answer as answer_for_server
 from sidecar.grpc.matching import MESSAGE_HEAD, NOTHING, named_by_message, named_by_metadata, named_fields
 from sidecar.grpc.statuses import Status, encode_message, format_timeout, judge, status_of, status_of_http
 from sidecar.http2.frames import FRAME_BYTES, Code
+from sidecar.http2.hpack import literal
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ SOON_S: Final = 0.5
 """A deadline this near gets a timer of its own; the sweep sees to the others until then."""
 
 _SERVICE_FIELD: Final = (1, 0)
-_ATTEMPTS: Final[tuple[Field, ...]] = tuple((b"warmroute-attempt", b"%d" % number) for number in range(17))
 
 _OUTCOME_OF: Final[dict[AttemptResult, Outcome]] = {
     AttemptResult.CONNECT_REFUSED: Outcome.CONNECT_FAILED,
@@ -70,6 +70,7 @@ class Call:
         "_attempt",
         "_connection",
         "_deadline",
+        "_first_s",
         "_left",
         "_limit",
         "_match",
@@ -124,6 +125,7 @@ class Call:
         self._seen_bytes = 0
         self._unpaid = 0  # of that, what the caller was not credited for yet
         self._whole = True  # all that was sent is in ``_seen``
+        self._first_s = -1.0  # how long the worker took to begin, where the request went on meanwhile
         self._left = 0  # of the message that is coming,
         self._partial = b""  # whose head is not whole
         self._request_id = b""
@@ -136,19 +138,21 @@ class Call:
         head = self.head
         plane = self._plane
         self.request_done = end
+        asked = head.asked
         self._request_id = head.request_id or plane.shared.new_request_id()
-        if head.refused:
+        self._trace = head.traceparent or plane.shared.new_traceparent()
+        if asked.refused:
             self._target = plane.nothing
-            self._refuse(head.refused)
+            self._refuse(asked.refused)
             return
-        if head.oversized:
+        if asked.oversized:
             self._target = plane.nothing
             self.fail(Outcome.HEAD_TOO_LARGE, f"over {plane.limits.head_bytes} bytes or {plane.limits.fields} fields")
             return
         if self._deadline - self._started < SOON_S:
             self._set_timer(self._started)
-        self._match = named_fields(head.path)
-        if self._match is None and head.path in OWN:
+        self._match = named_fields(asked.path)
+        if self._match is None and asked.path in OWN:
             default = plane.resolve("", "", self._connection.default_model)
             if default.route is None or plane.shared.refusing:
                 self._match, self._own = _SERVICE_FIELD, True
@@ -158,7 +162,7 @@ class Call:
             if end:
                 self._matched(b"")
             return
-        self._route(named_by_metadata(head.model) if head.model else NOTHING)
+        self._route(named_by_metadata(asked.model) if asked.model else NOTHING)
 
     def _route(self, named: tuple[str, str]) -> None:
         plane = self._plane
@@ -181,15 +185,15 @@ class Call:
         fields = self._match
         if fields is None:
             return
-        named = named_by_message(data, fields, self.head.encoding, whole=self.request_done)
+        named = named_by_message(data, fields, self.head.asked.encoding, whole=self.request_done)
         if named is None:
             return
         if self._own:
             self.phase = WAITING
             answer_for_server(self._plane, self, named.model)
             return
-        if not named.model and self.head.model:
-            named = named_by_metadata(self.head.model)
+        if not named.model and self.head.asked.model:
+            named = named_by_metadata(self.head.asked.model)
         self._route(named)
 
     def _dispatch(self, tried: Endpoint | None, now: float) -> None:
@@ -230,21 +234,14 @@ class Call:
     def attached(self, connection: WorkerConnection) -> None:
         """A worker's connection has room: send the call on it."""
         head = self.head
-        plane = self._plane
-        fields = list(head.forward)
-        fields.append(_attempt(head.attempt + self._tries))
+        asked = head.asked
         self.up = up = connection.open_stream(self)
-        extra: list[Field] = []
-        if not head.request_id:
-            extra.append((b"x-request-id", self._request_id))
-        if not head.traced:
-            if not self._trace:
-                self._trace = plane.shared.new_traceparent()
-            extra.append((b"traceparent", self._trace))
-        if head.timeout_s is not None:
-            extra.append((b"grpc-timeout", self._remaining(head.timeout)))
+        rest = literal(b"x-request-id", self._request_id) + literal(b"traceparent", self._trace)
+        if head.timeout:
+            rest += literal(b"grpc-timeout", self._remaining(head.timeout))
+        rest += literal(b"warmroute-attempt", b"%d" % (asked.attempt + self._tries))
         seen = self._seen
-        connection.send_request(up, fields, extra, end=self.request_done and not seen)
+        connection.send_request(up, asked, rest, end=self.request_done and not seen)
         if seen:
             data = seen[0] if len(seen) == 1 else b"".join(seen)
             self._seen = [data]
@@ -367,6 +364,8 @@ class Call:
         self.phase = ANSWERING
         self._seen = []
         self._whole = False
+        if not self.request_done and self._attempt is not None:
+            self._first_s = max(0.0, self._plane.clock() - self._attempt.started)
         self._connection.send_answer_head(self.down, head, self._request_id)
 
     def answer_data(self, data: bytes, *, end: bool) -> None:
@@ -398,6 +397,8 @@ class Call:
             if not up.local_done:  # it answered before the request's end: nobody reads the rest
                 up.connection.reset(up, Code.NO_ERROR)
         self._attempt = None
+        if self._first_s >= 0:  # both sides spoke at once: how long they went on says nothing of the worker's speed
+            attempt.started = now - self._first_s
         first = self.phase == WAITING
         if first:
             connection.send_answer_end(down, head, self._request_id)
@@ -645,10 +646,12 @@ class Call:
             idle_s = self._plane.shared.timeouts.client_body_idle_s
             if now - self._quiet_since >= idle_s:
                 self.fail(Outcome.CLIENT_TIMEOUT, f"no first message in {idle_s} s")
-        elif phase == WAITING and self.request_done and self._deadline == inf and self.up is not None:
+        elif phase == WAITING and self.request_done and self._deadline == inf:
             if now - self._quiet_since >= times.response_head_s:
+                never_sent = self.wanted  # all of the worker's connections were full
                 self._drop_upstream(Code.CANCEL)
-                self.attempt_failed(AttemptResult.HEAD_TIMEOUT, f"no answer in {times.response_head_s} s")
+                result = AttemptResult.CANCELLED if never_sent else AttemptResult.HEAD_TIMEOUT
+                self.attempt_failed(result, f"no answer in {times.response_head_s} s")
         elif now - self._quiet_since >= times.stream_idle_s and self not in self._plane.watchers:
             self._stood_still(now)
         if self._timer is None and self._deadline - now < SOON_S and self.phase < ENDING:
@@ -701,7 +704,3 @@ class Call:
         self._settle(AttemptResult.OUTRUN, now)
         limit = self._limit or f"grpc-timeout {self.head.timeout.decode()}"
         self.fail(Outcome.DEADLINE_EXCEEDED, limit)
-
-
-def _attempt(number: int) -> Field:
-    return _ATTEMPTS[number] if number < len(_ATTEMPTS) else (b"warmroute-attempt", b"%d" % number)

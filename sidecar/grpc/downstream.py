@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, cast
 
 from sidecar.grpc.call import ENDING, Call
-from sidecar.grpc.heads import CallHead
+from sidecar.grpc.heads import CallHeads
 from sidecar.http1.caller import LAME_DUCK_S, NEVER
 from sidecar.http1.forwarding import STRANGER
 from sidecar.http2 import frames
 from sidecar.http2.connection import LINGER_S, RESET_NOISE, Connection
 from sidecar.http2.frames import MAX_STREAM, Code
+from sidecar.http2.hpack import literal
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
     import asyncio
 
-    from sidecar.grpc.heads import AnswerHead
+    from sidecar.grpc.heads import AnswerHead, CallHead
     from sidecar.grpc.plane import GrpcPlane
     from sidecar.http1.forwarding import ListenerRules
     from sidecar.http2.connection import Head
@@ -33,7 +34,7 @@ class CallerConnection(Connection):
         "_final_id",
         "_leaving",
         "_most",
-        "_peer",
+        "_heads",
         "_plane",
         "_retire_at",
         "_rules",
@@ -47,7 +48,7 @@ class CallerConnection(Connection):
         self._plane = plane
         self._rules = rules
         self._most = limits.calls_per_connection
-        self._peer = STRANGER
+        self._heads = CallHeads(STRANGER)
         self._retire_at = NEVER
         self.default_model = rules.default_model
         self.deadline = 0.0
@@ -62,7 +63,7 @@ class CallerConnection(Connection):
         shared = plane.shared
         shared.count(Scalar.CONNECTIONS_TOTAL)
         secure = transport.get_extra_info("ssl_object") is not None
-        self._peer = self._rules.peer(transport.get_extra_info("peername"), secure=secure)
+        self._heads = CallHeads(self._rules.peer(transport.get_extra_info("peername"), secure=secure))
         if shared.timeouts.connection_age_s is not None:
             self._retire_at = plane.clock() + shared.age_s()
         self.deadline = plane.clock() + shared.timeouts.client_head_s
@@ -97,7 +98,7 @@ class CallerConnection(Connection):
     # --- calls -------------------------------------------------------------------------------------------------------
 
     def _parse(self, fields: list[Field], *, oversized: bool) -> Head:
-        return CallHead(fields, self._peer, oversized=oversized)
+        return self._heads.read(fields, oversized=oversized)
 
     def _opened(self, stream_id: int, head: Head, *, end: bool) -> None:
         if stream_id > self._final_id:
@@ -160,16 +161,16 @@ class CallerConnection(Connection):
 
     def send_answer_head(self, stream: Stream, head: AnswerHead, request_id: bytes) -> None:
         """Send a worker's initial metadata, with the request's id where it has none."""
-        block = self._encoder.encode(head.forward)
+        block = self._encoder.encode_known(head, head.forward)
         if not head.has_request_id:
-            block += self._encoder.literal(b"x-request-id", request_id)
+            block += literal(b"x-request-id", request_id)
         self.send_block(stream, block, end=False)
 
     def send_answer_end(self, stream: Stream, head: AnswerHead, request_id: bytes) -> None:
         """Send a worker's answer that is trailers alone."""
-        block = self._encoder.encode(head.forward)
+        block = self._encoder.encode_known(head, head.forward)
         if not head.has_request_id:
-            block += self._encoder.literal(b"x-request-id", request_id)
+            block += literal(b"x-request-id", request_id)
         self.send_block(stream, block, end=True)
 
     # --- leaving -----------------------------------------------------------------------------------------------------

@@ -17,111 +17,67 @@ _NAME: Final = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]|\A[ \t]|[ \t]\Z")
 _CONNECTION: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 _REQUEST_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
-_TAKEN: Final = frozenset(
-    {
-        b"te",
-        b"content-type",
-        b"content-length",
-        b"grpc-timeout",
-        b"grpc-encoding",
-        b"x-request-id",
-        b"traceparent",
-        b"warmroute-model",
-        b"via",
-        *_CONNECTION,
-    }
-)
+_VARYING: Final = frozenset({b"x-request-id", b"traceparent", b"grpc-timeout"})
+_MOST_ASKED: Final = 64
+_ASKED_BYTES: Final = 2048
+"""Heads that a connection knows, but for what varies, and the largest of them."""
 _MAY_FORWARD: Final = frozenset(b"fwx")
 VIA: Final[Field] = (b"via", b"2 warmroute")
-_CHECKED: Final[set[Field]] = set()
-_MOST_CHECKED: Final = 4096
-_CHECKED_BYTES: Final = 128
 
 
-class CallHead(Head):
-    """The head of a call.
+class Asked:
+    """What a call's head says but for the few fields that differ from call to call.
 
-    ``forward`` goes to the worker; what varies from call to call and from attempt to attempt is not in it
-    (``grpc-timeout``, ``warmroute-attempt``). ``attempt`` is the number of the first one here.
-    ``refused`` is the HTTP status where it is no gRPC call, 0 where it is one. ``oversized``: it is over the limits.
+    ``forward`` goes to the worker, with what warmroute adds; ``attempt`` is the number of the first attempt made here.
+    ``malformed`` says why it is no head, empty: it is one. ``refused`` is the HTTP status where it is no gRPC call,
+    else 0. ``pseudo`` is how many pseudo-headers stand at its start.
     """
 
-    __slots__ = (
-        "attempt",
-        "encoding",
-        "forward",
-        "model",
-        "oversized",
-        "path",
-        "refused",
-        "request_id",
-        "timeout",
-        "timeout_s",
-        "traced",
-    )
+    __slots__ = ("attempt", "encoding", "forward", "malformed", "model", "oversized", "path", "pseudo", "refused")
 
-    def __init__(self, fields: list[Field], peer: Peer, *, oversized: bool) -> None:
-        super().__init__(fields)
+    def __init__(self, fields: list[Field], peer: Peer, *, oversized: bool = False) -> None:
         self.oversized = oversized
         self.attempt = 1
         self.path = b""
         self.forward: list[Field] = []
         self.refused = 0
-        self.request_id = b""
-        self.traced = False
-        self.timeout = b""
-        self.timeout_s: float | None = None
         self.encoding = b""
         self.model = b""
-        if not oversized:
-            self.malformed = self._read(fields, peer)
+        self.pseudo = 0
+        self.malformed = "" if oversized else self._read(fields, peer)
 
     def _read(self, fields: list[Field], peer: Peer) -> str:
         """Take the fields; return why the head is malformed, or nothing."""
         way: list[Field] = []
-        checked = _CHECKED
         forward = self.forward
         kind = b""
         pseudo: dict[bytes, bytes] = {}
         late = False
         for field in fields:
-            name = field[0]
-            if field not in checked:
-                why = _check(field)
-                if why:
-                    return why
+            name, value = field[0], field[1]
+            why = _check(field)
+            if why:
+                return why
             if name.startswith(b":"):
                 if name not in _REQUEST_PSEUDO or name in pseudo or late:
                     return f"pseudo-header {name[:32].decode('latin-1')} unknown, twice or late"
-                pseudo[name] = field[1]
+                pseudo[name] = value
                 forward.append(field)
                 continue
             late = True
-            if name in _TAKEN:
-                value = field[1]
-                if name == b"content-type":
-                    kind = value
-                elif name == b"te":
-                    if value != b"trailers":
-                        return "te other than trailers"
-                elif name == b"x-request-id":
-                    self.request_id = value
-                elif name == b"traceparent":
-                    self.traced = True
-                elif name == b"grpc-encoding":
-                    self.encoding = value
-                elif name == b"warmroute-model":
-                    self.model = value
-                elif name == b"grpc-timeout":
-                    self.timeout = value
-                    self.timeout_s = parse_timeout(value)
-                    if self.timeout_s is None:
-                        return "grpc-timeout is none"
-                    continue
-                elif name in _CONNECTION:
-                    return f"{name.decode()} has no place in HTTP/2"
-                elif name != b"via":
-                    continue
+            if name == b"content-type":
+                kind = value
+            elif name == b"te":
+                if value != b"trailers":
+                    return "te other than trailers"
+            elif name == b"grpc-encoding":
+                self.encoding = value
+            elif name == b"warmroute-model":
+                self.model = value
+            elif name in _CONNECTION:
+                return f"{name.decode()} has no place in HTTP/2"
+            elif name == b"content-length":
+                continue
             elif name[0] in _MAY_FORWARD and is_forwarding(name):
                 way.append(field)
                 continue
@@ -129,6 +85,7 @@ class CallHead(Head):
         told, self.attempt = peer.fields(way)
         forward += told
         forward.append(VIA)
+        self.pseudo = len(pseudo)
         path = pseudo.get(b":path", b"")
         if not pseudo.get(b":method") or not pseudo.get(b":scheme") or not path:
             return "a pseudo-header is missing"
@@ -142,6 +99,73 @@ class CallHead(Head):
         return ""
 
 
+class CallHead(Head):
+    """The head of one call: what is ``asked``, and what only this call has; empty where it has none."""
+
+    __slots__ = ("asked", "request_id", "timeout", "timeout_s", "traceparent")
+
+    def __init__(self, asked: Asked, malformed: str = "") -> None:
+        self.malformed = malformed or asked.malformed
+        self.asked = asked
+        self.request_id = b""
+        self.traceparent = b""
+        self.timeout = b""
+        self.timeout_s: float | None = None
+
+
+class CallHeads:
+    """Reads the heads of one connection's calls, which mostly ask the same."""
+
+    __slots__ = ("_asked", "_peer")
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._asked: dict[tuple[Field, ...], Asked] = {}
+
+    def read(self, fields: list[Field], *, oversized: bool) -> CallHead:
+        """Return what a head says."""
+        if oversized:
+            return CallHead(Asked([], self._peer, oversized=True))
+        request_id = traceparent = timeout = b""
+        steady: list[Field] = []
+        first = -1
+        for field in fields:
+            name = field[0]
+            if name in _VARYING:
+                if first < 0:
+                    first = len(steady)
+                if name == b"grpc-timeout":
+                    timeout = field[1]
+                elif name == b"x-request-id":
+                    request_id = field[1]
+                else:
+                    traceparent = field[1]
+            else:
+                steady.append(field)
+        key = tuple(steady)
+        asked = self._asked.get(key)
+        if asked is None:
+            asked = Asked(steady, self._peer)
+            if len(self._asked) >= _MOST_ASKED:
+                self._asked.clear()
+            if sum(len(field[0]) + len(field[1]) for field in steady) <= _ASKED_BYTES:
+                self._asked[key] = asked
+        head = CallHead(asked)
+        if first >= 0:
+            if first < asked.pseudo:
+                head.malformed = "a late pseudo-header"
+            if _BAD_VALUE.search(request_id) or _BAD_VALUE.search(traceparent):
+                head.malformed = "a control character or a blank at an end of a value"
+            head.request_id = request_id
+            head.traceparent = traceparent
+            if timeout:
+                head.timeout = timeout
+                head.timeout_s = parse_timeout(timeout)
+                if head.timeout_s is None:
+                    head.malformed = "grpc-timeout is none"
+        return head
+
+
 class AnswerHead(Head):
     """A worker's header block: initial metadata, trailers, or both in one.
 
@@ -152,7 +176,6 @@ class AnswerHead(Head):
     __slots__ = ("forward", "grpc_status", "has_request_id", "pushback_s", "status")
 
     def __init__(self, fields: list[Field], *, oversized: bool) -> None:
-        super().__init__(fields)
         self.forward: list[Field] = []
         self.status = 0
         self.grpc_status = -1
@@ -161,14 +184,12 @@ class AnswerHead(Head):
         self.malformed = "a head over the limits" if oversized else self._read(fields)
 
     def _read(self, fields: list[Field]) -> str:
-        checked = _CHECKED
         forward = self.forward
         for field in fields:
             name = field[0]
-            if field not in checked:
-                why = _check(field)
-                if why:
-                    return why
+            why = _check(field)
+            if why:
+                return why
             if name.startswith(b":"):
                 value = field[1]
                 if name != b":status" or forward or len(value) != 3 or not value.isdigit() or value < b"100":
@@ -188,14 +209,9 @@ class AnswerHead(Head):
 
 
 def _check(field: Field) -> str:
-    """Return why a field is not valid in HTTP/2 (RFC 9113 8.2.1), or nothing; remember short ones that are."""
-    name, value = field[0], field[1]
-    if not _NAME.fullmatch(name):
+    """Return why a field is not valid in HTTP/2 (RFC 9113 8.2.1), or nothing."""
+    if not _NAME.fullmatch(field[0]):
         return "a field name that is none in HTTP/2"
-    if _BAD_VALUE.search(value):
-        return f"a control character or a blank at an end of {name[:64].decode('latin-1')}"
-    if len(name) + len(value) <= _CHECKED_BYTES:
-        if len(_CHECKED) >= _MOST_CHECKED:
-            _CHECKED.clear()
-        _CHECKED.add(field)
+    if _BAD_VALUE.search(field[1]):
+        return f"a control character or a blank at an end of {field[0][:64].decode('latin-1')}"
     return ""

@@ -52,7 +52,7 @@ def serving(plane: GrpcPlane, service: str, now: float) -> int:
 def answer(plane: GrpcPlane, call: Call, service: str) -> None:
     """Answer one of :data:`OWN`; ``service`` is the request's first field."""
     now = plane.clock()
-    path = call.head.path
+    path = call.head.asked.path
     if path == CHECK:
         status = serving(plane, service, now)
         if status == _SERVICE_UNKNOWN:

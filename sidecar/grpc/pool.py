@@ -93,8 +93,6 @@ class WorkerPool:
                     call.attached(connection)
                 except Exception as error:  # noqa: BLE001  one call's end
                     call.crashed(error)
-        if self.queue:
-            self._grow()
 
     def _grow(self) -> None:
         """Open connections for the calls that wait, as many as they need."""
@@ -145,8 +143,11 @@ class WorkerPool:
             self._opening -= 1
         if not detail:
             self.serve()
-            if self.closed and connection is not None:
-                connection.close()
+            if connection is not None:
+                if self.closed:
+                    connection.close()
+                elif self.queue and connection.streams:
+                    self._grow()
             return
         if connection is not None:
             connection.going = True

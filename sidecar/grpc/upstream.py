@@ -13,6 +13,7 @@ from sidecar.http2.connection import LINGER_S, Connection
 
 if TYPE_CHECKING:
     from sidecar.grpc.call import Call
+    from sidecar.grpc.heads import Asked
     from sidecar.grpc.pool import WorkerPool
     from sidecar.http2.connection import Head
     from sidecar.http2.hpack import Field
@@ -49,16 +50,13 @@ class WorkerConnection(Connection):
         if self.going or self.ended or not self.ready or self.last_id >= _LAST_ID:
             return False
         count = len(self.streams)
-        if count == 0:
-            return not self.transport.is_closing() and not self._gone.poll(0)
-        return count < most and count < self.peer_streams
+        if count >= most or count >= self.peer_streams:
+            return False
+        return count > 0 or (not self.transport.is_closing() and not self._gone.poll(0))
 
-    def send_request(self, stream: Stream, fields: list[Field], extra: list[Field], *, end: bool) -> None:
-        """Send a call's head; ``extra`` are fields that no other call will have."""
-        block = self._encoder.encode(fields)
-        for name, value in extra:
-            block += self._encoder.literal(name, value)
-        self.send_block(stream, block, end=end)
+    def send_request(self, stream: Stream, asked: Asked, rest: bytes, *, end: bool) -> None:
+        """Send a call's head: what is asked, and what only this call has, encoded as literals."""
+        self.send_block(stream, self._encoder.encode_known(asked, asked.forward) + rest, end=end)
 
     def close(self) -> None:
         """Take no more calls, and close as soon as none is under way."""

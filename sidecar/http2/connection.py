@@ -36,11 +36,9 @@ _HALF_WINDOW: Final = WINDOW // 2
 class Head:
     """A header block's meaning. ``malformed`` says why it is none (RFC 9113 8.1.1); empty: it is one."""
 
-    __slots__ = ("fields", "malformed")
+    __slots__ = ("malformed",)
 
-    def __init__(self, fields: list[Field], malformed: str = "") -> None:
-        self.fields = fields
-        self.malformed = malformed
+    malformed: str
 
 
 class Flusher:

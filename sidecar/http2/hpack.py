@@ -25,6 +25,9 @@ ENTRY_BYTES: Final = 32
 _FIRST: Final = len(STATIC) + 1
 _MAX_INTEGER: Final = 1 << 30
 _SEEN_ONCE: Final = 512
+_KNOWN_BLOCKS: Final = 128
+_KNOWN_BYTES: Final = 1024
+"""Encoded blocks that are kept, and the largest of them."""
 _SENSITIVE: Final = frozenset({b"authorization", b"cookie", b"set-cookie", b"proxy-authorization"})
 
 
@@ -157,14 +160,13 @@ class Encoder:
     def __init__(self) -> None:
         self._known: dict[Field, bytes] = {field: _prefixed(0x80, 0x7F, i + 1) for i, field in enumerate(STATIC)}
         self._static = len(self._known)
-        self._names: dict[bytes, bytes] = {}
-        for index, field in enumerate(STATIC):
-            self._names.setdefault(field[0], _prefixed(0x00, 0x0F, index + 1))
         self._added: list[Field] = []
         self._seen: set[Field] = set()
         self._room = TABLE_BYTES
         self._limit = TABLE_BYTES
         self._update = b""
+        self._moved = False
+        self._blocks: dict[object, bytes] = {}  # of what is sent again and again, as long as the table is the same
 
     def resize(self, size: int) -> None:
         """Take the peer's SETTINGS_HEADER_TABLE_SIZE: forget what is there, and say so in the next block."""
@@ -175,6 +177,7 @@ class Encoder:
         for field in self._added:
             del self._known[field]
         self._added.clear()
+        self._blocks.clear()
         self._update = b"\x20" + (_prefixed(0x20, 0x1F, size) if size else b"")
 
     def encode(self, fields: list[Field]) -> bytes:
@@ -186,26 +189,37 @@ class Encoder:
             self._update = b""
         return b"".join(out)
 
-    def literal(self, name: bytes, value: bytes) -> bytes:
-        """Return a field that is not worth an entry; to be put behind a block."""
-        return (self._names.get(name) or b"\x00" + _length(name) + name) + _length(value) + value
+    def encode_known(self, key: object, fields: list[Field]) -> bytes:
+        """Return the block of ``fields``, which are always the same for a ``key`` (by identity)."""
+        block = self._blocks.get(key)
+        if block is None or self._update:
+            self._moved = False
+            sized = self._update != b""
+            block = self.encode(fields)
+            if not self._moved and not sized and len(block) <= _KNOWN_BYTES:
+                if len(self._blocks) >= _KNOWN_BLOCKS:
+                    self._blocks.clear()
+                self._blocks[key] = block
+        return block
 
     def _new(self, field: Field) -> bytes:
         name, value = field[0], field[1]
         if len(field) > 2 or name in _SENSITIVE:
-            known = self._names.get(name)
+            known = _NAMES.get(name)
             if known is None:
                 return b"\x10" + _length(name) + name + _length(value) + value
             return bytes((known[0] | 0x10,)) + known[1:] + _length(value) + value
         size = len(name) + len(value) + ENTRY_BYTES
         if size > self._room:
-            return self.literal(name, value)
+            return literal(name, value)
+        self._moved = True  # the next block of these fields comes out otherwise
         if field not in self._seen:
             if len(self._seen) >= _SEEN_ONCE:
                 self._seen.clear()
             self._seen.add(field)
-            return self.literal(name, value)
+            return literal(name, value)
         self._seen.discard(field)
+        self._blocks.clear()
         self._room -= size
         added = self._added
         added.append(field)
@@ -233,4 +247,15 @@ def _length(text: bytes) -> bytes:
     return _ONE_BYTE[size] if size < 0x7F else _prefixed(0x00, 0x7F, size)
 
 
+def literal(name: bytes, value: bytes) -> bytes:
+    """Return a field that is not worth an entry; to be put behind a block."""
+    return (_NAMES.get(name) or b"\x00" + _length(name) + name) + _length(value) + value
+
+
 _ONE_BYTE: Final = [bytes((size,)) for size in range(0x7F)]
+_NAMES: Final[dict[bytes, bytes]] = {}
+"""How a literal of a name begins: its index in the static table, or the name where it is one that varies a lot."""
+for _index, _field in enumerate(STATIC):
+    _NAMES.setdefault(_field[0], _prefixed(0x00, 0x0F, _index + 1))
+for _name in (b"x-request-id", b"traceparent", b"grpc-timeout"):
+    _NAMES[_name] = b"\x00" + _length(_name) + _name

@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -172,6 +172,13 @@ class GrpcLoop(HandLoop):
         self.live.add(self.workers[-1])
         protocol.data_received(settings_frame(self.settings))
         return transport, protocol
+
+    def create_task(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        if self._tasks.is_running():  # in its turn, as on a real loop
+            task = self._tasks.create_task(coroutine, name=name)
+            self.soon.append((self._tasks.run_until_complete, (task,)))
+            return task
+        return super().create_task(coroutine, name=name)
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *arguments: Any) -> Any:
         timer = super().call_later(delay_s, callback, *arguments)

@@ -13,7 +13,7 @@ import uvloop
 
 from sidecar.http2 import frames
 from sidecar.http2.frames import HEAD, MAX_WINDOW, PREFACE, WINDOW
-from sidecar.http2.hpack import Decoder, Encoder
+from sidecar.http2.hpack import Decoder, Encoder, literal
 
 if TYPE_CHECKING:
     from sidecar.http2.hpack import Field
@@ -134,7 +134,7 @@ class Caller(_Frames):
             (b"grpc-accept-encoding", b"identity, deflate, gzip"),
             (b"grpc-timeout", b"30S"),
         ]
-        block = self._encoder.encode(fields) + self._encoder.literal(b"x-request-id", b"%032x" % stream_id)
+        block = self._encoder.encode(fields) + literal(b"x-request-id", b"%032x" % stream_id)
         self.started[stream_id] = time.perf_counter()
         return frames.headers_frames(stream_id, block, end=False) + frames.frame(
             frames.DATA, frames.END_STREAM, stream_id, REQUEST

@@ -321,6 +321,28 @@ def test_no_answer_in_time_counts_against_the_worker() -> None:
         assert bench.results == {"head_timeout": 1}
 
 
+def test_how_long_a_conversation_lasts_is_no_latency() -> None:
+    with grpc_bench() as bench:
+        bench.caller.head(1, call_fields())
+        bench.caller.data(1, message(b"one"))
+        bench.now += 0.02
+        worker = bench.worker
+        worker.head(1, [(b":status", b"200")])
+        bench.now += 100
+        bench.caller.data(1, b"", end=True)
+        worker.head(1, [(b"grpc-status", b"0")], end=True)
+        assert bench.cluster.endpoints["o0"].latency.ewma_ms == pytest.approx(20)
+
+
+def test_a_call_that_found_no_place_says_nothing_of_the_worker() -> None:
+    with grpc_bench(timeouts=Timeouts(response_head_s=2.0)) as bench:
+        bench.loop.settings = {frames.MAX_CONCURRENT_STREAMS: 0}
+        bench.caller.head(1, call_fields(), end=True)
+        bench.pass_time(2.5)
+        assert status(bench.caller) == (14, "overloaded")
+        assert bench.results == {"cancelled": 1}
+
+
 def test_a_caller_that_reads_nothing_is_let_go_in_the_end() -> None:
     with grpc_bench(timeouts=Timeouts(stream_idle_s=2.0)) as bench:
         caller = bench.caller = bench.connect(settings={frames.INITIAL_WINDOW_SIZE: 10})
