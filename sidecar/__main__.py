@@ -37,9 +37,9 @@ def _run_planned(role: str, fd: int) -> int:
     plan = file.read()
     if role == "supervise" and isinstance(plan, boot.SupervisorPlan):
         file.close()
-        from sidecar import supervisor
+        from sidecar import start
 
-        return supervisor.run(plan.settings, notify_socket=plan.notify_socket, parent_pid=plan.parent_pid)
+        return start.run(plan.settings, notify_socket=plan.notify_socket, parent_pid=plan.parent_pid)
 
     for theirs in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):  # the supervisor's to act on
         signal.signal(theirs, signal.SIG_IGN)

@@ -39,6 +39,8 @@ class DataPlan(msgspec.Struct, frozen=True, tag="data"):
     metrics_fd: int
     revision: str = ""
     sequence: int = 0
+    succeeds: bool = False  # another sidecar serves until this one can: it waits as long as it must for a snapshot
+    handed_over: bool = False  # another sidecar serves on the same sockets
 
 
 class ControlPlan(msgspec.Struct, frozen=True, tag="control"):
@@ -54,6 +56,8 @@ class ControlPlan(msgspec.Struct, frozen=True, tag="control"):
     listen_addresses: tuple[str, ...]  # as bound, for people
     memory_fd: int | None = None  # a memory file for what must outlive the control process (sidecar/state/memory.py)
     config: ConfigState = ConfigState()
+    admin_open: bool = True  # serve the admin API; not yet where another sidecar does so on the same sockets
+    handed_over: bool = False  # another sidecar serves on the same sockets, and from now on the admin API too
 
 
 class SupervisorPlan(msgspec.Struct, frozen=True, tag="supervise"):

@@ -55,7 +55,7 @@ class Control:
         self._ended = asyncio.Event()
         self._orphan_until: float | None = None
         self._alone_from = inf
-        self._runner: AppRunner  # from run() on
+        self._runner: AppRunner | None = None
         clock, rng, settings = time.monotonic, random.SystemRandom().random, plan.settings
         policies = router_policies(settings)
         self._prober = HttpProber(settings.upstream_tls)
@@ -97,7 +97,6 @@ class Control:
         loop.add_signal_handler(signal.SIGUSR1, self._ended.set)
         context = self.context
         context.keeper.start()
-        runner = self._runner = await serve(context, self._plan.admin_fds)
         _log.info("control.started", pid=os.getpid(), sources=[source.name for source in self._sources])
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -112,7 +111,8 @@ class Control:
                     task.cancel()
         finally:
             context.keeper.feed.stop()
-            await runner.cleanup()
+            if self._runner is not None:
+                await self._runner.cleanup()
         _log.info("control.stopped")
         return 0
 
@@ -131,6 +131,7 @@ class Control:
         context, before = self.context, self._plan
         self._plan = plan
         context.config = plan.config
+        context.handed_over = plan.handed_over
         if plan.config.sequence == before.config.sequence:
             return
         settings = context.settings = plan.settings
@@ -145,6 +146,7 @@ class Control:
 
     def _on_term(self) -> None:
         """Drain. It may come from the supervisor and from who stops all processes at once, so a second one is none."""
+        self._look_at_plan()
         if self.context.draining:
             if self._orphaned():
                 self._ended.set()
@@ -170,12 +172,26 @@ class Control:
         context = self.context
         while True:
             self._look_at_plan()
+            await self._serve_or_not()
             if context.store is not None:
                 context.store.observed = context.keeper.observed
             context.keeper.tick()
             self._leave_if_alone()
             await self._leave_if_orphaned()
             await asyncio.sleep(TICK_S)
+
+    async def _serve_or_not(self) -> None:
+        """Serve the admin API where that is ours to do, and no longer than it is."""
+        if self._runner is None:
+            if self._plan.admin_open and not self._plan.handed_over:
+                self._runner = await serve(self.context, self._plan.admin_fds)
+        elif self._plan.handed_over:
+            await self._stop_listening(self._runner)
+
+    @staticmethod
+    async def _stop_listening(runner: AppRunner) -> None:
+        for site in tuple(runner.sites):
+            await site.stop()
 
     async def _leave_if_orphaned(self) -> None:
         """End with the data processes where the supervisor is gone: nobody is left to tell us to.
@@ -190,8 +206,8 @@ class Control:
             self._alone_from = inf
             self.context.draining = True
             _log.warning("control.orphaned")
-            for site in tuple(self._runner.sites):
-                await site.stop()
+            if self._runner is not None:
+                await self._stop_listening(self._runner)
         if now >= self._orphan_until or not any(process.speaks(now) for process in self.context.keeper.processes):
             self._ended.set()
 

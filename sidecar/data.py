@@ -140,7 +140,7 @@ class DataProcess:
         self._say_hello()
         self._tick()
         try:
-            async with asyncio.timeout(FIRST_SNAPSHOT_S):
+            async with asyncio.timeout(None if self._plan.succeeds else FIRST_SNAPSHOT_S):
                 await self._go.wait()
         except TimeoutError:
             self._log.warning("snapshot.missing", waited_s=FIRST_SNAPSHOT_S)
@@ -186,6 +186,7 @@ class DataProcess:
             self._listening.append(Listening(self._plan.index, name, held.address, grant.backlog, grant.fastopen_queue))
         self._say_listening()
         self._accepting = True
+        self._plane.gauge(Scalar.ACCEPTING_NOW, 1)
         self._log.info("process.accepting", listeners=[held.address for held in self._plan.listeners])
 
     async def _stop_accepting(self) -> None:
@@ -390,7 +391,8 @@ class DataProcess:
         if self._drain_until is not None or self._drain_at is not None:
             return
         now = self._clock()
-        wait_s = self._plan.settings.timeouts.drain_wait_s
+        self._look_at_plan(now)
+        wait_s = 0.0 if self._plan.handed_over else self._plan.settings.timeouts.drain_wait_s
         if wait_s and self._accepting and os.getppid() == self._plan.parent_pid:
             self._plane.leave()
             self._drain_at = now + wait_s
@@ -404,6 +406,8 @@ class DataProcess:
         self._drain_until = now + grace_s
         self._log.info("drain.began", connections=len(self._plane.connections), grace_s=grace_s)
         self._plane.drain(now)
+        if self._plan.handed_over:
+            self._plane.leaving = False  # who asks for readiness means the address, and that is served
         self._go.set()
         self._stopping = self._loop.create_task(self._stop_accepting(), name="stop accepting")
 

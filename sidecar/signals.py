@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from types import FrameType
 
     Handler = Callable[[int, FrameType | None], object] | int | None
@@ -37,10 +37,15 @@ class Signals:
         self._read.close()
         self._write.close()
 
-    def wait(self, timeout_s: float) -> tuple[signal.Signals, ...]:
-        """Return the signals that arrived, waiting at most ``timeout_s`` for the first; () where none did."""
-        ready, _, _ = select.select([self._read], [], [], max(0.0, timeout_s))
-        return tuple(signal.Signals(number) for number in self._read.recv(4096)) if ready else ()
+    def wait(self, timeout_s: float, also: Sequence[socket.socket] = ()) -> tuple[signal.Signals, ...]:
+        """Return the signals that arrived, waiting at most ``timeout_s`` for the first; () where none did.
+
+        It also returns as soon as one of ``also`` can be read.
+        """
+        ready, _, _ = select.select([self._read, *also], [], [], max(0.0, timeout_s))
+        if self._read not in ready:
+            return ()
+        return tuple(signal.Signals(number) for number in self._read.recv(4096))
 
 
 def _noted(_signum: int, _frame: FrameType | None) -> None:

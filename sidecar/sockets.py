@@ -14,7 +14,7 @@ import struct
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from sidecar.config.addresses import MAX_UNIX_PATH_BYTES, AddressError, fits_unix_socket, split_address, unix_path
 from sidecar.sysctl import fastopen_for_servers, sysctl
@@ -78,14 +78,24 @@ class SocketFile:
 
 @dataclass(frozen=True, slots=True)
 class OpenListener:
-    """One listener's sockets, by data process index."""
+    """One listener's sockets, by data process index. There may be more of them than processes (see sockets_of)."""
 
     index: int  # into Settings.listeners
     name: str
     address: str  # as bound: the port is known
     sockets: tuple[socket.socket, ...]  # of a Unix socket the same one for all: the kernel knows no others there
     granted: Granted
+    processes: int
+    asked: str  # the address as configured
     file: SocketFile | None = None
+
+    def sockets_of(self, index: int) -> tuple[socket.socket, ...]:
+        """Return the sockets on which data process ``index`` accepts.
+
+        One each; where fewer processes than before took sockets over, some have more: to close one would reset what
+        waits in its queue.
+        """
+        return self.sockets[index :: self.processes] if index < self.processes else ()
 
     def close(self) -> None:
         """Close the sockets; a file in the file system stays."""
@@ -104,7 +114,13 @@ class OpenAdmin:
 
     sockets: tuple[socket.socket, ...] = ()
     addresses: tuple[str, ...] = ()  # as bound, for people
+    asked: tuple[str, ...] = ()  # as configured
     file: SocketFile | None = None
+
+    def leave_file(self, addresses: set[str]) -> None:
+        """Leave the Unix socket's file, where that is one of ``addresses``: it is another process's now."""
+        if self.file is not None and self.addresses[0] in addresses:
+            self.file = None
 
     def remove_socket_file(self) -> None:
         """Remove the Unix socket's file, unless another process has put its own there since."""
@@ -112,20 +128,38 @@ class OpenAdmin:
             self.file.remove()
 
 
-def open_listeners(listeners: tuple[Listener, ...]) -> tuple[OpenListener, ...]:
-    """Bind and listen for every listener and data process.
+class Inherited(Protocol):
+    """Where sockets come from that another process has open already (sidecar/handover.py)."""
+
+    def take(self, asked: str, address: str, *, admin: bool = False) -> tuple[list[socket.socket], str]:
+        """Return the sockets of an address, as configured or as bound, and how it is bound; () and '' where none."""
+
+
+class Nothing:
+    """No other process has anything open for us."""
+
+    def take(self, asked: str, address: str, *, admin: bool = False) -> tuple[list[socket.socket], str]:
+        """Return nothing."""
+        return [], ""
+
+
+NOTHING = Nothing()
+
+
+def open_listeners(listeners: tuple[Listener, ...], inherited: Inherited = NOTHING) -> tuple[OpenListener, ...]:
+    """Bind and listen for every listener and data process; what is ``inherited`` is taken over as it is.
 
     Raises:
         BindError: an address is taken, not allowed or does not exist; nothing stays open.
     """
     with ExitStack() as undo:
-        opened = tuple(_open_listener(index, listener, undo) for index, listener in enumerate(listeners))
+        opened = tuple(_open_listener(index, listener, inherited, undo) for index, listener in enumerate(listeners))
         undo.pop_all()
         return opened
 
 
-def open_admin(admin: Admin) -> OpenAdmin:
-    """Bind and listen for the admin API: a Unix socket of mode 0600, and a TCP socket.
+def open_admin(admin: Admin, inherited: Inherited = NOTHING) -> OpenAdmin:
+    """Bind and listen for the admin API: a Unix socket of mode 0600, and a TCP socket; or take over what is inherited.
 
     A socket file that nobody answers on any more is removed; a missing directory is made, mode 0700.
 
@@ -136,14 +170,42 @@ def open_admin(admin: Admin) -> OpenAdmin:
         opened = OpenAdmin()
         if admin.socket is not None:
             path = Path(admin.socket).absolute()
-            unix, file = _bind_unix(path, 0o600, _ADMIN_BACKLOG, "--admin-socket PATH or admin.socket", undo)
-            opened = OpenAdmin((unix,), (f"unix:{path}",), file)
+            address = f"unix:{path}"
+            found, _ = inherited.take(admin.socket, address, admin=True)
+            if found:
+                unix, file = undo.enter_context(found[0]), SocketFile.of(path)
+            else:
+                unix, file = _bind_unix(path, 0o600, _ADMIN_BACKLOG, "--admin-socket PATH or admin.socket", undo)
+            opened = OpenAdmin((unix,), (address,), (admin.socket,), file)
         if admin.address is not None:
-            tcp, bound = _bind_admin(admin.address, undo)
+            found, bound = inherited.take(admin.address, _as_bound(admin.address), admin=True)
+            if found:
+                tcp = undo.enter_context(found[0])
+            else:
+                tcp, bound = _bind_admin(admin.address, undo)
             opened.sockets += (tcp,)
             opened.addresses += (bound,)
+            opened.asked += (admin.address,)
         undo.pop_all()
         return opened
+
+
+def bound_addresses(listeners: tuple[Listener, ...]) -> tuple[str, ...]:
+    """Return how the addresses of ``listeners`` would be bound; without those whose port the kernel chooses."""
+    found = (_as_bound(listener.address) for listener in listeners)
+    return tuple(address for address in found if address and not address.endswith(":0"))
+
+
+def _as_bound(address: str) -> str:
+    """Return the address as :func:`bound_address` has it once bound; empty where it cannot be resolved."""
+    if unix_path(address) is not None:
+        return address
+    try:
+        family, sockaddr = resolve(address, "")
+    except BindError:
+        return ""
+    host, port = sockaddr[:2]
+    return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
 
 
 def check_free(address: str, change: str) -> None:
@@ -200,15 +262,17 @@ def granted(sock: socket.socket, backlog_asked: int, fastopen_asked: int) -> Gra
     return Granted(backlog, backlog_asked, queue, fastopen_asked)
 
 
-def _open_listener(index: int, listener: Listener, undo: ExitStack) -> OpenListener:
+def _open_listener(index: int, listener: Listener, inherited: Inherited, undo: ExitStack) -> OpenListener:
+    found, bound = inherited.take(listener.address, _as_bound(listener.address))
+    sockets = [undo.enter_context(sock) for sock in found]
     path = unix_path(listener.address)
     if path is not None:
-        return _open_unix_listener(index, listener, Path(path), undo)
+        return _open_unix_listener(index, listener, Path(path), sockets, undo)
     change = f"--listen HOST:PORT or listeners[{index}].address"
-    check_free(listener.address, change)
-    family, sockaddr = resolve(listener.address, change)
-    sockets: list[socket.socket] = []
-    for _ in range(listener.processes):
+    if not sockets:
+        check_free(listener.address, change)
+    family, sockaddr = resolve(bound or listener.address, change)
+    while len(sockets) < listener.processes:
         sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
             sock.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -217,9 +281,10 @@ def _open_listener(index: int, listener: Listener, undo: ExitStack) -> OpenListe
             sockaddr = sockets[0].getsockname()  # port 0: the first one's choice holds for all
         with _refusal(listener.address, change):
             sock.bind(sockaddr)
+        sockets.append(sock)
+    for sock in sockets:
         sock.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN, listener.fastopen_queue)
         sock.setblocking(False)
-        sockets.append(sock)
     for sock in sockets:  # after every bind: nobody is connected to a set that is not complete
         sock.listen(listener.backlog)
     address = bound_address(sockets[0])
@@ -229,18 +294,30 @@ def _open_listener(index: int, listener: Listener, undo: ExitStack) -> OpenListe
         address,
         tuple(sockets),
         granted(sockets[0], listener.backlog, listener.fastopen_queue),
+        listener.processes,
+        listener.address,
     )
 
 
-def _open_unix_listener(index: int, listener: Listener, path: Path, undo: ExitStack) -> OpenListener:
+def _open_unix_listener(
+    index: int, listener: Listener, path: Path, found: list[socket.socket], undo: ExitStack
+) -> OpenListener:
     change = f"--listen unix:/PATH or listeners[{index}].address"
-    sock, file = _bind_unix(path, int(listener.unix_mode, 8), listener.backlog, change, undo)
+    if found:
+        sock, file = found[0], SocketFile.of(path)
+        sock.listen(listener.backlog)
+        with _refusal(listener.address, change):
+            path.chmod(int(listener.unix_mode, 8))
+    else:
+        sock, file = _bind_unix(path, int(listener.unix_mode, 8), listener.backlog, change, undo)
     return OpenListener(
         index,
         listener.name or listener.address,
         listener.address,
         (sock,) * listener.processes,
         granted(sock, listener.backlog, 0),
+        listener.processes,
+        listener.address,
         file,
     )
 

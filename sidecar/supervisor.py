@@ -9,115 +9,45 @@ docs/operations.md tells the signals and what a drain does.
 from __future__ import annotations
 
 import os
-import resource
-import socket
+import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from signal import Signals as Sig
 from typing import TYPE_CHECKING
 
-from sidecar import boot, channel
 from sidecar.children import Child, Exit, RestartPolicy
-from sidecar.configuration import Configuration
-from sidecar.signals import Signals
-from sidecar.sockets import BindError, OpenAdmin, OpenListener, open_admin, open_listeners
-from sidecar.telemetry import page
-from sidecar.telemetry.logs import get_log, setup_logging
-from sidecar.watch import FileWatch
+from sidecar.estate import Estate
+from sidecar.handover import READY_S, Gate, Offer, Sockets, upgrade_command
+from sidecar.sdnotify import Notify
+from sidecar.telemetry.logs import get_log
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
-    from sidecar.config.load import Loaded
-    from sidecar.settings import Settings
+    from sidecar.configuration import Configuration
+    from sidecar.handover import Inheritance
+    from sidecar.signals import Signals
+    from sidecar.sockets import OpenAdmin, OpenListener
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-EXIT_REFUSED = 2
 
 MAX_FAILED_STARTS = 5
 """A sidecar whose data processes (or whose control process, never yet up) fail this often on start gives up."""
 CONTROL_POLICY = RestartPolicy(max_s=1.0)  # back within 2 s, always
 DATA_POLICY = RestartPolicy()
+READY_LOOK_S = 0.05
+"""How often a successor looks whether all its processes accept."""
+GATE_AGAIN_S = 1.0
 KILL_AFTER_DRAIN_S = 2.0
 CUT_SHORT_S = 1.0
-CONTROL_STOP_S = 2.0
+CONTROL_STOP_S = 5.0
 _WAIT_S = 60.0
 
 log = get_log("supervisor")
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a configuration comes from: ``load`` reads it again, ``path`` is watched where it is not empty."""
-
-    name: str
-    load: Callable[[], Loaded]
-    path: str = ""
-
-
-def run(
-    settings: Settings, *, source: Source | None = None, notify_socket: str = "", parent_pid: int | None = None
-) -> int:
-    """Run a sidecar until it is told to stop; return the exit code: 0 ended in order, 1 failed, 2 refused to start.
-
-    ``notify_socket`` is where systemd wants to hear of the state (sd_notify(3)). With ``parent_pid`` the sidecar drains
-    when that parent dies. Without a ``source`` the configuration stays what it is.
-    """
-    setup_logging(settings.logging.format.value, settings.logging.level.value, "supervisor")
-    if parent_pid is not None:
-        boot.die_with_parent(parent_pid)
-    _raise_file_limit()
-    with Signals((Sig.SIGTERM, Sig.SIGINT, Sig.SIGHUP, Sig.SIGCHLD)) as signals:
-        try:
-            listeners = open_listeners(settings.listeners)
-            admin = open_admin(settings.admin)
-        except BindError as error:
-            sys.stderr.write(f"warmroute: {error}\n")
-            return EXIT_REFUSED
-        config = configuration(settings, source)
-        return Supervisor(config, listeners, admin, signals, notify=Notify(notify_socket)).run()
-
-
-def configuration(settings: Settings, source: Source | None) -> Configuration:
-    """Return the configuration in force, and its source where there is one."""
-    return Configuration(
-        settings,
-        source=source.name if source is not None else "warmroute up",
-        load=source.load if source is not None else None,
-        watch=FileWatch(source.path, time.monotonic()) if source is not None and source.path else None,
-        wall=time.time,
-        remedy=f"upgrade in place: kill -USR2 {os.getpid()}" if source is not None else "restart warmroute up",
-    )
-
-
-def _raise_file_limit() -> None:
-    """Let the children open as many descriptors as the hard limit allows; the usual soft one (1,024) is for select."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError) as error:
-            log.warning("limits.files", soft=soft, hard=hard, error=str(error))
-
-
-class Notify:
-    """Tells systemd of the state over the datagram socket that it named, where it named one (sd_notify(3))."""
-
-    def __init__(self, address: str) -> None:
-        self._address = "\0" + address[1:] if address.startswith("@") else address
-
-    def __call__(self, state: str) -> None:
-        """Send ``READY=1``, ``STOPPING=1``, ...; a supervisor that does not listen is no reason to stop."""
-        if not self._address:
-            return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
-            try:
-                sock.sendto(state.encode(), self._address)
-            except OSError as error:
-                log.warning("notify.failed", error=str(error))
 
 
 class Phase(Enum):
@@ -127,16 +57,6 @@ class Phase(Enum):
     DRAINING = "draining"  # data processes finish what runs
     STOPPING = "stopping"  # they are gone; the control process leaves last
     DONE = "done"
-
-
-@dataclass(slots=True)
-class _Inherited:
-    """Descriptors made once, which every life of the children gets."""
-
-    channels: tuple[tuple[socket.socket, socket.socket], ...]  # control end, data end; by data process index
-    metrics_fds: tuple[int, ...]
-    memory_fd: int  # the control process's, empty at first
-    plan_fds: list[int]
 
 
 def child_command(role: str, plan_fd: int) -> tuple[str, ...]:
@@ -157,24 +77,29 @@ class Supervisor:
         notify: Callable[[str], None] | None = None,
         command: Callable[[str, int], tuple[str, ...]] = child_command,
         clock: Callable[[], float] = time.monotonic,
+        inheritance: Inheritance | None = None,
+        relaunch: Sequence[str] = (),
     ) -> None:
+        """``inheritance`` is what another supervisor hands over, ``relaunch`` the command that started this one."""
         self._config = config
-        self._listeners = listeners
-        self._admin = admin
         self._signals = signals
         self._notify = notify or Notify("")
         self._clock = clock
         self._command = command
-        self._processes = max(listener.processes for listener in config.settings.listeners)
-        self._sidecar_id = f"{socket.gethostname()[:64]}-{os.urandom(4).hex()}"
-        self._inherited = _Inherited(
-            channels=tuple(channel.pair() for _ in range(self._processes)),
-            metrics_fds=tuple(page.create(f"warmroute-metrics-{index}") for index in range(self._processes)),
-            memory_fd=os.memfd_create("warmroute-memory", 0),
-            plan_fds=[],
+        self._relaunch = relaunch
+        self._inheritance = inheritance
+        self._estate = Estate(
+            config,
+            listeners,
+            admin,
+            memory=inheritance.memory if inheritance is not None else b"",
+            succeeds=inheritance is not None,
         )
-        self.control = self._make_control()
-        self.data = tuple(self._make_data(index) for index in range(self._processes))
+        self._gate = Gate([listener.address for listener in listeners], self._offer, self._why_not_now)
+        self._gate_due = inf  # when to try again to open it
+        self._successor: subprocess.Popen[bytes] | None = None
+        self._ready_by = inf
+        self.control, self.data = self._make_children()
         self._phase = Phase.RUNNING
         self._deadline = float("inf")
         self._cut_short = False
@@ -187,73 +112,32 @@ class Supervisor:
             self._announce()
             for child in (self.control, *self.data):
                 self._start(child)
-            self._notify("READY=1\nSTATUS=serving")
+            if self._inheritance is None:
+                self._begin_to_serve()
+            else:
+                self._ready_by = self._clock() + READY_S
             while self._phase is not Phase.DONE:
-                for signum in self._signals.wait(self._until_due()):
+                for signum in self._signals.wait(self._until_due(), self._readers()):
                     self._on_signal(signum)
                 self._reap()
+                self._talk(self._clock())
                 self._advance(self._clock())
             log.info("sidecar.stopped", code=self._exit)
             return self._exit
         finally:
             self._release()
 
-    # --- what the children inherit ------------------------------------------------------------------------------
-
-    def _make_control(self) -> Child:
-        plan = self._control_plan()
-        fds = (*plan.admin_fds, *plan.channel_fds, *plan.metrics_fds, self._inherited.memory_fd)
-        return self._child("control", "control", plan, fds, CONTROL_POLICY)
-
-    def _control_plan(self) -> boot.ControlPlan:
-        return boot.ControlPlan(
-            parent_pid=os.getpid(),
-            settings=self._config.settings,
-            sidecar_id=self._sidecar_id,
-            admin_fds=tuple(sock.fileno() for sock in self._admin.sockets),
-            admin_unix=self._admin.file is not None,
-            channel_fds=tuple(control.fileno() for control, _ in self._inherited.channels),
-            metrics_fds=self._inherited.metrics_fds,
-            listen_addresses=tuple(listener.address for listener in self._listeners),
-            memory_fd=self._inherited.memory_fd,
-            config=self._config.state,
-        )
-
-    def _make_data(self, index: int) -> Child:
-        plan = self._data_plan(index)
-        fds = (plan.channel_fd, plan.metrics_fd, *(listener.fd for listener in plan.listeners))
-        return self._child(f"data-{index}", "data", plan, fds, DATA_POLICY)
-
-    def _data_plan(self, index: int) -> boot.DataPlan:
-        return boot.DataPlan(
-            index=index,
-            parent_pid=os.getpid(),
-            settings=self._config.settings,
-            listeners=tuple(
-                boot.ListenerFd(opened.index, opened.address, opened.sockets[index].fileno())
-                for opened in self._listeners
-                if index < len(opened.sockets)
-            ),
-            channel_fd=self._inherited.channels[index][1].fileno(),
-            metrics_fd=self._inherited.metrics_fds[index],
-            revision=self._config.state.revision,
-            sequence=self._config.state.sequence,
-        )
-
-    def _child(self, name: str, role: str, plan: boot.Plan, fds: tuple[int, ...], policy: RestartPolicy) -> Child:
-        plan_fd = boot.write_plan(plan)
-        self._inherited.plan_fds.append(plan_fd)
-        return Child(name, self._command(role, plan_fd), pass_fds=(*fds, plan_fd), policy=policy)
-
-    def _rewrite_plans(self) -> None:
-        """Tell the children, and their later lives, what is in force now. The control process's plan comes first."""
-        control_fd, *data_fds = self._inherited.plan_fds
-        boot.rewrite_plan(control_fd, self._control_plan())
-        for index, fd in enumerate(data_fds):
-            boot.rewrite_plan(fd, self._data_plan(index))
+    def _make_children(self) -> tuple[Child, tuple[Child, ...]]:
+        fd, fds = self._estate.plan_control()
+        control = Child("control", self._command("control", fd), pass_fds=fds, policy=CONTROL_POLICY)
+        data = []
+        for index in range(self._estate.processes):
+            fd, fds = self._estate.plan_data(index)
+            data.append(Child(f"data-{index}", self._command("data", fd), pass_fds=fds, policy=DATA_POLICY))
+        return control, tuple(data)
 
     def _announce(self) -> None:
-        for opened in self._listeners:
+        for opened in self._estate.listeners:
             got = opened.granted
             note = {"remedy": got.remedy} if got.remedy else {}
             log.info(
@@ -267,27 +151,18 @@ class Supervisor:
                 fastopen_asked=got.fastopen_asked,
                 **note,
             )
-        for address in self._admin.addresses:
+        for address in self._estate.admin.addresses:
             log.info("admin.open", address=address)
-
-    def _close_listeners(self) -> None:
-        for opened in self._listeners:
-            opened.close()
 
     def _release(self) -> None:
         for child in (self.control, *self.data):  # only an error leaves one
             child.send(Sig.SIGKILL)
-        self._close_listeners()
-        for opened in self._listeners:
-            opened.remove_socket_file()
-        self._admin.remove_socket_file()
-        for sock in self._admin.sockets:
-            sock.close()
-        for ends in self._inherited.channels:
-            for end in ends:
-                end.close()
-        for fd in (*self._inherited.metrics_fds, self._inherited.memory_fd, *self._inherited.plan_fds):
-            os.close(fd)
+        self._gate.close()
+        if self._inheritance is not None:
+            if not self._inheritance.yielded:
+                self._estate.leave_files(self._inheritance.taken)
+            self._inheritance.close()
+        self._estate.release()
 
     # --- lives --------------------------------------------------------------------------------------------------
 
@@ -330,21 +205,125 @@ class Supervisor:
             return "control process"
         return ""
 
+    # --- upgrade ------------------------------------------------------------------------------------------------
+
+    def _inheritance_is_mine(self) -> bool:
+        return self._inheritance is None or self._inheritance.yielded
+
+    def _begin_to_serve(self) -> None:
+        """Nobody else serves on these sockets (any more): say so, and wait for a successor."""
+        self._gate_due = inf if self._gate.open() else self._clock() + GATE_AGAIN_S
+        main = f"MAINPID={os.getpid()}\n" if self._inheritance is not None else ""
+        self._notify(f"{main}READY=1\nSTATUS=serving")
+
+    def _readers(self) -> list[socket.socket]:
+        inheritance = self._inheritance.readers if self._inheritance is not None else []
+        return [*self._gate.readers, *inheritance]
+
+    def _talk(self, now: float) -> None:
+        """Hear what the one before says, and the one after."""
+        if self._inheritance is not None and self._inheritance.readers:
+            self._inherit(self._inheritance, now)
+        ready = self._gate.step(now)
+        if ready is not None and self._phase is Phase.RUNNING:
+            self._hand_over(set(ready.taken))
+        if self._successor is not None and self._successor.poll() is not None:
+            self._successor = None
+
+    def _inherit(self, inheritance: Inheritance, now: float) -> None:
+        """Take over once every process accepts; leave where that does not come to be in time."""
+        inheritance.step()
+        if inheritance.refused:
+            if self._phase is Phase.RUNNING:
+                self._give_in(f"process {inheritance.pid} says: {inheritance.refused}")
+        elif inheritance.yielded:
+            log.info("upgrade.done", predecessor=inheritance.pid)
+            self._estate.admin_open = True
+            self._estate.rewrite_plans()
+            self._begin_to_serve()
+        elif self._phase is Phase.RUNNING and not inheritance.said_ready:
+            if self._estate.all_accept():
+                inheritance.ready()
+            elif now >= self._ready_by:
+                self._give_in(f"not every process accepts connections within {READY_S:g} s")
+
+    def _give_in(self, why: str) -> None:
+        log.error("upgrade.failed", why=why, effect="the sidecar before this one goes on")
+        self._exit = EXIT_FAILED
+        self._estate.handed_over = True  # in a sense: another serves on the same sockets
+        self._estate.rewrite_plans()
+        self._drain("the upgrade failed", 0.0)
+
+    def _why_not_now(self) -> str:
+        """Return why no successor may take over now; empty where one may."""
+        if self._phase is not Phase.RUNNING:
+            return "the sidecar is draining"
+        return "" if self._inheritance_is_mine() else "the sidecar is itself still taking over"
+
+    def _offer(self) -> Offer:
+        found = [
+            (Sockets(False, one.asked, one.address), tuple({sock.fileno(): None for sock in one.sockets}))
+            for one in self._estate.listeners
+        ]
+        admin = self._estate.admin
+        found += [
+            (Sockets(True, asked, address), (sock.fileno(),))
+            for sock, address, asked in zip(admin.sockets, admin.addresses, admin.asked, strict=True)
+        ]
+        return Offer(tuple(found), self._estate.memory_fd)
+
+    def _upgrade(self) -> None:
+        """Start a successor with the command that started this one."""
+        why = self._why_not_now()
+        if not why and not self._relaunch:
+            why = "this sidecar was started by another program, which alone can start another one"
+        if not why and os.getpid() == 1:
+            why = "it is process 1, with which its container ends: replace the container"
+        if not why and (self._successor is not None or self._gate.pid):
+            why = "another process takes over already"
+        if why:
+            log.warning("upgrade.refused", why=why)
+            return
+        command = upgrade_command(sys.executable, self._relaunch, self._estate.listeners[0].address)
+        try:
+            self._successor = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        except OSError as error:
+            log.error("upgrade.failed", why=str(error), effect="this one goes on")
+            return
+        log.info("upgrade.started", pid=self._successor.pid)
+
+    def _hand_over(self, taken: set[str]) -> None:
+        """The successor's processes accept on the same sockets: leave everything to it, and drain."""
+        log.info("upgrade.yielding", pid=self._gate.pid)
+        self._notify(f"MAINPID={self._gate.pid}")
+        self._estate.leave_files(taken)
+        self._estate.handed_over = True
+        self._estate.rewrite_plans()
+        self._drain("handed over", 0.0)
+        self._gate.yielded()
+
     # --- phases -------------------------------------------------------------------------------------------------
 
     def _until_due(self) -> float:
         watch = self._config.watch
         due = [self._deadline, *(child.restart_at for child in (self.control, *self.data) if child.restart_at)]
-        if watch is not None and self._phase is Phase.RUNNING:
-            due.append(watch.due)
+        if self._phase is Phase.RUNNING:
+            due += [self._gate.due, self._gate_due]
+            if watch is not None:
+                due.append(watch.due)
+            if self._inheritance is not None and not self._inheritance.yielded:
+                due.append(self._clock() + READY_LOOK_S)
         return min(_WAIT_S, min(due) - self._clock())
 
     def _on_signal(self, signum: Sig) -> None:
         if signum is Sig.SIGHUP:
             self._reload("SIGHUP")
+        elif signum is Sig.SIGUSR2:
+            self._upgrade()
         elif signum in (Sig.SIGTERM, Sig.SIGINT):
             if self._phase is Phase.RUNNING:
-                self._drain(signum)
+                self._gate.refuse("the sidecar was told to stop")
+                self._drain(signum.name)
             elif not self._cut_short:
                 self._cut_short = True
                 self._deadline = min(self._deadline, self._clock() + CUT_SHORT_S)
@@ -358,22 +337,27 @@ class Supervisor:
         log.info("config.loading", why=why)
         self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         self._config.reload(self._clock())
-        self._rewrite_plans()
+        self._estate.rewrite_plans()
         self._notify("READY=1\nSTATUS=serving")
 
-    def _drain(self, signum: Sig) -> None:
+    def _drain(self, why: str, wait_s: float | None = None) -> None:
+        """Have the processes end. ``wait_s`` stands for ``timeouts.drain_wait_s`` where nobody needs to notice."""
         timeouts = self._config.settings.timeouts
-        log.info("sidecar.draining", signal=signum.name, drain_wait_s=timeouts.drain_wait_s, drain_s=timeouts.drain_s)
-        self._notify("STOPPING=1\nSTATUS=draining")
+        wait_s = timeouts.drain_wait_s if wait_s is None else wait_s
+        log.info("sidecar.draining", why=why, drain_wait_s=wait_s, drain_s=timeouts.drain_s)
         self._phase = Phase.DRAINING
-        self._deadline = self._clock() + timeouts.drain_wait_s + timeouts.drain_s + KILL_AFTER_DRAIN_S
-        self._close_listeners()  # the data processes' copies are the last ones then
+        self._deadline = self._clock() + wait_s + timeouts.drain_s + KILL_AFTER_DRAIN_S
+        self._estate.close_listeners()  # the data processes' copies are the last ones then
+        if not self._estate.handed_over and self._inheritance_is_mine():
+            self._notify("STOPPING=1\nSTATUS=draining")
         for child in (self.control, *self.data):
             child.restart_at = None
             child.send(Sig.SIGTERM)
 
     def _advance(self, now: float) -> None:
         if self._phase is Phase.RUNNING:
+            if now >= self._gate_due:
+                self._gate_due = inf if self._gate.open() else now + GATE_AGAIN_S
             if self._config.watch is not None and self._config.watch.changed(now):
                 self._reload("the file changed")
             for child in (self.control, *self.data):
@@ -383,7 +367,7 @@ class Supervisor:
             if who:
                 log.error("sidecar.giving_up", who=who, failed_starts=MAX_FAILED_STARTS, see="their lines above")
                 self._exit = EXIT_FAILED
-                self._drain(Sig.SIGTERM)
+                self._drain("giving up")
                 self._deadline = min(self._deadline, now + CUT_SHORT_S)
         if self._phase is Phase.DRAINING:
             if now >= self._deadline:

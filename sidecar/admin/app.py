@@ -24,7 +24,12 @@ def make_app(context: Context) -> web.Application:
     """Return the application. Order matters: errors wrap everything, and nobody writes from a foreign page."""
     app = web.Application(
         client_max_size=MAX_BODY_BYTES,
-        middlewares=[guard.errors, guard.same_host, guard.write_guard(lambda: context.settings.admin.token_file)],
+        middlewares=[
+            guard.let_go(lambda: context.handed_over),
+            guard.errors,
+            guard.same_host,
+            guard.write_guard(lambda: context.settings.admin.token_file),
+        ],
     )
     app.add_routes(Handlers(context).routes())
     return app

@@ -38,3 +38,5 @@ class Context:
     ask_reload: Callable[[], bool]
     """Has the supervisor look at the configuration again; False where it cannot."""
     draining: bool = False
+    handed_over: bool = False
+    """Another sidecar serves on the same sockets; what still comes here comes on connections that were there before."""

@@ -62,7 +62,7 @@ def not_ready(context: Context, now: float) -> list[str]:
     A worker whose quarantine is over counts: only a request finds out whether it answers again.
     """
     reasons = []
-    if context.draining:
+    if context.draining and not context.handed_over:
         reasons.append("draining")
     if not any(process.speaks(now) for process in context.keeper.processes):
         reasons.append("no data process speaks")

@@ -95,6 +95,19 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     return response
 
 
+def let_go(handed_over: Callable[[], bool]) -> Any:
+    """Return the middleware that closes kept connections once another sidecar serves the admin API."""
+
+    @web.middleware
+    async def closing(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await handler(request)
+        if handed_over():
+            response.force_close()
+        return response
+
+    return closing
+
+
 @web.middleware
 async def same_host(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse a loopback request under another name: a web page that rebinds its DNS name to 127.0.0.1 is no user."""

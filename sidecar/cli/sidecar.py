@@ -53,6 +53,17 @@ def sidecar(
         Parameter(help="Path that workers answer with 2xx when ready; without it they count as ready. With --to only."),
     ] = None,
     log_format: Annotated[Literal["text", "json"] | None, Parameter(help="How log lines look.")] = None,
+    upgrade: Annotated[
+        bool,
+        Parameter(
+            help="Take the sockets over from the sidecar that listens there now, and have it drain; see also SIGUSR2.",
+            show_default=False,
+        ),
+    ] = False,
+    upgrade_from: Annotated[
+        str | None,
+        Parameter(help="The same, from the sidecar that listens on this address, as it logged it (`listener.open`)."),
+    ] = None,
     no_watch: Annotated[
         bool,
         Parameter(
@@ -92,13 +103,18 @@ def sidecar(
     for warning in loaded.warnings:
         sys.stderr.write(f"warning: {warning}\n")
 
-    from sidecar import supervisor  # after the configuration was found good: it brings logging and sockets along
+    from sidecar import start  # after the configuration was found good: it brings logging and sockets along
 
     path = str(config.absolute()) if config is not None else ""
-    source = supervisor.Source(
+    source = start.Source(
         path or FLAGS, lambda: load(config and config.absolute(), environ, overrides), "" if no_watch else path
     )
-    return supervisor.run(loaded.settings, source=source, notify_socket=environ.get("NOTIFY_SOCKET", ""))
+    return start.run(
+        loaded.settings,
+        source=source,
+        notify_socket=environ.get("NOTIFY_SOCKET", ""),
+        upgrade=start.Upgrade(sys.orig_argv, upgrade or upgrade_from is not None, upgrade_from or ""),
+    )
 
 
 def flag_overrides(

@@ -92,6 +92,7 @@ class Scalar(IntEnum):
     HEDGES_WON_TOTAL = 45
     HEDGES_DENIED_TOTAL = 46
     CONFIG_NOW = 47  # sequence number of the configuration in force
+    ACCEPTING_NOW = 48  # 1 from when it accepts connections
 
 
 SCALAR_WORDS = 64

@@ -126,7 +126,7 @@ def test_a_terminal_s_ctrl_c_reaches_only_the_supervisor(tmp_path: Path) -> None
         process.send(signal.SIGINT)
         assert process.wait() == 0
         (event,) = process.events("sidecar.draining")
-        assert event["signal"] == "SIGINT"
+        assert event["why"] == "SIGINT"
 
 
 def test_who_overstays_the_grace_period_is_killed_and_the_exit_code_says_so(tmp_path: Path) -> None:

@@ -17,11 +17,8 @@ from types import FrameType
 
 import msgspec
 
-from sidecar import boot, supervisor
+from sidecar import boot
 from sidecar.settings import Settings
-from sidecar.signals import Signals
-from sidecar.sockets import open_admin, open_listeners
-from sidecar.telemetry.logs import setup_logging
 
 
 def stand_in_command(role: str, plan_fd: int) -> tuple[str, ...]:
@@ -29,11 +26,17 @@ def stand_in_command(role: str, plan_fd: int) -> tuple[str, ...]:
 
 
 def supervise(settings: Settings, notify_socket: str) -> int:
+    from sidecar import start, supervisor  # the other roles begin without all this
+    from sidecar.sdnotify import Notify
+    from sidecar.signals import Signals
+    from sidecar.sockets import open_admin, open_listeners
+    from sidecar.telemetry.logs import setup_logging
+
     setup_logging("json", "debug", "supervisor")
     with Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)) as signals:
         listeners, admin = open_listeners(settings.listeners), open_admin(settings.admin)
-        notify = supervisor.Notify(notify_socket)
-        config = supervisor.configuration(settings, None)
+        notify = Notify(notify_socket)
+        config = start.configuration(settings, None)
         return supervisor.Supervisor(config, listeners, admin, signals, notify=notify, command=stand_in_command).run()
 
 

@@ -61,7 +61,7 @@ def test_carrying_grpc_loads_no_client_of_anything() -> None:
 
 
 def test_supervisor_loads_no_event_loop() -> None:
-    assert loaded_by("sidecar.supervisor") & SUPERVISOR_NEVER == set()
+    assert loaded_by("sidecar.start") & SUPERVISOR_NEVER == set()
 
 
 def test_the_environment_is_read_at_the_roots_only() -> None:
