@@ -111,6 +111,33 @@ def is_forwarding(name: bytes) -> bool:
     return _FORWARDING.match(name + b":") is not None
 
 
+class Continuation:
+    """What :meth:`Peer.rewrite` does to the heads of one shape, without reading them: see ``shapes``.
+
+    It continues an ``X-Forwarded-For`` in its usual spelling and takes ``warmroute-attempt: 1`` out. Whether that was
+    all there is to do must be compared once with what ``rewrite`` made of a head of the shape.
+    """
+
+    __slots__ = ("_attempt", "_chain", "_item")
+
+    def __init__(self, raw: bytes, peer: Peer) -> None:
+        chain = _CHAIN.search(raw)
+        attempt = _FIRST_ATTEMPT.search(raw)
+        self._chain = chain[0] if chain is not None and peer.address else b""
+        self._attempt = attempt[0] if attempt is not None else b""
+        self._item = b", " + peer.address
+
+    def of(self, forward: bytes) -> bytes:
+        """Return a head of the shape as it goes on."""
+        if self._chain:
+            end = forward.find(b"\r\n", forward.find(self._chain) + 2)
+            forward = forward[:end] + self._item + forward[end:]
+        return forward.replace(self._attempt, b"", 1) if self._attempt else forward
+
+
+_CHAIN: Final = re.compile(rb"\r\nx-forwarded-for: ", re.IGNORECASE)
+_FIRST_ATTEMPT: Final = re.compile(rb"\r\nwarmroute-attempt: 1(?=\r\n)", re.IGNORECASE)
+
 STRANGER: Final = Peer()
 """A peer of whom nothing is known."""
 
@@ -181,4 +208,4 @@ def numbered(head: bytes, attempt: int) -> bytes:
 def _appended(line: bytes, item: bytes) -> bytes:
     """Return the line of a field that holds a list (RFC 9110 5.6.1) with one more item."""
     line = line.rstrip(b" \t,")
-    return line + (b" " if line.endswith(b":") else b", ") + item
+    return line + (b", " if line.partition(b":")[2] else b" ") + item

@@ -16,7 +16,7 @@ from typing import Final
 import httptools
 
 from router.outcomes import Outcome
-from sidecar.http1.forwarding import FORWARDING_FIELDS, STRANGER, Peer
+from sidecar.http1.forwarding import FORWARDING_FIELDS, STRANGER, Continuation, Peer
 from sidecar.http1.upgrade import protocols, refused, upgrade_of
 
 CHUNKED: Final = -1
@@ -57,6 +57,10 @@ _REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) (/[!\"$-~\x80
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\t -~\x80-\xff]*)?\r\n")
 _OK: Final = b"HTTP/1.1 200 OK\r\n"
 _KEEP_ALIVE: Final = b"\r\nConnection: keep-alive"
+_NONE: Final = 0
+_ALIVE: Final = 1
+_CONTINUED: Final = 2
+"""Edits between what was read and what is passed on: none, the line above cut out, a trusted peer's chain continued."""
 _VERSION: Final = re.compile(rb"HTTP/[0-9]\.[0-9]")
 _TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _REQUEST_START: Final = re.compile(rb"[A-Za-z]+[A-Za-z-]*( |$)")
@@ -80,23 +84,29 @@ class Head:
     ``length`` is in bytes, 0 for none, CHUNKED, or UNTIL_CLOSE.
     """
 
-    __slots__ = ("_cut", "forward", "length")
+    __slots__ = ("_edit", "forward", "length")
 
+    _edit: int  # how ``forward`` comes from what was read
     forward: bytes
     length: int
 
     def fits(self, raw: bytes) -> bool:
-        """Return whether it is passed on as it came in ``raw``, or with a usual ``Connection: keep-alive`` cut out."""
+        """Return whether it is passed on as it came in ``raw``, or with no more than a usual edit."""
         plain = raw[:-2]
-        self._cut = self.forward != plain
-        return not self._cut or self.forward == plain.replace(_KEEP_ALIVE, b"", 1)
+        self._edit = _NONE if self.forward == plain else _ALIVE
+        return self._edit == _NONE or self.forward == plain.replace(_KEEP_ALIVE, b"", 1)
 
     def like(self, raw: bytes, found: re.Match[bytes]) -> None:
         """Become the head of ``raw``, which has the same shape (``found`` is its match): this one fitted its own."""
         forward = raw[:-2]
-        self.forward = forward.replace(_KEEP_ALIVE, b"", 1) if self._cut else forward
+        if self._edit:
+            forward = forward.replace(_KEEP_ALIVE, b"", 1) if self._edit == _ALIVE else self._continued(forward)
+        self.forward = forward
         if found.lastindex:
             self.length = int(found[1])
+
+    def _continued(self, forward: bytes) -> bytes:
+        return forward
 
 
 class RequestHead(Head):
@@ -107,6 +117,7 @@ class RequestHead(Head):
     """
 
     __slots__ = (
+        "_continuation",
         "asked",
         "attempt",
         "end",
@@ -116,6 +127,7 @@ class RequestHead(Head):
         "key",
         "method",
         "minor",
+        "peer",
         "raw",
         "target",
         "timeout_ms",
@@ -127,6 +139,7 @@ class RequestHead(Head):
     attempt: int
     end: bytes
     key: bytes
+    peer: Peer
     method: bytes
     target: bytes
     minor: int
@@ -135,6 +148,21 @@ class RequestHead(Head):
     has_traceparent: bool
     timeout_ms: int  # x-request-timeout-ms, which is not passed on as it is; -1 where there is none
     upgrade: list[bytes]  # protocols that may be switched to, in lower case; they are passed on
+
+    _continuation: Continuation
+
+    def fits(self, raw: bytes) -> bool:
+        """Return the same; a trusted peer's chain may be continued besides."""
+        if Head.fits(self, raw):
+            return True
+        if not self.peer.trusted:
+            return False
+        self._edit = _CONTINUED
+        self._continuation = Continuation(raw, self.peer)
+        return self.forward == self._continued(raw[:-2])
+
+    def _continued(self, forward: bytes) -> bytes:
+        return self._continuation.of(forward)
 
     def request_id(self) -> bytes:
         """Return the caller's x-request-id, or nothing."""
@@ -211,6 +239,7 @@ def parse_request(
     head.keep_alive = minor == 1
     head.has_request_id = head.has_traceparent = False
     head.timeout_ms = -1
+    head.peer = peer
     head.end = peer.end
     head.attempt = 1
     head.upgrade = _NO_UPGRADE

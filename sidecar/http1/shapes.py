@@ -4,8 +4,9 @@ A connection's peer sends the same head again and again, save for a length, an i
 read strictly, another that is equal byte for byte outside those values, and whose values are what they must be, has the
 same reading; it need not be worked out again. A shape is a regular expression that says just that.
 
-What may differ: ``Content-Length`` (digits), ``x-request-id`` (visible ASCII), ``traceparent`` (its own form), ``Date``
-(IMF-fixdate). None of these can end a line or begin another field.
+What may differ: ``Content-Length`` (digits), ``x-request-id`` (visible ASCII), ``traceparent`` (its own form),
+``X-Forwarded-For`` (addresses; only heads of trusted peers that have one have a shape), ``Date`` (IMF-fixdate). None of
+these can end a line or begin another field.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ LEARN_AT_ONCE: Final = 4
 """Making an expression takes half a millisecond to two: callers whose heads have ever new shapes must not buy many. One
 may be made in this time, and so many at once where none was made for long."""
 
-_FIELD: Final = re.compile(rb"\r\n(content-length|x-request-id|traceparent|date): ([^\r]*)", re.IGNORECASE)
+_FIELD: Final = re.compile(
+    rb"\r\n(content-length|x-request-id|traceparent|x-forwarded-for|date): ([^\r]*)", re.IGNORECASE
+)
 _VALUES: Final = {
     b"content-length": rb"([0-9]{1,18})",
     b"x-request-id": rb"[!-~]{1,128}",
     b"traceparent": rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}",
+    b"x-forwarded-for": rb"[0-9A-Fa-f.:]{1,64}(?:, ?[0-9A-Fa-f.:]{1,64}){0,15}",
     b"date": rb"[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT",
 }
 

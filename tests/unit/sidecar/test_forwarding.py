@@ -101,6 +101,9 @@ def test_connection_cannot_take_out_what_is_written_here() -> None:
             [b"X-Forwarded-For: 203.0.113.9, 198.51.100.1", b"A: 1", *OURS[1:]],
             id="a chain is continued",
         ),
+        pytest.param(
+            [b"X-Forwarded-For: 2001:db8::"], [b"X-Forwarded-For: 2001:db8::, 198.51.100.1", *OURS[1:]], id="a colon"
+        ),
         pytest.param([b"X-Forwarded-For:"], [b"X-Forwarded-For: 198.51.100.1", *OURS[1:]], id="an empty chain"),
         pytest.param(
             [b"X-Forwarded-For: a", b"x-forwarded-for: b"],

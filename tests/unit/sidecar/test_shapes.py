@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.http1.forwarding import Peer
 from sidecar.http1.head import HeadError, RequestHead, ResponseHead, parse_request, parse_response
 from sidecar.http1.shapes import LEARN_AT_ONCE, LEARN_EVERY_S, MAX_BYTES, MAX_SHAPES, Shapes, shape_of
 
@@ -30,7 +31,11 @@ def response(length: bytes = b"5", date: bytes = DATE, id_: bytes = b"one") -> b
 
 
 def reading(head: RequestHead | ResponseHead) -> dict[str, object]:
-    names = {name for kind in type(head).__mro__ for name in getattr(kind, "__slots__", ())} - {"_cut"}
+    names = {name for kind in type(head).__mro__ for name in getattr(kind, "__slots__", ())} - {
+        "_edit",
+        "_continuation",
+        "peer",
+    }
     return {name: getattr(head, name) for name in names}
 
 
@@ -54,6 +59,56 @@ def test_a_request_of_a_known_shape_is_read_as_in_full(length: bytes, id_: bytes
     known.like(raw, found)
     known.raw = raw
     assert reading(known) == reading(parse_request(raw))
+
+
+PROXY = Peer("198.51.100.1", trusted=True)
+CHAINS = st.one_of(
+    VALUES,
+    st.lists(st.one_of(st.ip_addresses(v=4).map(str), st.ip_addresses(v=6).map(str)), min_size=1, max_size=20).map(
+        lambda chain: ", ".join(chain).encode()
+    ),
+)
+
+
+@given(
+    CHAINS, VALUES, st.sampled_from([b"", b"warmroute-attempt: 1\r\n", b"X-Forwarded-Proto: https\r\n"]), st.booleans()
+)
+def test_a_trusted_peer_s_chain_is_continued_as_reading_it_in_full_would(
+    chain: bytes, id_: bytes, more: bytes, first: bool
+) -> None:
+    def with_chain(chain: bytes, id_: bytes) -> bytes:
+        line = b"X-Forwarded-For: " + chain + b"\r\n"
+        raw = request(id_=id_, more=line + more if first else more + line)
+        return raw.replace(b"Connection: keep-alive\r\n", b"")
+
+    known = parse_request(with_chain(b"203.0.113.9", b"one"), peer=PROXY)
+    assert known.fits(known.raw)
+    raw = with_chain(chain, id_)
+    found = matcher(known.raw).fullmatch(raw)
+    if found is None:
+        return
+    known.like(raw, found)
+    known.raw = raw
+    assert reading(known) == reading(parse_request(raw, peer=PROXY))
+
+
+def test_where_more_is_rewritten_than_a_chain_there_is_no_shape() -> None:
+    chain = b"X-Forwarded-For: 203.0.113.9\r\n"
+    bare = request().replace(b"Connection: keep-alive\r\n", b"")[:-2]
+    for more in (
+        chain + chain,
+        b"X-Forwarded-For:203.0.113.9\r\n",
+        b"X-Forwarded-For: \r\n",
+        b"X-Forwarded-For: 203.0.113.9 \r\n",
+        b"Forwarded: for=a\r\n",
+        b"warmroute-attempt: 2\r\n",
+        chain + b"Connection: keep-alive\r\n",
+    ):
+        raw = bare + more + b"\r\n"
+        assert not parse_request(raw, peer=PROXY).fits(raw), more
+    raw = bare + chain + b"\r\n"
+    assert parse_request(raw, peer=PROXY).fits(raw)
+    assert not parse_request(raw, peer=Peer("198.51.100.1")).fits(raw)
 
 
 @given(st.integers(0, 10**18 - 1), st.text("abcXYZ0189-_.~!", min_size=1, max_size=128))
