@@ -34,8 +34,8 @@ def sidecar(
     to: Annotated[
         tuple[str, ...],
         Parameter(
-            help="A worker, http://HOST:PORT, grpc://HOST:PORT or unix:/PATH; may be repeated. Without a file only; "
-            "whatever is asked goes there.",
+            help="A worker, http(s)://HOST:PORT, grpc(s)://HOST:PORT or unix:/PATH; may be repeated. Without a file "
+            "only; whatever is asked goes there.",
             show_default=False,
         ),
     ] = (),

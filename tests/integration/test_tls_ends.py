@@ -177,3 +177,35 @@ async def test_bytes_come_through_whatever_pieces_they_come_in(path: DataPath, t
             await asyncio.sleep(0)
         assert (await client.answer()).body == b"0123456789" * 20
         assert (await client.ask(post(LARGE))).body == LARGE
+
+
+SWITCH = request(b"GET /tunnel HTTP/1.1", b"Connection: Upgrade", b"Upgrade: echo")
+
+
+async def switches(origin: OriginConnection) -> None:
+    """Switch protocols and send everything back; end after ``bye``."""
+    await origin.head()
+    await origin.send(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+    while data := await origin.reader.read(65536):
+        await origin.send(data)
+        if data.endswith(b"bye"):
+            return
+
+
+@on_data_path(SecureOrigin(switches))
+async def test_a_tunnel_ends_in_order_whichever_side_ends_it(path: DataPath, tmp_path: Path) -> None:
+    async with over_tls(path, tmp_path) as port:
+        path.origin.show(tmp_path)  # type: ignore[attr-defined]
+        for last in (b"more", b"bye"):
+            client = await connect(path, port)
+            await client.send(SWITCH)
+            assert (await client.head()).status == 101
+            for data in (b"x" * 100_000, last):
+                await client.send(data)
+                assert await client.reader.readexactly(len(data)) == data
+            if last == b"more":
+                client.close()
+            else:
+                assert await client.rest() == b""
+            await path.until(lambda: not path.plane.connections, "both are gone")
+    assert path.outcomes == {"ok": 2}
