@@ -405,9 +405,9 @@ class DataProcess:
         grace_s = self._plan.settings.timeouts.drain_s
         self._drain_until = now + grace_s
         self._log.info("drain.began", connections=len(self._plane.connections), grace_s=grace_s)
+        if not self._plan.handed_over:
+            self._plane.leave()
         self._plane.drain(now)
-        if self._plan.handed_over:
-            self._plane.leaving = False  # who asks for readiness means the address, and that is served
         self._go.set()
         self._stopping = self._loop.create_task(self._stop_accepting(), name="stop accepting")
 

@@ -258,6 +258,8 @@ class Supervisor:
         """Return why no successor may take over now; empty where one may."""
         if self._phase is not Phase.RUNNING:
             return "the sidecar is draining"
+        if not self._relaunch:
+            return "this sidecar belongs to the program that started it (warmroute up), which alone can start another"
         return "" if self._inheritance_is_mine() else "the sidecar is itself still taking over"
 
     def _offer(self) -> Offer:
@@ -275,8 +277,6 @@ class Supervisor:
     def _upgrade(self) -> None:
         """Start a successor with the command that started this one."""
         why = self._why_not_now()
-        if not why and not self._relaunch:
-            why = "this sidecar was started by another program, which alone can start another one"
         if not why and os.getpid() == 1:
             why = "it is process 1, with which its container ends: replace the container"
         if not why and (self._successor is not None or self._gate.pid):

@@ -408,10 +408,11 @@ class Plane:
     def drain(self, now: float) -> None:
         """Begin to end: every answer from now on closes its connection, idle ones go after ``timeouts.drain_idle_s``.
 
-        That long a request which is already on its way is still answered.
+        That long a request which is already on its way is still answered. Whether this process is ready is another
+        question (:meth:`leave`): where another sidecar serves on the same sockets, the address is.
         """
-        self.leave()
         self.draining = True
+        self.gauge(Scalar.DRAINING_NOW, 1)
         self._close_idle_at = now + self.timeouts.drain_idle_s
         for connection in self.connections:
             connection.retire(now, self.timeouts.drain_idle_s)

@@ -1,12 +1,13 @@
-"""A sidecar ends under a load of gRPC calls: callers who have another notice nothing, running calls end whole."""
+"""A sidecar ends, or is upgraded, under a load of gRPC calls: callers notice nothing, running calls end whole."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -116,3 +117,28 @@ def test_a_drain_under_load_loses_no_call(tmp_path: Path) -> None:
         assert callers.failures == []
         assert two.metric("warmroute_requests_total", outcome="ok") > 0
     assert not one.process.events("drain.cut")
+
+
+def test_an_upgrade_under_load_loses_no_call(tmp_path: Path) -> None:
+    with (
+        worker() as port,
+        running(tmp_path, settings=settings(port)) as sidecar,
+        Callers([sidecar.listen]) as callers,
+        grpc.insecure_channel(sidecar.listen) as channel,
+    ):
+        try:
+            until(lambda: callers.answers > 50 * CALLERS, "calls are answered")
+            slow = channel.unary_unary("/w.W/Slow").future(b"slow", timeout=10)
+            time.sleep(0.3)
+            sidecar.process.send(signal.SIGUSR2)
+            sidecar.process.await_event("upgrade.done")
+            assert sidecar.process.wait() == 0
+            assert slow.result(5) == b"slow"
+            before = callers.answers
+            until(lambda: callers.answers > before + 20 * CALLERS, "the successor answers on the same address")
+            assert callers.failures == []
+            assert not sidecar.process.events("drain.cut")
+        finally:
+            for event in sidecar.process.events("upgrade.started"):
+                with suppress(ProcessLookupError):
+                    os.kill(event["pid"], signal.SIGKILL)

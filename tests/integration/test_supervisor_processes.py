@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.handover import HandoverError, Inheritance
 from tests.support.sidecars import Process, gone, stand_in, until
 
 
@@ -173,6 +174,17 @@ def test_without_a_source_sighup_is_told_to_be_unsupported_and_changes_nothing(t
         children = await_up(tmp_path, process)
         process.send(signal.SIGHUP)
         process.await_event("config.reload_unsupported")
+        with connect(process) as sock:
+            assert served_by(sock) in children
+
+
+def test_one_that_another_program_started_hands_over_to_nobody(tmp_path: Path) -> None:
+    with stand_in(tmp_path, {}) as process:
+        children = await_up(tmp_path, process)
+        process.send(signal.SIGUSR2)
+        assert "warmroute up" in process.await_event("upgrade.refused")["why"]
+        with pytest.raises(HandoverError, match="belongs to the program that started it"):
+            Inheritance.claim([process.await_event("listener.open")["address"]], "9.9")
         with connect(process) as sock:
             assert served_by(sock) in children
 

@@ -33,7 +33,7 @@ def supervise(settings: Settings, notify_socket: str) -> int:
     from sidecar.telemetry.logs import setup_logging
 
     setup_logging("json", "debug", "supervisor")
-    with Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)) as signals:
+    with Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)) as signals:
         listeners, admin = open_listeners(settings.listeners), open_admin(settings.admin)
         notify = Notify(notify_socket)
         config = start.configuration(settings, None)
