@@ -79,7 +79,7 @@ def test_many_calls_share_a_worker_s_connection_up_to_its_limit() -> None:
     [
         (INFER, message(infer(b"n")), (), "n"),
         (INFER, message(infer(b"m", b"")), (), "m"),
-        (INFER, message(gzip.compress(infer(b"n"))), ((b"grpc-encoding", b"gzip"),), "n"),
+        (INFER, message(gzip.compress(infer(b"n"), mtime=0)), ((b"grpc-encoding", b"gzip"),), "n"),
         (b"/inference.GRPCInferenceService/ModelReady", message(b"\x0a\x01n"), (), "n"),
         (b"/inference.GRPCInferenceService/RepositoryModelUnload", message(b"\x0a\x01r\x12\x01n"), (), "n"),
         (b"/inference.GRPCInferenceService/RepositoryIndex", message(b"\x0a\x01n"), (), "m"),
