@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +23,7 @@ REQUESTS = (
     CHAT + b'Content-Length: 27\r\nExpect: 100-continue\r\n\r\n{"model":"m","model" : "n"}',
     CHAT + b'Content-Length: 13\r\n\r\n{"model":"n"}',
     b"GET /v1/x HTTP/1.1\r\nHost: a\r\nwarmroute-model: m\r\nX-Forwarded-For: b\r\nwarmroute_attempt: 9\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: a\r\nx-request-timeout-ms: 90\r\nContent-Length: 5\r\n\r\nhello",
     b"\r\n\r\n",
 )
 RESPONSES = (
@@ -39,13 +42,13 @@ ODD = st.sampled_from(
 
 
 @st.composite
-def streams(draw: st.DrawFn, messages: tuple[bytes, ...]) -> list[bytes]:
+def streams(draw: st.DrawFn, messages: tuple[bytes, ...], *, damages: int = 3, cuts_at: int = 6) -> list[bytes]:
     """Messages, some damaged, cut into pieces anywhere."""
     data = b"".join(draw(st.lists(st.sampled_from(messages), max_size=4)))
-    for _ in range(draw(st.integers(0, 3))):
+    for _ in range(draw(st.integers(0, damages))):
         at = draw(st.integers(0, len(data)))
         data = data[:at] + draw(st.one_of(ODD, st.binary(max_size=6))) + data[at + draw(st.integers(0, 4)) :]
-    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=6)))
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=cuts_at)))
     pieces = [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
     return [piece for piece in pieces if piece]
 
@@ -60,18 +63,37 @@ FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 def test_any_bytes_both_ways_end_in_one_outcome_each(
     asked: list[bytes], answered: list[bytes], steps: list[str], reset: bool
 ) -> None:
-    with bench() as by_hand:
+    drive(asked, answered, steps, reset=reset, bounded=False)
+
+
+@FUZZ
+@given(
+    streams(REQUESTS, damages=0, cuts_at=1),
+    st.lists(streams(RESPONSES, damages=1, cuts_at=1), max_size=4).map(lambda each: [b for one in each for b in one]),
+    st.lists(st.sampled_from(["cw", "cw", "w", "a", "A", "aA", "o", "O", "t", "f", "r"]), max_size=32).map("".join),
+    st.booleans(),
+)
+def test_any_bytes_of_two_workers_at_once_end_in_one_outcome_each(
+    asked: list[bytes], answered: list[bytes], steps: str, reset: bool
+) -> None:
+    """Hedges, times of tries and of requests, one connection for each worker: nothing is lost or counted twice."""
+    drive(asked, answered, steps, reset=reset, bounded=True)
+
+
+def drive(asked: list[bytes], answered: list[bytes], steps: Iterable[str], *, reset: bool, bounded: bool) -> None:
+    """Let it all happen in this order. Small letters: the first worker that was asked, large ones: the last."""
+    with bench(bounded=bounded) as by_hand:
         down, transport = by_hand.connection, by_hand.transport
         for step in [*steps, *"ca" * 12]:
             by_hand.now += 0.01
             if step == "c" and asked and transport.reading and not transport.closing:
                 down.data_received(asked.pop(0))
-            elif step == "a" and answered and by_hand.busy:
-                worker = by_hand.busy[0]
+            elif step in "aA" and answered and by_hand.busy:
+                worker = by_hand.busy[0 if step == "a" else -1]
                 if not worker.transport.is_closing():
                     worker.data_received(answered.pop(0))
-            elif step == "o" and by_hand.busy:  # the worker's end
-                worker = by_hand.busy[0]
+            elif step in "oO" and by_hand.busy:  # the worker's end
+                worker = by_hand.busy[0 if step == "o" else -1]
                 worker.connection_lost(ConnectionResetError() if reset else None)
             elif step == "h" and by_hand.busy:  # one half of it
                 worker = by_hand.busy[0]
@@ -85,7 +107,7 @@ def test_any_bytes_both_ways_end_in_one_outcome_each(
             elif step == "w":
                 by_hand.loop.run()
             elif step == "t":
-                by_hand.now += 40.0
+                by_hand.now += 40.0 if not bounded else 16.0
                 by_hand.plane.sweep(by_hand.now)
             elif step == "f":
                 down.pause_writing()

@@ -9,10 +9,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
 from router.cluster import Cluster
 from router.model import EndpointRecord, EndpointSeen, Event, Replica
 from router.outcomes import AttemptResult, Outcome
-from router.policy import ModelPolicy, Policies
+from router.policy import HedgingPolicy, ModelPolicy, Policies
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import VIA
 from sidecar.http1.plane import Plane
@@ -89,13 +91,25 @@ SMALL = Limits(head_bytes=1024, target_bytes=64, fields=8, body_bytes=64, replay
 
 
 class Bench:
-    """One caller's connection in front of one worker, all by hand."""
+    """One caller's connection in front of two workers, all by hand.
 
-    def __init__(self, page: Page, limits: Limits = SMALL, *, idempotent: bool = True) -> None:
+    ``bounded``: requests are hedged (whenever the loop runs), tries have a time, and each worker takes one connection.
+    """
+
+    def __init__(self, page: Page, limits: Limits = SMALL, *, idempotent: bool = True, bounded: bool = False) -> None:
         self.loop = HandLoop()
         self.now = 0.0
-        models = (ModelPolicy("m", idempotent=idempotent, default=True), ModelPolicy("n"))
-        self.cluster = Cluster(Policies(), models, 0.0)
+        policies = Policies(hedging=HedgingPolicy(minimum_samples=1))
+        models = (ModelPolicy("m", idempotent=idempotent, default=True, hedge=bounded), ModelPolicy("n"))
+        self.cluster = Cluster(policies, models, 0.0)
+        route = self.cluster.route("m")
+        if route is not None and route.hedging is not None:
+            route.hedging.sample(0.1)
+            route.hedging.settle(0.0)
+        timeouts = Timeouts()
+        if bounded:
+            limits = msgspec.structs.replace(limits, connections_per_endpoint=1)
+            timeouts = Timeouts(try_s=15.0, total_s=60.0)
         shared: list[Event] = []
         self.plane = Plane(
             cluster=self.cluster,
@@ -104,7 +118,7 @@ class Bench:
             clock=lambda: self.now,
             rng=random.Random(1),
             limits=limits,
-            timeouts=Timeouts(),
+            timeouts=timeouts,
             share=shared.extend,
         )
         for name in ("o0", "o1"):
@@ -154,11 +168,11 @@ class Bench:
 
 
 @contextmanager
-def bench() -> Iterator[Bench]:
+def bench(*, bounded: bool = False) -> Iterator[Bench]:
     fd = create("fuzz")
     page = Page(fd)
     page.begin(os.getpid(), 0.0)
-    made = Bench(page)
+    made = Bench(page, bounded=bounded)
     try:
         yield made
     finally:
