@@ -54,6 +54,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _endpoints(settings)
     yield from _ids(settings)
     yield from _too_many_models(settings)
+    yield from _times(settings)
     overload = settings.overload
     if overload.soft_ratio >= overload.hard_ratio:
         yield Finding(
@@ -293,6 +294,26 @@ def _hedge(index: int, settings: Settings) -> Iterator[Finding]:
         yield Finding(path, "needs idempotent: true, as a hedged request may be executed twice")
     if settings.policies.retry.attempts == 0:
         yield Finding(path, "needs policies.retry.attempts of at least 1: a hedge is one of them")
+    places = len(settings.models[index].endpoints) + sum(
+        settings.models[index].name in map(_model_name, endpoint.models) for endpoint in settings.endpoints
+    )
+    if settings.state.url == "none" and places == 1:
+        yield Finding(path, "has no effect: the model has one endpoint, and nobody else to ask", warning=True)
+
+
+def _times(settings: Settings) -> Iterator[Finding]:
+    """Yield times of one try that the time of the whole request always comes before."""
+    common = settings.timeouts
+    if common.try_s is not None and common.total_s is not None and common.try_s >= common.total_s:
+        yield Finding(("timeouts", "try_s"), f"has no effect: total_s ({common.total_s}) ends first", warning=True)
+    for index, model in enumerate(settings.models):
+        own = model.timeouts
+        try_s = common.try_s if own.try_s is None else own.try_s
+        total_s = common.total_s if own.total_s is None else own.total_s
+        named = "try_s" if own.try_s is not None else "total_s" if own.total_s is not None else ""
+        if named and try_s is not None and total_s is not None and try_s >= total_s:
+            text = f"try_s ({try_s}) has no effect: total_s ({total_s}) ends first"
+            yield Finding(("models", index, "timeouts", named), text, warning=True)
 
 
 def _is_endpoint(url: str) -> bool:

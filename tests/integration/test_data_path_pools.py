@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
-from router.model import EndpointGone, GoneReason
+from router.model import EndpointGone, EndpointHeld, GoneReason
 from router.outcomes import AttemptResult
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
@@ -18,6 +19,7 @@ from tests.support.data_path import (
     DataPath,
     Origin,
     OriginConnection,
+    Refusing,
     answer,
     chunked,
     echo,
@@ -282,3 +284,33 @@ async def test_an_address_that_is_none_counts_as_a_worker_that_is_not_there(path
     got = await client.ask(request())
     assert got.status == 503
     assert path.results == {AttemptResult.CONNECT_REFUSED.value: 1}
+
+
+@on_data_path(echo)
+async def test_an_endpoint_may_be_a_name(path: DataPath) -> None:
+    path.cluster.endpoints["o0"].address = path.origin.address.replace("127.0.0.1", "localhost")
+    client = await path.connect()
+    assert (await client.ask(post(b"x"))).body == b"x"
+
+
+class NamedNowhere(Refusing):
+    """A name that no resolver knows (RFC 2606)."""
+
+    async def start(self) -> None:
+        self.address = "http://worker.invalid:80"
+
+
+@on_data_path(NamedNowhere, echo, timeouts=Timeouts(connect_s=0.3))
+async def test_a_name_that_leads_nowhere_costs_no_more_than_the_time_to_connect(path: DataPath) -> None:
+    """Whatever the resolver does: it may answer at once, or be silent for long."""
+    lost, other = await path.connect(), await path.connect()
+    began = time.monotonic()
+    await lost.send(post(b"lost"))
+    await path.until(lambda: path.in_flight, "in flight")
+    path.cluster.apply(EndpointHeld("o0", True, began), began)
+    assert (await other.ask(post(b"other"))).body == b"other"
+    assert time.monotonic() - began < 0.3  # nobody else waits for a name
+    assert (await lost.answer()).body == b"lost"
+    assert time.monotonic() - began < 2
+    assert path.results["success"] == 2
+    assert path.results.get("connect_refused", 0) + path.results.get("connect_timeout", 0) == 1

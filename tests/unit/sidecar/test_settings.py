@@ -237,6 +237,23 @@ def test_warnings(tmp_path: Path) -> None:
     ]
 
 
+def test_warnings_of_times_and_hedges_that_change_nothing() -> None:
+    text = """\
+version: 1
+listeners: [{address: "127.0.0.1:0"}]
+timeouts: {try_s: 5, total_s: 5}
+models:
+  - {name: a, endpoints: ["http://w:1"], idempotent: true, hedge: true, timeouts: {try_s: 4}}
+  - {name: b, endpoints: ["http://w:1", "http://w:2"], idempotent: true, hedge: true, timeouts: {total_s: 3}}
+  - {name: c, endpoints: ["http://w:1"], timeouts: {try_s: 9, total_s: 9.5}}
+"""
+    assert warnings_of(text) == [
+        "w.yaml:3:19: timeouts.try_s: 5: has no effect: total_s (5.0) ends first",
+        "w.yaml:5:67: models[0].hedge: true: has no effect: the model has one endpoint, and nobody else to ask",
+        "w.yaml:6:107: models[1].timeouts.total_s: 3: try_s (5.0) has no effect: total_s (3.0) ends first",
+    ]
+
+
 @pytest.mark.parametrize(
     "url",
     [
