@@ -326,3 +326,28 @@ async def test_a_failure_in_time_keeps_its_own_name(path: DataPath) -> None:
     client = await path.connect()
     got = await client.ask(request())
     assert (got.status, got.value(b"warmroute-outcome")) == (502, b"upstream_reset")
+
+
+CHAT = request(b"POST /v1/chat/completions HTTP/1.1", b"Content-Type: application/json", b"Content-Length: 13", ms(150))
+
+
+@on_data_path(silent, default=False, model_timeouts=ModelTimeouts(try_s=5.0))
+async def test_the_time_runs_from_the_head_also_where_the_body_names_the_model(path: DataPath) -> None:
+    client = await path.connect()
+    began = time.monotonic()
+    await client.send(CHAT + b'{"mod')
+    await asyncio.sleep(0.1)
+    await client.send(b'el":"m"}')
+    assert (await client.answer()).value(b"warmroute-outcome") == b"deadline_exceeded"
+    assert 0.148 <= time.monotonic() - began <= 0.15 + 0.08
+    assert path.results == {"outrun": 1}
+
+
+@on_data_path(echo, default=False, model_timeouts=ModelTimeouts(total_s=0.1))
+async def test_a_model_that_is_named_too_late_is_not_asked(path: DataPath) -> None:
+    client = await path.connect()
+    await client.send(CHAT.replace(FIELD, b"x-other") + b'{"mod')
+    await asyncio.sleep(0.15)
+    await client.send(b'el":"m"}')
+    assert (await client.answer()).value(b"warmroute-outcome") == b"deadline_exceeded"
+    assert path.origin.connections == []
