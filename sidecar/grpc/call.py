@@ -15,6 +15,7 @@ from sidecar.faults import strike
 from sidecar.grpc.health import OWN
 from sidecar.grpc.health import answer as answer_for_server
 from sidecar.grpc.matching import MESSAGE_HEAD, NOTHING, named_by_message, named_by_metadata, named_fields
+from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, OVER, WAITING
 from sidecar.grpc.statuses import Status, encode_message, format_timeout, judge, status_of, status_of_http
 from sidecar.http2.frames import FRAME_BYTES, Code
 from sidecar.http2.hpack import literal
@@ -33,14 +34,6 @@ if TYPE_CHECKING:
     from sidecar.http1.targets import Target
     from sidecar.http2.hpack import Field
     from sidecar.http2.stream import Stream
-
-MATCHING: Final = 0
-WAITING: Final = 1
-ANSWERING: Final = 2
-ENDING: Final = 3
-OVER: Final = 4
-"""The phases of a call, in order: MATCHING, its message has yet to say which model; WAITING for a worker's answer;
-ANSWERING, the answer has begun; ENDING, it is complete but not all sent; OVER."""
 
 RESENDS: Final = 2
 """How often a call that a worker's GOAWAY left out is sent again, to the same worker, unseen by the router."""
@@ -71,6 +64,7 @@ class Call:
         "_connection",
         "_deadline",
         "_first_s",
+        "_heard",
         "_left",
         "_limit",
         "_match",
@@ -126,6 +120,7 @@ class Call:
         self._unpaid = 0  # of that, what the caller was not credited for yet
         self._whole = True  # all that was sent is in ``_seen``
         self._first_s = -1.0  # how long the worker took to begin, where the request went on meanwhile
+        self._heard = 0  # how many bytes had come from the worker as the call was sent
         self._left = 0  # of the message that is coming,
         self._partial = b""  # whose head is not whole
         self._request_id = b""
@@ -236,6 +231,7 @@ class Call:
         head = self.head
         asked = head.asked
         self.up = up = connection.open_stream(self)
+        self._heard = connection.received_bytes
         rest = literal(b"x-request-id", self._request_id) + literal(b"traceparent", self._trace)
         if head.timeout:
             rest += literal(b"grpc-timeout", self._remaining(head.timeout))
@@ -637,6 +633,7 @@ class Call:
         if now >= self._deadline:
             self._too_late()
         elif target.watched and self._attempt is not None and now - self._attempt.began >= times.try_s:
+            self._suspect()
             self._drop_upstream(Code.CANCEL)
             self.attempt_failed(AttemptResult.TRY_TIMEOUT, times.try_text)
         elif self.active:
@@ -648,6 +645,7 @@ class Call:
                 self.fail(Outcome.CLIENT_TIMEOUT, f"no first message in {idle_s} s")
         elif phase == WAITING and self.request_done and self._deadline == inf:
             if now - self._quiet_since >= times.response_head_s:
+                self._suspect()
                 never_sent = self.wanted  # all of the worker's connections were full
                 self._drop_upstream(Code.CANCEL)
                 result = AttemptResult.CANCELLED if never_sent else AttemptResult.HEAD_TIMEOUT
@@ -656,6 +654,12 @@ class Call:
             self._stood_still(now)
         if self._timer is None and self._deadline - now < SOON_S and self.phase < ENDING:
             self._set_timer(now)
+
+    def _suspect(self) -> None:
+        """The call's time is over: where nothing at all came from the worker, it may not be there any more."""
+        up = self.up
+        if up is not None and up.connection.received_bytes == self._heard:
+            up.connection.suspect()
 
     def _stood_still(self, now: float) -> None:
         """Nothing moved for ``stream_idle_s``: because of the caller where bytes wait for it, else of the worker."""
@@ -700,6 +704,7 @@ class Call:
         if self.phase >= ENDING:
             return
         now = self._plane.clock()
+        self._suspect()
         self._drop_upstream(Code.CANCEL)
         self._settle(AttemptResult.OUTRUN, now)
         limit = self._limit or f"grpc-timeout {self.head.timeout.decode()}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from sidecar.grpc.call import ENDING, Call
+from sidecar.grpc.call import Call
 from sidecar.grpc.heads import CallHeads
+from sidecar.grpc.phases import ENDING
 from sidecar.http1.caller import LAME_DUCK_S, NEVER
 from sidecar.http1.forwarding import STRANGER
 from sidecar.http2 import frames
@@ -32,6 +33,7 @@ class CallerConnection(Connection):
 
     __slots__ = (
         "_final_id",
+        "_going",
         "_leaving",
         "_most",
         "_heads",
@@ -53,6 +55,7 @@ class CallerConnection(Connection):
         self.default_model = rules.default_model
         self.deadline = 0.0
         self._leaving = 0.0  # when the final GOAWAY is due, 0: not leaving
+        self._going = False  # the caller says that it goes
         self._final_id = MAX_STREAM  # streams above it are passed over
 
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ class CallerConnection(Connection):
     def _closed(self, stream: Stream) -> None:
         if not self.streams:
             self.deadline = self._plane.clock() + self._plane.shared.timeouts.keep_alive_s
-            if self._final_id != MAX_STREAM and not self.ended:
+            if (self._going or self._final_id != MAX_STREAM) and not self.ended:
                 self.end()
 
     def _settings(self) -> None:
@@ -194,9 +197,9 @@ class CallerConnection(Connection):
                 self.end()
 
     def _goaway(self, last_id: int, code: int) -> None:
-        """The caller will open no more calls."""
-        self._final_id = self.last_id
-        if not self.streams:
+        """The caller has all it wants: the connection ends with its last call."""
+        self._going = True
+        if not self.streams and not self.ended:
             self.end()
 
     def linger_until(self) -> None:
@@ -218,7 +221,7 @@ class CallerConnection(Connection):
 
     def sweep(self, now: float, seconds: float) -> None:
         """Look at the times of this connection and of its calls."""
-        self.quieten(seconds)
+        self.quieten(seconds, now)
         for stream in list(self.streams.values()):
             call: Call = stream.call
             try:

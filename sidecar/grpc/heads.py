@@ -18,8 +18,8 @@ _BAD_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]|\A[ \t]|[ \t]\Z")
 _CONNECTION: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 _REQUEST_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _VARYING: Final = frozenset({b"x-request-id", b"traceparent", b"grpc-timeout"})
-_MOST_ASKED: Final = 64
-_ASKED_BYTES: Final = 2048
+_MOST_ASKED: Final = 16
+_ASKED_BYTES: Final = 1024
 """Heads that a connection knows, but for what varies, and the largest of them."""
 _MAY_FORWARD: Final = frozenset(b"fwx")
 VIA: Final[Field] = (b"via", b"2 warmroute")

@@ -32,7 +32,7 @@ class GrpcPlane:
     def __init__(self, shared: Plane) -> None:
         self.shared = shared
         self.clock = shared.clock
-        self.flusher = Flusher(shared.loop)
+        self.flusher = Flusher(shared.loop, shared.clock)
         self.connections: set[CallerConnection] = set()
         self.ending: dict[Call, Outcome] = {}  # calls whose answer is complete, but not all sent
         self.watchers: dict[Call, tuple[str, int]] = {}  # health watches: the service, and what was told last

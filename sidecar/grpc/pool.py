@@ -194,7 +194,8 @@ class WorkerPool:
         """Close what has been idle for too long, cut off what lingers."""
         idle_s = self._plane.shared.timeouts.upstream_keep_alive_s
         for connection in list(self.connections):
-            connection.quieten(seconds)
+            connection.quieten(seconds, now)
+            connection.look_for_life(now)
             idle = connection.ready and not connection.streams and now - connection.idle_since > idle_s
             if idle or now >= connection.retire_at:
                 connection.close()

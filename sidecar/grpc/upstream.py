@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from router.outcomes import AttemptResult
 from sidecar.grpc.heads import AnswerHead
+from sidecar.grpc.phases import ANSWERING
 from sidecar.http2 import frames
 from sidecar.http2.connection import LINGER_S, Connection
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from sidecar.http2.hpack import Field
     from sidecar.http2.stream import Stream
 
+PING_WAIT_S: Final = 2.0
+PING_EVERY_S: Final = 300.0
+"""How long a worker that was suspected may take to answer a ping, and how long none is sent after it did."""
+_ALIVE: Final = b"wr-alive"
 _LAST_ID: Final = 1 << 30
 """A connection is replaced before its stream ids run out."""
 
@@ -26,12 +31,27 @@ _LAST_ID: Final = 1 << 30
 class WorkerConnection(Connection):
     """A connection to a worker: opens streams, reads answers."""
 
-    __slots__ = ("_gone", "_pool", "going", "idle_since", "ready", "retire_at", "settled", "why")
+    __slots__ = (
+        "_gone",
+        "_pinged_at",
+        "_pinged_when",
+        "_ping_due",
+        "_pool",
+        "going",
+        "idle_since",
+        "ready",
+        "retire_at",
+        "settled",
+        "why",
+    )
 
     def __init__(self, pool: WorkerPool) -> None:
         super().__init__(pool.flusher, client=True, head_bytes=pool.head_bytes, fields=pool.fields)
         self._pool = pool
         self._gone = select.poll()
+        self._pinged_at = 0.0  # when it was asked whether it lives, 0: it was not,
+        self._pinged_when = 0  # and how many bytes had come from it by then
+        self._ping_due = 0.0  # not before then
         self.why = ""  # it ended
         self.settled = asyncio.Event()  # it is ready, or ended
         self.ready = False  # the worker's settings came: it speaks HTTP/2
@@ -57,6 +77,27 @@ class WorkerConnection(Connection):
     def send_request(self, stream: Stream, asked: Asked, rest: bytes, *, end: bool) -> None:
         """Send a call's head: what is asked, and what only this call has, encoded as literals."""
         self.send_block(stream, self._encoder.encode_known(asked, asked.forward) + rest, end=end)
+
+    def suspect(self) -> None:
+        """A call's time ran out, and nothing came from the worker meanwhile: ask whether it is there.
+
+        Seldom: gRPC servers take frequent pings for an attack.
+        """
+        now = self._pool.clock()
+        if not self._pinged_at and now >= self._ping_due and not self.ended:
+            self._pinged_at, self._pinged_when = now, self.received_bytes
+            self._write(frames.frame(frames.PING, 0, 0, _ALIVE))
+
+    def look_for_life(self, now: float) -> None:
+        """Leave a worker that did not answer; it is out for every call that waits here."""
+        if not self._pinged_at:
+            return
+        if self.received_bytes != self._pinged_when:
+            self._pinged_at, self._ping_due = 0.0, now + PING_EVERY_S
+        elif now - self._pinged_at >= PING_WAIT_S:
+            self._pinged_at = 0.0
+            self.why = f"it did not answer a ping in {PING_WAIT_S} s"
+            self.transport.abort()
 
     def close(self) -> None:
         """Take no more calls, and close as soon as none is under way."""
@@ -85,15 +126,18 @@ class WorkerConnection(Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Settle with every call that waited for an answer."""
         self.going = self.ended = True
-        what = self.why or ("the connection closed" if exc is None else f"it failed ({type(exc).__name__})")
+        self.why = self.why or ("the connection closed" if exc is None else f"it failed ({type(exc).__name__})")
         streams, self.streams = self.streams, {}
-        self._pool.forget(self, what)
+        self._pool.forget(self, self.why)
+        self._tell(streams, AttemptResult.RESET)
+
+    def _tell(self, streams: dict[int, Stream], result: AttemptResult) -> None:
+        """Tell every call that was under way: ``result`` where no answer had begun."""
         for stream in streams.values():
             call: Call = stream.call
-            answered = bool(call.phase > 1)
             try:
-                call.attempt_failed(AttemptResult.CUT if answered else AttemptResult.RESET, what)
-            except Exception as error:  # noqa: BLE001
+                call.attempt_failed(AttemptResult.CUT if call.phase >= ANSWERING else result, self.why)
+            except Exception as error:  # noqa: BLE001  one call's end
                 call.crashed(error)
 
     def linger_until(self) -> None:
@@ -110,10 +154,7 @@ class WorkerConnection(Connection):
             super().fail(code, detail)
             streams, self.streams = self.streams, {}
             self._pool.forget(self, self.why)
-            for stream in streams.values():
-                call: Call = stream.call
-                result = AttemptResult.CUT if call.phase > 1 else AttemptResult.PROTOCOL
-                call.attempt_failed(result, self.why)
+            self._tell(streams, AttemptResult.PROTOCOL)
 
     def crashed(self, error: Exception) -> None:
         """An error of warmroute's own that belongs to no call."""

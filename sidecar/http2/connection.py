@@ -15,6 +15,8 @@ from sidecar.http2.hpack import Decoder, Encoder
 from sidecar.http2.stream import Stream
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sidecar.http2.hpack import Field
 
 CONNECTION_WINDOW: Final = 1 << 20
@@ -28,8 +30,12 @@ at once, and per second; a reset stream counts as five, so a fifth of that may b
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 1 << 20
 """How long and how much input is thrown away behind a GOAWAY that ends a connection, so that it can be read."""
-_MEMO: Final = 128
+_MEMO: Final = 32
 _RECENT: Final = 256
+MOST_UNSENT_BYTES: Final = 1 << 20
+"""Heads and control frames know no windows. Where so many bytes are not taken by a peer, it is not read either,"""
+STUCK_S: Final = 30.0
+"""and after so long it is left."""
 _HALF_WINDOW: Final = WINDOW // 2
 
 
@@ -44,8 +50,9 @@ class Head:
 class Flusher:
     """Writes what connections have gathered, once per turn of the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
         self._loop = loop
+        self.clock: Final = clock
         self._dirty: list[Connection] = []
 
     def add(self, connection: Connection) -> None:
@@ -82,6 +89,7 @@ class Connection(asyncio.Protocol):
         "_peer_window",
         "_prefaced",
         "_receive_window",
+        "_stuck_at",
         "_recent",
         "_settled",
         "blocked",
@@ -117,6 +125,7 @@ class Connection(asyncio.Protocol):
         self._recent: dict[int, None] = {}  # reset by us lately: what still comes for them is not the peer's fault
         self._noise = 0
         self._discarded = 0
+        self._stuck_at = 0.0  # since when nothing is read, as the peer reads nothing
         self.blocked: dict[Stream, None] = {}
         self.ended = False  # nothing that comes is read any more
         self.full = False  # the transport takes no more
@@ -169,6 +178,9 @@ class Connection(asyncio.Protocol):
         """Report an error of warmroute's own and end the connection."""
         raise NotImplementedError
 
+    def suspect(self) -> None:
+        """A call's time ran out in silence."""
+
     def linger_until(self) -> None:
         """Set when a connection that has ended is to be cut off."""
 
@@ -211,6 +223,10 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The peer reads again."""
         self.full = False
+        if self._stuck_at:
+            self._stuck_at = 0.0
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
         self._pump_all()
 
     # --- writing ----------------------------------------------------------------------------------------------------
@@ -221,10 +237,18 @@ class Connection(asyncio.Protocol):
         if out:
             data = b"".join(out)
             out.clear()
+            transport = self.transport
+            if transport.is_closing():
+                return
             self.sent_bytes += len(data)
-            self.transport.write(data)
+            transport.write(data)
+            if self.full and not self._stuck_at and transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
+                self._stuck_at = self._flusher.clock()
+                transport.pause_reading()
 
     def _write(self, data: bytes) -> None:
+        if self.ended:
+            return
         if not self._out:
             self._flusher.add(self)
         self._out.append(data)
@@ -385,8 +409,11 @@ class Connection(asyncio.Protocol):
         elif not self.transport.is_closing():
             self.transport.write_eof()
 
-    def quieten(self, seconds: float) -> None:
-        """Forgive noise as time passes."""
+    def quieten(self, seconds: float, now: float) -> None:
+        """Forgive noise as time passes; leave a peer that has taken nothing for too long."""
+        if self._stuck_at and now - self._stuck_at >= STUCK_S:
+            self._stuck_at = 0.0
+            self.transport.abort()
         if self._noise:
             self._noise = max(0, self._noise - int(seconds * NOISE_PER_S))
 

@@ -158,8 +158,7 @@ class Encoder:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Field, bytes] = {field: _prefixed(0x80, 0x7F, i + 1) for i, field in enumerate(STATIC)}
-        self._static = len(self._known)
+        self._known: dict[Field, bytes] = dict(_KNOWN)
         self._added: list[Field] = []
         self._seen: set[Field] = set()
         self._room = TABLE_BYTES
@@ -253,6 +252,7 @@ def literal(name: bytes, value: bytes) -> bytes:
 
 
 _ONE_BYTE: Final = [bytes((size,)) for size in range(0x7F)]
+_KNOWN: Final[dict[Field, bytes]] = {field: _prefixed(0x80, 0x7F, i + 1) for i, field in enumerate(STATIC)}
 _NAMES: Final[dict[bytes, bytes]] = {}
 """How a literal of a name begins: its index in the static table, or the name where it is one that varies a lot."""
 for _index, _field in enumerate(STATIC):

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from sidecar.http2 import frames
-from sidecar.http2.connection import CONNECTION_WINDOW, NOISE_BURST, RESET_NOISE
+from sidecar.http2.connection import CONNECTION_WINDOW, MOST_UNSENT_BYTES, NOISE_BURST, RESET_NOISE, STUCK_S
 from sidecar.http2.frames import PREFACE, WINDOW, Code, frame
 from sidecar.settings import Limits, Timeouts
 from tests.support.grpc_by_hand import GrpcBench, Peer, call_fields, grpc_bench, message
@@ -359,3 +359,48 @@ def test_a_worker_s_head_over_the_limits() -> None:
         worker.head(1, [(b":status", b"200"), (b"x-large", b"v" * 2000)])
         assert bench.caller.only(H).value(b"warmroute-outcome") == b"upstream_protocol"
         assert [one.code for one in worker.got(frames.RST_STREAM)] == [Code.PROTOCOL_ERROR]
+
+
+def test_a_caller_that_sends_calls_but_reads_no_answers_is_read_no_further_and_left() -> None:
+    with grpc_bench(default=False) as bench:
+        caller = bench.caller
+        caller.protocol.pause_writing()
+        caller.transport.unsent_bytes = MOST_UNSENT_BYTES + 1
+        caller.head(1, call_fields(), end=True)
+        paused = caller.transport.reading
+        caller.protocol.resume_writing()
+        assert (paused, caller.transport.reading) == (False, True)
+        caller.protocol.pause_writing()
+        caller.head(3, call_fields(), end=True)
+        bench.pass_time(STUCK_S + 0.5)
+        assert caller.transport.aborted
+
+
+def test_a_worker_that_is_there_no_more_is_found_out_by_a_ping() -> None:
+    with grpc_bench() as bench:
+        dead = bench.call(1, b"x", (b"grpc-timeout", b"2S"))
+        bench.pass_time(2.0)
+        assert bench.outcomes == {"deadline_exceeded": 1}
+        assert bench.results == {"outrun": 1}  # which alone says nothing of the worker
+        assert len(dead.got(frames.PING)) == 1
+        bench.call(3)
+        bench.pass_time(2.5)
+        assert dead.transport.aborted
+        dead.protocol.connection_lost(None)
+        bench.loop.run_soon()
+        assert bench.results == {"outrun": 1, "reset": 1}
+        assert bench.shared, "it is in quarantine"
+        assert "did not answer a ping" in dict(bench.caller.got(H)[-1].fields)[b"grpc-message"].decode()
+
+
+def test_a_worker_that_answers_the_ping_stays_and_is_not_asked_again_soon() -> None:
+    with grpc_bench() as bench:
+        slow = bench.call(1, b"x", (b"grpc-timeout", b"2S"))
+        bench.pass_time(2.0)
+        (ping,) = slow.got(frames.PING)
+        slow.send(frame(frames.PING, frames.ACK, 0, ping.payload))
+        bench.pass_time(3.0)
+        assert bench.call(3, b"x", (b"grpc-timeout", b"2S")) is slow
+        bench.pass_time(2.0)
+        assert slow.got(frames.PING) == []
+        assert not slow.transport.aborted

@@ -38,15 +38,14 @@ def test_what_is_encoded_is_what_the_judge_reads(blocks: list[list[Field]], size
         assert list(judge.decode(block, raw=True)) == [*fields, (b"x-request-id", b"%d" % number)]
 
 
-@given(BLOCKS, st.booleans(), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 4096)), max_size=3))
+@given(BLOCKS, st.booleans(), st.dictionaries(st.integers(0, 11), st.integers(0, 4096), max_size=3))
 def test_what_the_judge_encodes_is_what_is_read(
-    blocks: list[list[Field]], huffman: bool, sizes: list[tuple[int, int]]
+    blocks: list[list[Field]], huffman: bool, sizes: dict[int, int]
 ) -> None:
     judge, ours = hpack.Encoder(), decoder()
     for number, fields in enumerate(blocks):
-        for at, size in sizes:
-            if at == number:
-                judge.header_table_size = size
+        if number in sizes:  # once for a block: the judge forgets to say a size that is set twice
+            judge.header_table_size = sizes[number]
         version = ours.version
         block = judge.encode([(field[0], field[1]) for field in fields], huffman=huffman)
         assert ours.decode(block) == fields
