@@ -240,8 +240,11 @@ class Connection(asyncio.Protocol):
             transport = self.transport
             if transport.is_closing():
                 return
+            try:
+                transport.write(data)
+            except RuntimeError:  # uvloop: closed already, without a word to the protocol where it was made too late
+                return
             self.sent_bytes += len(data)
-            transport.write(data)
             if self.full and not self._stuck_at and transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
                 self._stuck_at = self._flusher.clock()
                 transport.pause_reading()

@@ -27,13 +27,16 @@ from pathlib import Path
 
 import uvloop
 
+from tests.chaos import grpc_callers
 from tests.support.product import Sidecar, running
 from tests.support.sidecar_process import free_port
 from tests.support.sidecars import Process, until
 
 ORIGIN = Path(__file__).with_name("origin.py")
+GRPC_ORIGIN = Path(__file__).with_name("grpc_origin.py")
 WAVE = 4000
-ACTORS = 48
+ACTORS = 40
+GRPC_ACTORS = 8
 STEP_S = 5.0
 REST_S = 30.0
 GROWTH_BYTES = 8 << 20
@@ -236,8 +239,9 @@ ACTS: tuple[Act, ...] = (
 class Churn:
     """What goes on for as long as it is let."""
 
-    def __init__(self, address: tuple[str, int], seed: int) -> None:
+    def __init__(self, address: tuple[str, int], grpc: tuple[str, int], seed: int) -> None:
         self._address = address
+        self._grpc = grpc
         self._seed = seed
         self.acts = 0
         self.asked = 0  # in waves; and answered, while all the connections stood
@@ -246,15 +250,20 @@ class Churn:
     async def run(self, seconds: float, *, wave: int) -> None:
         """Let all callers loose for that time; open ``wave`` connections at once in its middle."""
         until_s = time.monotonic() + seconds
-        actors = [self._act_on(until_s, random.Random(self._seed + number)) for number in range(ACTORS)]
-        self._seed += ACTORS
+        actors = []
+        for number in range(ACTORS + GRPC_ACTORS):
+            address, acts = (self._address, ACTS) if number < ACTORS else (self._grpc, grpc_callers.ACTS)
+            actors.append(self._act_on(until_s, random.Random(self._seed), address, acts))
+            self._seed += 1
         await asyncio.gather(*actors, self._wave(seconds / 3, wave))
 
-    async def _act_on(self, until_s: float, rng: random.Random) -> None:
+    async def _act_on(
+        self, until_s: float, rng: random.Random, address: tuple[str, int], acts: tuple[Act, ...]
+    ) -> None:
         while time.monotonic() < until_s:
-            act = rng.choice(ACTS)
-            caller = Caller(self._address, receive_bytes=4096 if act is reads_slowly else 0)
-            with suppress(OSError, TimeoutError):
+            act = rng.choice(acts)
+            caller = Caller(address, receive_bytes=4096 if act is reads_slowly else 0)
+            with suppress(OSError, TimeoutError, *grpc_callers.ERRORS):
                 async with asyncio.timeout(STEP_S):
                     await caller.connect()
                     await act(caller, rng)
@@ -284,11 +293,11 @@ class Churn:
 
 
 class Workers:
-    """Two workers, of which one is killed and started again every second."""
+    """Two workers for HTTP and two for gRPC, of which one is killed and started again every second."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.ports = [free_port(), free_port()]
+        self.ports = [free_port() for _ in range(4)]
         self.kills = 0
         self._stack = ExitStack()
         self._running = [self._start(port) for port in self.ports]
@@ -296,13 +305,14 @@ class Workers:
             until(partial(_listens, port), "the worker listens")
 
     def _start(self, port: int) -> Process:
-        command = [sys.executable, str(ORIGIN), str(port)]
+        origin = ORIGIN if port in self.ports[:2] else GRPC_ORIGIN
+        command = [sys.executable, str(origin), str(port)]
         return self._stack.enter_context(Process(command, self._directory / "origin.log"))
 
     async def kill_on(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            which = self.kills % 2
+            which = self.kills % 4
             self._running[which].send(signal.SIGKILL)
             self._running[which].wait()
             self.kills += 1
@@ -343,13 +353,21 @@ def churn(seconds: float, *, wave: int = WAVE, report: Callable[[str], None] = p
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         workers = Workers(directory)
         stack.callback(workers.close)
-        endpoints = [f"http://127.0.0.1:{port}" for port in workers.ports]
+        endpoints = [
+            f"{'http' if index < 2 else 'grpc'}://127.0.0.1:{port}" for index, port in enumerate(workers.ports)
+        ]
         models = [{"name": "default", "default": True, "endpoints": endpoints, "idempotent": True, "hedge": True}]
-        sidecar = stack.enter_context(running(directory, settings=SETTINGS | {"models": models}, processes=1))
+        grpc = free_port()
+        listeners = [
+            {"address": "127.0.0.1:0", "processes": 1},
+            {"address": f"127.0.0.1:{grpc}", "processes": 1, "protocol": "grpc"},
+        ]
+        settings = SETTINGS | {"models": models, "listeners": listeners}
+        sidecar = stack.enter_context(running(directory, settings=settings, processes=1))
         host, _, port = sidecar.listen.rpartition(":")
         seed = int.from_bytes(os.urandom(4))
-        report(f"seed {seed}, {seconds:.0f} s, {ACTORS} callers at once, waves of {wave} connections")
-        made = Churn((host, int(port)), seed)
+        report(f"seed {seed}, {seconds:.0f} s, {ACTORS + GRPC_ACTORS} callers at once, waves of {wave} connections")
+        made = Churn((host, int(port)), ("127.0.0.1", grpc), seed)
         first = min(60.0, seconds / 2)
         _run(made, workers, first, wave)
         start = at_rest(sidecar, report)
@@ -384,7 +402,7 @@ def _run(made: Churn, workers: Workers, seconds: float, wave: int) -> None:
 
 def _faults(sidecar: Sidecar) -> list[str]:
     """Return what went wrong inside the sidecar, or does not work any more."""
-    found = [f"a line of level error: {line[:300]}" for line in sidecar.process.text().splitlines() if _is_error(line)]
+    found = [f"a line of level error: {line[:3000]}" for line in sidecar.process.text().splitlines() if _is_error(line)]
     if sidecar.metric("warmroute_requests_total", outcome="internal"):
         found.append("requests ended as internal")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from unittest import mock
 
+from sidecar.grpc.downstream import CallerConnection
 from sidecar.grpc.health import CHECK, LIVE, READY
 from sidecar.grpc.statuses import Status
 from sidecar.http2 import frames
@@ -75,3 +77,17 @@ def test_a_connection_that_stood_for_an_instant_too_long_is_forgotten() -> None:
         pools = [endpoint.shell for endpoint in bench.cluster.endpoints.values() if endpoint.shell is not None]
         assert pools
         assert not any(pool.open_connections for pool in pools)
+
+
+def test_a_connection_that_is_closed_already_keeps_nobody_from_being_written_to() -> None:
+    """What one turn of the loop gathered is written together; uvloop raises where asyncio would drop."""
+    with grpc_bench() as bench:
+        other = bench.connect()
+        gone = bench.connect()
+        with mock.patch.object(gone.transport, "write", side_effect=RuntimeError("the handler is closed")):
+            for peer in (gone, other):
+                protocol = peer.protocol
+                assert isinstance(protocol, CallerConnection)
+                protocol.leave(bench.now, 1.0)
+            bench.loop.run_soon()
+        assert len(other.got(frames.GOAWAY)) == 1
