@@ -67,6 +67,8 @@ class Configuration:
             log.warning("config.reload_unsupported", source=self.state.source, remedy=self._remedy)
             return
         before = msgspec.structs.replace(self.state, asked_at=now)
+        if self.watch is not None:
+            self.watch.read(now)
         try:
             loaded = self._load()
         except SettingsError as error:

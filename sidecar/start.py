@@ -19,13 +19,13 @@ from sidecar.sockets import NOTHING, BindError, bound_addresses, open_admin, ope
 from sidecar.supervisor import Supervisor
 from sidecar.telemetry.logs import get_log, setup_logging
 from sidecar.version import installed_version
-from sidecar.watch import FileWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sidecar.config.load import Loaded
     from sidecar.settings import Settings
+    from sidecar.watch import FileWatch
 
 EXIT_REFUSED = 2
 
@@ -34,11 +34,11 @@ log = get_log("supervisor")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a configuration comes from: ``load`` reads it again, ``path`` is watched where it is not empty."""
+    """Where a configuration comes from: ``load`` reads it again, ``watch`` (from before it was read) tells when to."""
 
     name: str
     load: Callable[[], Loaded]
-    path: str = ""
+    watch: FileWatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def configuration(settings: Settings, source: Source | None) -> Configuration:
         settings,
         source=source.name if source is not None else "warmroute up",
         load=source.load if source is not None else None,
-        watch=FileWatch(source.path, time.monotonic()) if source is not None and source.path else None,
+        watch=source.watch if source is not None else None,
         wall=time.time,
         remedy=f"upgrade in place: kill -USR2 {os.getpid()}" if source is not None else "restart warmroute up",
     )

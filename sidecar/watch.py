@@ -41,6 +41,11 @@ class FileWatch:
         self._settled_at = now
         self.due = now + LOOK_S
 
+    def read(self, now: float) -> None:
+        """Take what is there now as known: it is about to be read."""
+        self._known = self._seen = self._look(self._path)
+        self.due = now + LOOK_S
+
     def changed(self, now: float) -> bool:
         """Look where that is due; True where the file is another one than last said, and whole."""
         if now < self.due:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +13,7 @@ from cyclopts import Parameter
 from sidecar.cli.outcome import EXIT_REFUSED, CliError
 from sidecar.config.load import FLAGS, load
 from sidecar.config.overrides import EVERY, PREFIX, Override
+from sidecar.watch import FileWatch
 
 _MODEL = "default"
 """Name of the one model of a sidecar that was started without a file; in routes and metrics."""
@@ -99,19 +101,17 @@ def sidecar(
         log_format=log_format,
     )
     environ = dict(os.environ)
+    path = config.absolute() if config is not None else None
+    watch = FileWatch(str(path), time.monotonic()) if path is not None and not no_watch else None
     loaded = load(config, environ, overrides)
     for warning in loaded.warnings:
         sys.stderr.write(f"warning: {warning}\n")
 
     from sidecar import start  # after the configuration was found good: it brings logging and sockets along
 
-    path = str(config.absolute()) if config is not None else ""
-    source = start.Source(
-        path or FLAGS, lambda: load(config and config.absolute(), environ, overrides), "" if no_watch else path
-    )
     return start.run(
         loaded.settings,
-        source=source,
+        source=start.Source(str(path or FLAGS), lambda: load(path, environ, overrides), watch),
         notify_socket=environ.get("NOTIFY_SOCKET", ""),
         upgrade=start.Upgrade(sys.orig_argv, upgrade or upgrade_from is not None, upgrade_from or ""),
     )

@@ -38,7 +38,7 @@ def settings(origin: str, tmp_path: Path, **more: Any) -> dict[str, Any]:
     return {
         "models": [{"name": "default", "default": True, "endpoints": [origin]}],
         "admin": {"socket": str(tmp_path / "admin.sock")},
-        "timeouts": {"drain_idle_s": 1.5, "drain_s": 20},
+        "timeouts": {"drain_idle_s": 1.0, "drain_s": 20},
         **more,
     }
 
@@ -75,7 +75,7 @@ def test_three_upgrades_under_load_lose_nothing(tmp_path: Path, origin: str) -> 
         pid, streams = sidecar.process.pid, []
         not_ready: list[object] = []
         for turn in range(1, 4):
-            with Load(sidecar.listen, [stream(4)], clients=4, rate_per_s=80, rounds=1) as one:
+            with Load(sidecar.listen, [stream(2.5)], clients=4, rate_per_s=80, rounds=1) as one:
                 until(lambda one=one: len(one.ports) == 4, "streams run")  # type: ignore[misc]
                 os.kill(pid, signal.SIGUSR2)
                 until(lambda turn=turn: len(successors(sidecar)) == turn, "a successor starts")  # type: ignore[misc]

@@ -47,6 +47,16 @@ def test_one_that_comes_back_to_what_it_was_has_not_changed() -> None:
     assert watch.due > 1.0
 
 
+def test_what_was_just_read_is_known() -> None:
+    file = Scripted()
+    watch = FileWatch("f", 0.0, file)
+    file.now = (1, 1, 2, 2)
+    watch.read(0.1)
+    assert not any(watch.changed(watch.due) for _ in range(4))
+    file.now = (1, 1, 3, 3)  # it was being written while it was read
+    assert [watch.changed(watch.due) for _ in range(2)] == [False, True]
+
+
 def test_the_slowest_case_leaves_time_for_the_rest_of_a_reload() -> None:
     assert LOOK_S + SETTLED_S + SETTLED_S < 1.0
 
