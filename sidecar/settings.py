@@ -401,7 +401,7 @@ class Probe(Base, frozen=True):
         str,
         _doc(
             Reload.LIVE,
-            "path that answers 2xx when ready",
+            "path that answers 2xx when ready; gRPC endpoints are asked by grpc.health.v1 instead",
             form=(r"^/[!-~]*\Z", "a path that starts with / and holds neither spaces nor control characters"),
         ),
     ] = "/v2/health/ready"

@@ -32,8 +32,6 @@ _PLACE_BYTES = 1024
 _REASON_BYTES = 256
 """More than a probe says of why an endpoint is not ready."""
 
-_NO_PROBE = "asks over HTTP: endpoints that start with grpc:// cannot be probed, leave it out"
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -280,8 +278,6 @@ def _models(settings: Settings) -> Iterator[Finding]:
             yield from _hedge(index, settings)
         if model.probe is not None and not model.endpoints:
             yield Finding(("models", index, "probe"), "has no effect: the model has no static endpoints", warning=True)
-        if model.probe is not None and any(protocol_of(url) == "grpc" for url in model.endpoints):
-            yield Finding(("models", index, "probe"), _NO_PROBE)
     if settings.state.url == "none" and not models:
         yield Finding(
             ("models",), "must name a model with endpoints, or state.url must name a store that knows workers"
@@ -349,8 +345,6 @@ def _endpoints(settings: Settings) -> Iterator[Finding]:
     for index, endpoint in enumerate(settings.endpoints):
         yield from _refusal(("endpoints", index, "url"), check_endpoint_url, endpoint.url)
         yield from _held(index, endpoint, names)
-        if endpoint.probe is not None and protocol_of(endpoint.url) == "grpc":
-            yield Finding(("endpoints", index, "probe"), _NO_PROBE)
     for index, first in _repeated(endpoint.url.removesuffix("/") for endpoint in settings.endpoints):
         yield Finding(("endpoints", index, "url"), f"already the URL of endpoints[{first}]: list its models there")
     for index, first in _repeated(endpoint.name or None for endpoint in settings.endpoints):

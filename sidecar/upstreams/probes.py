@@ -1,4 +1,4 @@
-"""Active readiness probes: one GET, on a connection of its own, for the status alone."""
+"""Active readiness probes: one GET, or a gRPC health check, on a connection of its own, for the status alone."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import ssl
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
+from router.urls import protocol_of
 from sidecar.settings import UpstreamTls
 from sidecar.tls.client import UPSTREAM
-from sidecar.tls.material import HTTP1, Follower, client_context, material_of, plain
+from sidecar.tls.material import HTTP1, HTTP2, Follower, client_context, material_of, plain
 from sidecar.tls.names import AllowList, peer_names
 from sidecar.upstreams.adapters import Answer
+from sidecar.upstreams.health_check import check
 from sidecar.upstreams.pool import SECURE, split_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+GRPC: Final = "grpc"
+SECURE_GRPC: Final = "grpcs://"
 LOOK_S: Final = 1.0
 """How often TLS files are looked at, where there are probes over TLS."""
 
@@ -29,11 +33,14 @@ class Ask(Protocol):
     """Asks an endpoint for its readiness; never raises for what the endpoint does."""
 
     async def __call__(self, address: str, path: str, timeout_s: float) -> Answer:
-        """GET ``path`` at ``address`` (a URL or ``unix:/PATH``) and return what came back within ``timeout_s``."""
+        """GET ``path`` at ``address`` (a URL or ``unix:/PATH``) and return what came back within ``timeout_s``.
+
+        A gRPC endpoint is asked for its health instead: 200 stands for SERVING, 503 for anything else that it says.
+        """
 
 
 class HttpProber:
-    """Asks over HTTP/1.1, and over TLS as requests would; an instance is an :class:`Ask`.
+    """Asks over HTTP/1.1 or gRPC, and over TLS as requests would; an instance is an :class:`Ask`.
 
     Each probe opens a connection: a pooled one would not notice that the server stopped accepting. Redirects are not
     followed, bodies not read.
@@ -46,6 +53,7 @@ class HttpProber:
     def configure(self, tls: UpstreamTls) -> None:
         """Go by this from the next probe over TLS on."""
         self._follower = Follower(UPSTREAM, material_of(tls), lambda: client_context(tls, HTTP1))
+        self._grpc_follower = Follower(UPSTREAM, material_of(tls), lambda: client_context(tls, HTTP2))
         self._server_name = tls.server_name
         self._allowed = AllowList(tls.allowed_names)
         self._look_at = self._clock()
@@ -66,6 +74,8 @@ class HttpProber:
         reader, writer = await self._connect(address)
         try:
             host = address.partition("://")[2].rstrip("/") or "localhost"
+            if protocol_of(address) == GRPC:
+                return 200 if await check(reader, writer, host) else 503
             fields = f"Host: {host}\r\nUser-Agent: warmroute-probe\r\nAccept: */*\r\nConnection: close\r\n"
             writer.write(f"GET {path} HTTP/1.1\r\n{fields}\r\n".encode())
             for _ in range(_INTERIM):
@@ -84,9 +94,9 @@ class HttpProber:
         host, port, socket_path = split_address(address)
         if socket_path is not None:
             return await asyncio.open_unix_connection(socket_path, limit=_HEAD_BYTES)
-        if not address.startswith(SECURE):
+        if not address.startswith((SECURE, SECURE_GRPC)):
             return await asyncio.open_connection(host, port, limit=_HEAD_BYTES)
-        context = await self._context()
+        context = await self._context(self._grpc_follower if protocol_of(address) == GRPC else self._follower)
         name = self._server_name or host
         reader, writer = await asyncio.open_connection(host, port, limit=_HEAD_BYTES, ssl=context, server_hostname=name)
         if self._allowed.entries:  # else the name asked for has been verified
@@ -96,17 +106,18 @@ class HttpProber:
                 raise ValueError(f"TLS: {why} by upstream_tls.allowed_names")
         return reader, writer
 
-    async def _context(self) -> ssl.SSLContext:
+    async def _context(self, follower: Follower) -> ssl.SSLContext:
         """Return the context of the files as they are now, or were last when they were good."""
         now = self._clock()
-        if now >= self._look_at:
+        if now >= self._look_at or follower.context is None:
             self._look_at = now + LOOK_S
-            change = await asyncio.to_thread(self._follower.look)
-            if change is not None:
-                self._follower.take(change)
-        if self._follower.context is None:
-            raise ValueError(f"TLS: {self._follower.error}")
-        return self._follower.context
+            for one in (self._follower, self._grpc_follower):
+                change = await asyncio.to_thread(one.look)
+                if change is not None:
+                    one.take(change)
+        if follower.context is None:
+            raise ValueError(f"TLS: {follower.error}")
+        return follower.context
 
 
 def _status(head: bytes) -> int:

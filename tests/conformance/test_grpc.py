@@ -49,7 +49,7 @@ def judge(directory: Path, sidecar: Sidecar) -> None:
 def settings(address: str, **listener: object) -> dict[str, Any]:
     return {
         "listeners": [{"address": "127.0.0.1:0", "protocol": "grpc", "processes": 2, **listener}],
-        "models": [{"name": "default", "default": True, "endpoints": [address]}],
+        "models": [{"name": "default", "default": True, "probe": {}, "endpoints": [address]}],
     }
 
 

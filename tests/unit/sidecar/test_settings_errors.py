@@ -326,14 +326,6 @@ SENSELESS: list[tuple[str, str, list[str]]] = [
                 "give a model endpoints that start with http://"
             ),
             (
-                "w.yaml:5:57: models[0].probe: an empty mapping: asks over HTTP: "
-                "endpoints that start with grpc:// cannot be probed, leave it out"
-            ),
-            (
-                "w.yaml:6:57: endpoints[0].probe: an empty mapping: asks over HTTP: "
-                "endpoints that start with grpc:// cannot be probed, leave it out"
-            ),
-            (
                 'w.yaml:6:68: endpoints[1].url: "grpc+unix:w": must be unix: and the absolute path of a socket, '
                 "for example unix:/run/app/http.sock"
             ),

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from aiohttp import web
+from grpc_health.v1 import health, health_pb2_grpc
 
 from sidecar.settings import UpstreamTls
 from sidecar.upstreams.adapters import Answer
@@ -125,3 +128,51 @@ def test_a_refused_connection_is_an_answer_too() -> None:
     answer = asyncio.run(main())
     assert answer.status is None
     assert "127.0.0.1:1" in answer.error
+
+
+class Health:
+    """A gRPC server's health, played by ``grpcio``."""
+
+    def __init__(self, status: int | None) -> None:
+        self._status = status
+
+    def __enter__(self) -> str:
+        self._server = grpc.server(ThreadPoolExecutor(2))
+        if self._status is not None:
+            servicer = health.HealthServicer()
+            servicer.set("", self._status)
+            health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+        return f"grpc://127.0.0.1:{port}"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(0).wait(5)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [(1, Answer(200)), (2, Answer(503)), (None, "health check: grpc-status 12")],
+    ids=["serving", "not serving", "no health service"],
+)
+def test_a_grpc_worker_is_asked_for_its_health(status: int | None, answer: Answer | str) -> None:
+    with Health(status) as address:
+        found = asyncio.run(HttpProber()(address, "/unused", 5.0))
+        assert found == (answer if isinstance(answer, Answer) else Answer(None, f"{address}: {answer}"))
+
+
+@pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\0\0\0\4\0\0\0\0\0" * 300, b"\xff" * 40])
+def test_what_is_no_grpc_server_is_not_ready(says: bytes) -> None:
+    async def main() -> Answer:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readexactly(24)
+            writer.write(says)
+            writer.close()
+
+        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        async with server:
+            return await HttpProber()(f"grpc://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", 5.0)
+
+    found = asyncio.run(main())
+    assert found.status is None
+    assert found.error
