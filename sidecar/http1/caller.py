@@ -1,6 +1,7 @@
 """A caller's connection as such: its state, what is written to it, how it closes, when it is read.
 
-What concerns requests stands above it: ``exchange`` has a request carried and answered, ``downstream`` reads it.
+What concerns requests stands above it: ``endings`` ends a request, ``exchange`` has it carried and answered,
+``downstream`` reads it.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from tests.support.data_path import (
 )
 
 FIELD = b"x-request-timeout-ms"
-SLACK_S = 0.3
+SLACK_S = 1.0
 """Other tests run beside these; tests/acceptance holds the times more closely."""
 
 
@@ -254,9 +254,9 @@ async def test_each_try_has_its_own_time(path: DataPath) -> None:
     assert path.results == {"try_timeout": 2}
 
 
-@on_data_path(silent, silent, idempotent=True, timeouts=Timeouts(try_s=0.1, total_s=0.15))
+@on_data_path(silent, silent, idempotent=True, timeouts=Timeouts(try_s=0.2, total_s=0.35))
 async def test_the_whole_time_ends_the_second_try(path: DataPath) -> None:
-    status, outcome, _ = await asks(path, post(b"x"), 0.15)
+    status, outcome, _ = await asks(path, post(b"x"), 0.35)
     assert (status, outcome) == (504, b"deadline_exceeded")
     assert path.results == {"try_timeout": 1, "outrun": 1}
 
@@ -339,7 +339,7 @@ async def test_the_time_runs_from_the_head_also_where_the_body_names_the_model(p
     await asyncio.sleep(0.1)
     await client.send(b'el":"m"}')
     assert (await client.answer()).value(b"warmroute-outcome") == b"deadline_exceeded"
-    assert 0.148 <= time.monotonic() - began <= 0.15 + 0.08
+    assert 0.148 <= time.monotonic() - began <= 0.15 + 0.09
     assert path.results == {"outrun": 1}
 
 

@@ -111,7 +111,7 @@ async def test_a_slow_first_try_is_overtaken(path: DataPath, client: Client) -> 
     began = time.monotonic()
     got = await client.ask(post(b"hello"))
     assert got.body == b"fast"
-    assert DELAY_S <= time.monotonic() - began <= DELAY_S + 0.3
+    assert DELAY_S <= time.monotonic() - began <= DELAY_S + 1.0
     await path.until(lambda: path.origin.ended, "the loser was cancelled", within_s=0.5)
     assert hedges(path) == (1, 1, 0)
     assert path.results == {"outrun": 1, "success": 1}
@@ -295,7 +295,7 @@ async def test_each_has_its_own_time_to_a_response_head(path: DataPath, client: 
     began = time.monotonic()
     got = await client.ask(post(b"hello"))
     assert got.value(b"warmroute-outcome") == b"upstream_timeout"
-    assert 0.15 + DELAY_S <= time.monotonic() - began <= 0.15 + DELAY_S + 0.3
+    assert 0.15 + DELAY_S <= time.monotonic() - began <= 0.15 + DELAY_S + 1.0
     assert path.results == {"head_timeout": 2}
 
 
