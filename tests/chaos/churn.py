@@ -38,6 +38,7 @@ WAVE = 4000
 ACTORS = 40
 GRPC_ACTORS = 8
 STEP_S = 5.0
+WAVE_S = 20.0
 REST_S = 30.0
 GROWTH_BYTES = 8 << 20
 """How much more resident memory a process may have at the end than after the first round."""
@@ -276,7 +277,7 @@ class Churn:
 
         async def ask(caller: Caller) -> None:
             with suppress(OSError, TimeoutError):
-                async with asyncio.timeout(STEP_S):
+                async with asyncio.timeout(WAVE_S):
                     await caller.connect()
                     await caller.send(REQUEST % b"/ok")
                     answered = await caller.read() != b""
