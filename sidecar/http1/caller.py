@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import select
-import socket
-import struct
 import sys
 import termios
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from sidecar.http1.forwarding import STRANGER, ListenerRules
 from sidecar.http1.shapes import LEARN_AT
+from sidecar.http1.transports import descriptor, reset, unread
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
@@ -60,22 +58,6 @@ SHUT: Final = -2
 HEALTH_ONLY: Final = -3
 """Gates that every request stops at (the lengths of bodies begin at -1, for chunks): there is no room for work, or this
 is a connection over the limit, of which only questions for the process's health are answered."""
-
-
-def descriptor(transport: asyncio.BaseTransport) -> int:
-    """Return the descriptor below a transport, or -1 where there is none (any more)."""
-    sock = transport.get_extra_info("socket")
-    return -1 if sock is None else cast("socket.socket", sock).fileno()
-
-
-def unread(transport: asyncio.BaseTransport) -> bool:
-    """Return whether bytes or an end of file wait in the kernel that the loop has not come to yet."""
-    fd = descriptor(transport)
-    if fd < 0:
-        return False
-    ready = select.poll()
-    ready.register(fd, select.POLLIN)
-    return bool(ready.poll(0))
 
 
 class CallerConnection(asyncio.Protocol):
@@ -208,9 +190,7 @@ class CallerConnection(asyncio.Protocol):
         """Close so that nobody takes an answer that had begun for a whole one."""
         if self._head.minor == 0 and not self.transport.is_closing():
             # An HTTP/1.0 answer may end with its connection: only a reset tells it from a whole one.
-            sock = cast("socket.socket", self.transport.get_extra_info("socket"))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.transport.abort()
+            reset(self.transport)
         else:
             self.transport.close()
 

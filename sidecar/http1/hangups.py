@@ -11,7 +11,8 @@ import select
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from sidecar.http1.caller import TUNNEL, descriptor
+from sidecar.http1.caller import TUNNEL
+from sidecar.http1.transports import descriptor
 
 if TYPE_CHECKING:
     import asyncio

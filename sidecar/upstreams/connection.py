@@ -16,6 +16,7 @@ from sidecar.http1.chunked import ChunkError, ChunkScanner
 from sidecar.http1.events import between_events, streams_events
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, HeadError, ResponseHead, parse_response
 from sidecar.http1.shapes import FORGET_AT, LEARN_AT
+from sidecar.http1.transports import reset
 from sidecar.tls.transport import RefusedError, TlsTransport
 
 if TYPE_CHECKING:
@@ -159,11 +160,17 @@ class UpstreamConnection(asyncio.Protocol):
         return not self.transport.is_closing() and not self._readable.poll(0) and (tls is None or not tls.unread)
 
     def drop(self) -> None:
-        """Close at once; whoever waited was told or has gone."""
-        self.exchange = None
+        """Close at once; whoever waited was told or has gone.
+
+        A worker that does not read what it is sent would learn of an end only behind all of that: it is reset.
+        """
+        exchange, self.exchange = self.exchange, None
         self._mode = _IDLE
         self._upstream.open_connections.discard(self)
-        self.transport.abort()
+        if self.unfit & FULL or (exchange is not None and not exchange.request_done):
+            reset(self.transport)
+        else:
+            self.transport.abort()
 
     def finish(self) -> None:
         """Close behind all that was written; a worker that does not take it is not waited for without end."""
