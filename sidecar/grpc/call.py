@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 RESENDS: Final = 2
 """How often a call that a worker's GOAWAY left out is sent again, to the same worker, unseen by the router."""
+AT_ONCE_S: Final = 0.001
+"""A request that was whole so soon takes as long as its attempt, for the metrics."""
 SOON_S: Final = 0.5
 """A deadline this near gets a timer of its own; the sweep sees to the others until then."""
 
@@ -403,7 +405,8 @@ class Call:
         status = head.grpc_status
         if status < 0:
             status = Status.UNKNOWN if head.status in (0, 200) else status_of_http(head.status)
-        if status == 0 and not self._tries and down.waiting is None and attempt.started == self._started:
+        at_once = 0.0 <= attempt.started - self._started < AT_ONCE_S
+        if status == 0 and at_once and not self._tries and down.waiting is None:
             shared.answered(attempt, self._target.row, now)
             self._over()
         else:
