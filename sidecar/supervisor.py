@@ -102,6 +102,7 @@ class Supervisor:
         self.control, self.data = self._make_children()
         self._phase = Phase.RUNNING
         self._deadline = float("inf")
+        self._told_to_stop = False
         self._cut_short = False
         self._exit = EXIT_OK
 
@@ -322,8 +323,12 @@ class Supervisor:
             self._upgrade()
         elif signum in (Sig.SIGTERM, Sig.SIGINT):
             if self._phase is Phase.RUNNING:
+                self._told_to_stop = True
                 self._gate.refuse("the sidecar was told to stop")
                 self._drain(signum.name)
+            elif not self._told_to_stop:  # it drains already, since a successor serves
+                self._told_to_stop = True
+                log.info("sidecar.draining_already", signal=signum.name)
             elif not self._cut_short:
                 self._cut_short = True
                 self._deadline = min(self._deadline, self._clock() + CUT_SHORT_S)
@@ -335,10 +340,12 @@ class Supervisor:
             log.warning("config.reload_refused", why="the sidecar is draining")
             return
         log.info("config.loading", why=why)
-        self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        if self._inheritance_is_mine():
+            self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         self._config.reload(self._clock())
         self._estate.rewrite_plans()
-        self._notify("READY=1\nSTATUS=serving")
+        if self._inheritance_is_mine():
+            self._notify("READY=1\nSTATUS=serving")
 
     def _drain(self, why: str, wait_s: float | None = None) -> None:
         """Have the processes end. ``wait_s`` stands for ``timeouts.drain_wait_s`` where nobody needs to notice."""

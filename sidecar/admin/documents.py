@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ def health(context: Context, now: float) -> dict[str, Any]:
         "version": context.version,
         "sidecar": context.sidecar_id,
         "uptime_s": round(now - context.started_at, 3),
+        "supervisor_pid": os.getppid(),
         "config": context.config.revision,
         "store_mode": context.keeper.roster.mode.value,
         "processes": processes(context, now),

@@ -226,7 +226,7 @@ class CallerConnection(asyncio.Protocol):
         """
         self.last = True
         self.retire_at = NEVER
-        if self._phase == IDLE:
+        if self._phase in (NEW, IDLE):
             self.deadline = min(self.deadline, now + idle_s)
         elif BODY <= self._phase < ANSWERING:
             self._close_after = True

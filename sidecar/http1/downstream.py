@@ -55,7 +55,8 @@ class DownstreamConnection(BoundedConnection):
             transport.get_extra_info("peername"), secure=transport.get_extra_info("ssl_object") is not None
         )
         now = plane.clock()
-        self.deadline = now + plane.timeouts.client_head_s
+        timeouts = plane.timeouts
+        self.deadline = now + (timeouts.drain_idle_s if plane.draining else timeouts.client_head_s)
         self.retire_at = now + plane.age_s()
         self.last = plane.draining or plane.tight
         self.gate = plane.gate

@@ -214,7 +214,7 @@ class EndingConnection(TunnelConnection):
         self._look = None
         self.active = False
         self._peer_full = False
-        if self._close_after or self._plane.draining:
+        if self._close_after:  # and the caller was told so
             if self.request_done and not self._buffer:
                 self._phase = LINGERING
                 self.deadline = now + LINGER_S
@@ -224,7 +224,9 @@ class EndingConnection(TunnelConnection):
                 self._linger()
             return
         self._phase = IDLE
-        self.deadline = now + self._plane.keep_alive_s
+        plane = self._plane
+        # in a drain, one whose answer began before it does not know yet: its next answer says so
+        self.deadline = now + (plane.timeouts.drain_idle_s if plane.draining else plane.keep_alive_s)
         if self._write_paused:  # answers pile up: no further request is taken before the caller reads
             self._pause_reading()
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from heapq import nsmallest
-from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
 from router.model import EndpointEjected
@@ -119,7 +118,6 @@ class Plane:
         self.on_tighten: list[Callable[[], None]] = []  # called each time that ``tighten`` is
         self.on_drain: list[Callable[[], None]] = []  # called once, as ``draining`` begins: GOAWAY of other protocols
         self.drained: Callable[[], None] = lambda: None
-        self._close_idle_at = inf
         self.received_bytes = 0
         self.tunnels = 0  # open now
         self.shapes = Shapes()
@@ -334,11 +332,8 @@ class Plane:
 
     def sweep(self, now: float) -> None:
         """Look at every deadline once."""
-        lame = now >= self._close_idle_at
         for connection in list(self.connections):
             try:
-                if lame:
-                    connection.close_if_idle()
                 if connection.active:
                     connection.refresh(now)
                 if now >= connection.deadline:  # whether or not something moved: a total time runs on
@@ -413,7 +408,6 @@ class Plane:
         """
         self.draining = True
         self.gauge(Scalar.DRAINING_NOW, 1)
-        self._close_idle_at = now + self.timeouts.drain_idle_s
         for connection in self.connections:
             connection.retire(now, self.timeouts.drain_idle_s)
         for hook in self.on_drain:

@@ -70,33 +70,30 @@ def test_three_upgrades_under_load_lose_nothing(tmp_path: Path, origin: str) -> 
         upgradable(tmp_path, settings(origin, tmp_path)) as sidecar,
         Load(sidecar.listen, [echo()], clients=16, rate_per_s=240) as kept,
         Load(sidecar.listen, [closing()], clients=4, rate_per_s=120) as fresh,
+        Load(sidecar.listen, [stream(1.5)], clients=4, rate_per_s=100) as streams,  # one after the other, all the time
     ):
-        until(lambda: len(kept.answers) > 100 and len(fresh.answers) > 50, "the load runs")
-        pid, streams = sidecar.process.pid, []
+        until(lambda: len(kept.answers) > 100 and len(fresh.answers) > 50 and streams.answers, "the load runs")
+        pid = sidecar.process.pid
         not_ready: list[object] = []
         for turn in range(1, 4):
-            with Load(sidecar.listen, [stream(2.5)], clients=4, rate_per_s=80, rounds=1) as one:
-                until(lambda one=one: len(one.ports) == 4, "streams run")  # type: ignore[misc]
-                os.kill(pid, signal.SIGUSR2)
-                until(lambda turn=turn: len(successors(sidecar)) == turn, "a successor starts")  # type: ignore[misc]
-                while len(sidecar.process.events("upgrade.done")) < turn:
-                    answer = sidecar.read("/readyz")
-                    if answer[0] != 200:
-                        not_ready.append(answer)
-                    time.sleep(0.02)
-                streams.append(one)
-            before, pid = pid, successors(sidecar)[-1]
+            os.kill(pid, signal.SIGUSR2)
+            while len(sidecar.process.events("upgrade.done")) < turn:
+                answer = sidecar.read("/readyz")
+                if answer[0] != 200:
+                    not_ready.append(answer)
+                time.sleep(0.02)
+            os.kill(pid, signal.SIGTERM)  # as systemd sends it to all of them: it drains already
             if turn == 1:
                 assert sidecar.process.wait() == 0  # with the last of its streams
+            before, pid = pid, successors(sidecar)[-1]
             until(lambda before=before: gone(before), "the one before has left", AWAY_S)  # type: ignore[misc]
         time.sleep(0.3)
-        kept.stop()
-        fresh.stop()
-        assert kept.failed() == [], kept.summary()
-        assert fresh.failed() == [], fresh.summary()
-        assert [one.failed() for one in streams] == [[], [], []], streams[0].summary()
+        for load in (kept, fresh, streams):
+            load.stop()
+            assert load.failed() == [], load.summary()
         assert not_ready == []
         assert len(fresh.answers) > 300
+        assert len(sidecar.process.events("sidecar.draining_already")) == 3
         assert sidecar.ready()
         assert (tmp_path / "admin.sock").exists()
         os.kill(pid, signal.SIGTERM)

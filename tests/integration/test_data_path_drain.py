@@ -76,6 +76,25 @@ async def test_a_request_that_waits_unread_in_an_idle_connection_is_answered(pat
 
 
 @on_data_path(on_command)
+async def test_who_was_not_told_in_a_stream_s_head_may_ask_once_more(path: DataPath) -> None:
+    client = await path.connect()
+    await client.send(request())
+    head = await client.head()
+    assert head.values(b"Connection") == []
+    path.plane.drain(path.plane.clock())
+    await asyncio.sleep(path.plane.timeouts.drain_idle_s + 0.4)
+    path.origin.connections[0].reader.feed_data(b"!")
+    assert (await client.body(head)).body == b"begun"
+    await client.send(request())
+    head = await client.head()
+    assert head.values(b"Connection") == [b"close"]
+    path.origin.connections[1].reader.feed_data(b"!")
+    assert (await client.body(head)).body == b"begun"
+    assert await client.rest() == b""
+    assert path.outcomes == {"ok": 2}
+
+
+@on_data_path(on_command)
 async def test_a_stream_runs_to_its_end_and_then_the_plane_is_empty(path: DataPath) -> None:
     drained = asyncio.Event()
     path.plane.drained = drained.set
