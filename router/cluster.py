@@ -304,10 +304,11 @@ class Cluster:
     ) -> Attempt | NoCandidate:
         """Take a choice back and make another: the endpoint's pool has no connection for it and may make none.
 
-        It is passed over from now on, until something ends there or the table is made again.
+        It is passed over from now on, until something ends there or a moment has passed: so this may be asked again
+        and again at one moment, and comes to an end.
         """
         self.done(attempt, AttemptResult.CANCELLED, now)
-        attempt.endpoint.found_full()
+        attempt.endpoint.found_full(now)
         return self._choose_with_care(attempt.route, now, rng, tried)
 
     def _nobody(self, route: Route, now: float, tried: Endpoint | None) -> NoCandidate:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SETTLE_S: Final = 0.5
 """How old the quantiles may be that weights are made from."""
 
+CAPPED_S: Final = 0.1
+"""How long an endpoint whose pool had no connection left is passed over at least, while nothing ends there."""
+
 NO_LIMIT: Final = 1 << 62
 """More than can be in flight."""
 
@@ -154,7 +157,7 @@ class Endpoint:
 
     __slots__ = (
         "id", "address", "epoch", "record", "in_flight", "shell",
-        "cap", "limit", "most", "passed_over",
+        "cap", "capped_until", "limit", "most", "passed_over",
         "breaker", "busy_until", "candidates", "failures", "first_seen_at", "gone", "guarded", "heard_at", "held",
         "latency", "other_successes", "peers", "peers_in_flight", "quarantine", "reported_in_flight",
     )  # fmt: skip
@@ -177,6 +180,7 @@ class Endpoint:
         self.gone = False
         self.guarded = False
         self.limit = self.cap = self.most = policies.requests_per_endpoint or NO_LIMIT
+        self.capped_until = -inf
         self.passed_over = 0
         self.peers: dict[int, tuple[int, float, float]] = {}  # source: in flight, EWMA in ms or 0, when reported
         self.peers_in_flight = 0
@@ -207,9 +211,10 @@ class Endpoint:
         self.cap = self.limit
         self.most = -1 if self.guarded else self.cap
 
-    def found_full(self) -> None:
-        """No more than what is in flight now fits, for want of a connection."""
+    def found_full(self, now: float) -> None:
+        """No more than what is in flight now fits, for want of a connection. That holds for a moment at least."""
         self.passed_over += 1
+        self.capped_until = now + CAPPED_S
         self.cap = min(self.cap, self.in_flight)
         self.most = -1 if self.guarded else self.cap
 

@@ -88,7 +88,7 @@ class Tables:
         for candidate in route.candidates:
             endpoint = candidate.endpoint
             endpoint.latency.settle_seldom(now)
-            if endpoint.cap != endpoint.limit:
+            if endpoint.cap != endpoint.limit and now >= endpoint.capped_until:
                 endpoint.uncap()
             if endpoint.guarded and endpoint.breaker.advance(now):
                 self._fleet.judge(endpoint, now)  # its other routes have to know

@@ -79,7 +79,7 @@ def measured(path: DataPath) -> None:
     assert route.hedging is not None
     path.cluster.waited(route, 0.001)
     route.hedging.settle(time.monotonic())
-    assert route.hedging.delay_s == DELAY_S
+    assert route.hedging.delay_s == path.cluster.policies.hedging.min_delay_ms / 1000
 
 
 def hedges(path: DataPath) -> tuple[int, int, int]:
@@ -299,7 +299,14 @@ async def test_each_has_its_own_time_to_a_response_head(path: DataPath, client: 
     assert path.results == {"head_timeout": 2}
 
 
-@hedged(silent, after(0.13, answer(b"late")), timeouts=Timeouts(try_s=0.15))
+LATE = Policies(
+    retry=POLICIES.retry,
+    quarantine=POLICIES.quarantine,
+    hedging=HedgingPolicy(min_delay_ms=300, minimum_samples=1),
+)
+
+
+@hedged(silent, after(0.25, answer(b"late")), timeouts=Timeouts(try_s=0.4), policies=LATE)
 async def test_each_has_its_own_time_for_one_try(path: DataPath, client: Client) -> None:
     assert (await client.ask(post(b"hello"))).body == b"late"
     assert path.results == {"try_timeout": 1, "success": 1}

@@ -7,7 +7,7 @@ import pytest
 from router.endpoint import NO_LIMIT
 from router.model import Observation, PeerObserved, Tick
 from router.outcomes import AttemptResult, Outcome, Reason
-from router.policy import ModelPolicy, Policies
+from router.policy import BreakerPolicy, ModelPolicy, Policies
 from router.routes import Attempt, NoCandidate
 from tests.support.fleet import Driven, record
 
@@ -135,6 +135,23 @@ def test_a_pool_that_something_else_keeps_full_is_looked_at_again() -> None:
     driven.now += 0.2
     driven.apply(Tick())
     driven.attempt()
+
+
+@pytest.mark.parametrize("half_open", [False, True])
+def test_choosing_again_comes_to_an_end_whatever_is_due(half_open: bool) -> None:
+    """Also where a table is due, and where what is given back is the last trial of a breaker."""
+    policies = Policies(breaker=BreakerPolicy(minimum_calls=1, half_open_calls=1, open_s=1.0))
+    driven = fleet("a", policies)
+    if half_open:
+        driven.done(driven.attempt(), AttemptResult.SERVER_ERROR)
+    driven.wait(2.0, heard="a", tick=False)
+    assert driven.cluster.endpoints["a"].breaker.blocks is half_open
+    attempt = driven.attempt()
+    assert attempt.probe is half_open
+    assert isinstance(again(driven, attempt), NoCandidate)
+    assert in_flight(driven) == {"a": 0}
+    driven.wait(0.2, heard="a")
+    assert driven.attempt().probe is half_open
 
 
 # --- what people see --------------------------------------------------------------------------------------------------
