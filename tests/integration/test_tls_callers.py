@@ -91,7 +91,6 @@ def test_versions_ciphers_and_the_protocol_agreed_on(tmp_path: Path, authority: 
         assert process.scalar(Scalar.TLS_HANDSHAKES_FAILED_TOTAL) == 0
 
 
-@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
 def test_a_worker_is_told_that_its_caller_spoke_tls(tmp_path: Path, authority: Authority) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as worker,
@@ -110,6 +109,7 @@ def test_a_worker_is_told_that_its_caller_spoke_tls(tmp_path: Path, authority: A
         assert b"x-forwarded-for: 127.0.0.1\r\n" in head
 
 
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
 def test_older_versions_are_refused(tmp_path: Path, authority: Authority) -> None:
     with listening(tmp_path, authority, {"min_version": "1.3"}) as process:
         for version in (ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2):

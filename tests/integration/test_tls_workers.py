@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -173,11 +174,15 @@ class Choosy:
 
     def _serve(self, context: ssl.SSLContext) -> None:
         raw, _ = self._listener.accept()
-        try:
-            context.wrap_socket(raw, server_side=True)
-        except ssl.SSLError as error:
-            self.refused = error.reason
-        raw.close()
+        with context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False) as sock:
+            try:
+                sock.do_handshake()
+            except ssl.SSLError as error:
+                self.refused = error.reason
+            sock.shutdown(socket.SHUT_WR)  # and on without TLS
+            with contextlib.suppress(ConnectionError):
+                while sock.recv(65536):  # a reset for what we did not read could overtake the alert
+                    pass
 
     def close(self) -> None:
         self._thread.join(5)
