@@ -117,9 +117,9 @@ class Hedge:
         """The request is whole and small: there is nobody to hold back."""
 
     def crashed(self, error: Exception) -> None:
-        """An error of warmroute's own ends the whole request."""
+        """An error of warmroute's own ends the whole request, unless that is over already."""
         self.connection = None
-        self._caller.crashed(error)
+        self._caller.hedge_crashed(self, error)
 
 
 class HedgingConnection(ExchangeConnection):
@@ -228,6 +228,14 @@ class HedgingConnection(ExchangeConnection):
             return
         self._tries += 1
         self._plane.attempt_ended(hedge.attempt, result, self._plane.clock())
+
+    def hedge_crashed(self, hedge: Hedge, error: Exception) -> None:
+        """An error of warmroute's own came up in it: it ends the request, unless that is over; then it is reported."""
+        if hedge.wanted:
+            self.crashed(error)
+        else:
+            context = {"message": "a cancelled try crashed", "exception": error, "protocol": self}
+            self._plane.loop.call_exception_handler(context)
 
     def outrun(self, hedge: Hedge, connection: UpstreamConnection | None) -> None:
         """Its response head came first: cancel the first try and go on with it."""

@@ -8,9 +8,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from router.outcomes import AttemptResult
 from router.policy import HedgingPolicy, ModelPolicy, Policies, RetryPolicy
+from router.routes import Attempt
 from sidecar.channel import FaultRule
 from sidecar.http1.downstream import DownstreamConnection
+from sidecar.http1.hedging import Hedge
 from sidecar.settings import Limits, ModelTimeouts, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
@@ -330,6 +333,24 @@ async def test_a_crash_of_our_own_settles_both(path: DataPath, client: Client) -
     connection.crashed(RuntimeError("on purpose"))
     assert (await client.answer()).status == 500
     assert path.results == {"cancelled": 2}
+    path.errors.clear()
+
+
+@hedged(silent, FAST)
+async def test_a_crash_in_a_try_that_was_cancelled_leaves_the_caller_alone(path: DataPath, client: Client) -> None:
+    """The next request may be in hand already."""
+    await client.send(post(b"hello"))
+    await path.until(lambda: path.in_flight, "in flight")
+    (connection,) = path.plane.connections
+    assert isinstance(connection, DownstreamConnection)
+    attempt = path.cluster.choose(path.plane.cluster.default_route, 0.0, lambda: 0.0)  # type: ignore[arg-type]
+    assert isinstance(attempt, Attempt)
+    late = Hedge(connection, attempt)
+    late.cancel()
+    late.crashed(RuntimeError("on purpose"))
+    path.cluster.done(attempt, AttemptResult.CANCELLED, 0.0)
+    assert (await client.answer()).body == b"fast"
+    assert [str(context["exception"]) for context in path.errors] == ["on purpose"]
     path.errors.clear()
 
 
