@@ -19,6 +19,7 @@ from sidecar.http1.caller import (
     HEALTH_ONLY,
     IDLE,
     LINGER_BYTES,
+    LINGER_S,
     LINGERING,
     NEW,
     READING,
@@ -103,6 +104,11 @@ class DownstreamConnection(BoundedConnection):
         if BODY <= self._phase < LINGERING:
             self._abandon()
             self._hang_up()
+        elif self._phase < BODY:  # the loop closes; what it asked for halfway, or behind that, is not answered
+            self._phase = CLOSED
+            self._buffer = b""
+            self.deadline = self._plane.clock() + LINGER_S
+            self._unflushed = 0
         return False
 
     def left(self) -> None:
