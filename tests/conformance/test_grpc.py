@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.certificates import Authority, write
 from tests.support.product import Sidecar, running
 from tests.support.sidecar_process import free_port
 from tests.support.sidecars import Process, until
-from tests.support.tls import make_pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,8 +63,10 @@ def test_every_case_passes(tmp_path: Path) -> None:
 
 def test_every_case_passes_over_tls(tmp_path: Path) -> None:
     """Two in a row: the harness speaks no TLS, so the first one speaks it with the second."""
-    pair = make_pair(tmp_path)
-    tls = {"cert_file": str(pair.cert_file), "key_file": str(pair.key_file)}
+    authority = Authority()
+    ca_file = write(tmp_path / "ca.pem", authority.pem)
+    cert_file, key_file = authority.issue("127.0.0.1").write(tmp_path, "far")
+    tls = {"cert_file": cert_file, "key_file": key_file}
     for name in ("near", "far"):
         (tmp_path / name).mkdir()
     with (
@@ -72,8 +74,7 @@ def test_every_case_passes_over_tls(tmp_path: Path) -> None:
         running(tmp_path / "far", settings=settings(f"grpc://127.0.0.1:{port}", tls=tls)) as far,
         running(
             tmp_path / "near",
-            settings=settings(f"grpcs://{far.listen}", processes=1)
-            | {"upstream_tls": {"ca_file": str(pair.cert_file)}},
+            settings=settings(f"grpcs://{far.listen}", processes=1) | {"upstream_tls": {"ca_file": ca_file}},
             processes=1,
         ) as near,
     ):

@@ -18,8 +18,9 @@ import redis
 
 from router.model import EndpointRecord, State
 from router.wire import Keys, decode_delta, decode_fields
+from tests.support.certificates import Authority, write
 from tests.support.redis_server import RedisServer
-from tests.support.tls import OPENSSL, make_pair, tls_front
+from tests.support.tls import tls_front
 from tests.support.worker_parts import shipped_model
 from tests.support.worker_process import ROOT, WorkerProcess, echo_body
 
@@ -400,12 +401,12 @@ def test_an_acl_user_in_the_url(server: RedisServer, client: redis.Redis) -> Non
         assert record(client) is None
 
 
-@pytest.mark.skipif(OPENSSL is None, reason="the openssl command makes the certificate")
 def test_tls_with_a_client_certificate(tmp_path: Path, server: RedisServer, client: redis.Redis) -> None:
-    pair = make_pair(tmp_path)
-    with tls_front(server.socket, pair) as port:
-        files = ("--state-ca-file", str(pair.cert_file))
-        own = ("--state-cert-file", str(pair.cert_file), "--state-key-file", str(pair.key_file))
+    authority = Authority()
+    cert_file, key_file = authority.issue("127.0.0.1").write(tmp_path, "both")
+    with tls_front(server.socket, authority.server((cert_file, key_file), asks=True)) as port:
+        files = ("--state-ca-file", write(tmp_path / "ca.pem", authority.pem))
+        own = ("--state-cert-file", cert_file, "--state-key-file", key_file)
         with WorkerProcess(*ECHO, "--state", f"rediss://127.0.0.1:{port}", *files, *own) as worker:
             worker.event("state.registered")
             soon(lambda: state_of(client) is State.WARM)
