@@ -103,6 +103,10 @@ class Peer:
         self.protocol.data_received(data)
         self._loop.run_soon()
 
+    def send_now(self, data: bytes) -> None:
+        """Send bytes in the middle of something."""
+        self.protocol.data_received(data)
+
     def head(self, stream: int, fields: HeadFields, *, end: bool = False) -> None:
         self.send(self.head_bytes(stream, fields, end=end))
 
@@ -158,6 +162,7 @@ class GrpcLoop(HandLoop):
         self.workers: list[Peer] = []
         self.refuse = 0
         self.settings: dict[int, int] = {}
+        self.greet: Callable[[Peer], None] | None = None  # instead of them
         self.later: list[Any] = []
         self.live: set[Peer] = set()
 
@@ -170,7 +175,10 @@ class GrpcLoop(HandLoop):
         transport, protocol = await super().create_connection(new, host, port)
         self.workers.append(Peer(protocol, transport, self))
         self.live.add(self.workers[-1])
-        protocol.data_received(settings_frame(self.settings))
+        if self.greet is not None:
+            self.greet(self.workers[-1])
+        else:
+            protocol.data_received(settings_frame(self.settings))
         return transport, protocol
 
     def create_task(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
