@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -123,6 +124,20 @@ def test_it_says_hello_and_accepts_once_it_has_a_snapshot(tmp_path: Path) -> Non
         assert (observed.source, seen.id, seen.successes, seen.failures) == (0, "o0", 1, 0)
         data.until(lambda: data.scalar(Scalar.UPSTREAM_CONNECTIONS_TOTAL) == 1, "counted")
         assert data.outcome(Outcome.OK) == 1
+        assert data.stop() == 0
+
+
+def test_a_caller_that_is_not_read_is_seen_leaving(tmp_path: Path) -> None:
+    with worker() as one, DataProcess(tmp_path, limits={"pipelined": 4096}, **QUICK) as data:
+        data.snapshot(one.address)
+        with data.connect() as sock:
+            sock.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert one.streaming.wait(5)
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2000)  # more than is read ahead
+            time.sleep(0.2)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        data.until(lambda: data.outcome(Outcome.CLIENT_ABORT) == 1, "the abort")
+        one.go_on.set()
         assert data.stop() == 0
 
 
