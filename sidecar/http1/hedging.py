@@ -152,6 +152,9 @@ class HedgingConnection(ExchangeConnection):
         attempt = self._attempt
         if attempt is None or self._phase != WAITING or self._write_paused:
             return  # a retry waits already, or it is the caller who is slow
+        if plane.refusing:  # no second try of one request where others find no room for their first
+            plane.count(Scalar.HEDGES_DENIED_TOTAL)
+            return
         hedge_attempt = plane.cluster.hedge(
             attempt,
             answered=False,

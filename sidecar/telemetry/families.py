@@ -27,7 +27,9 @@ RETRIES_DENIED = Family("warmroute_retries_denied_total", _C, "Retries that the 
 HEDGES = Family("warmroute_hedges_total", _C, "Attempts made while the first was waited for.")
 HEDGES_WON = Family("warmroute_hedges_won_total", _C, "Of these, those whose response head came first.")
 HEDGES_DENIED = Family(
-    "warmroute_hedges_denied_total", _C, "Requests that were slow and not hedged: budget, number of tries, nobody else."
+    "warmroute_hedges_denied_total",
+    _C,
+    "Slow requests that were not hedged: budget, number of tries, overload, nobody else.",
 )
 FAULTS_INJECTED = Family("warmroute_faults_injected_total", _C, "Requests that an injected fault touched.")
 

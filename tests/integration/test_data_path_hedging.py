@@ -400,6 +400,15 @@ async def test_endpoints_that_pushed_back_are_not_asked_beside_others(path: Data
     assert hedges(path) == (0, 0, 1)
 
 
+@hedged(after(0.11, answer(b"first")), FAST)
+async def test_nothing_is_hedged_while_new_work_is_refused(path: DataPath, client: Client) -> None:
+    await client.send(post(b"hello"))
+    await path.until(lambda: path.in_flight, "in flight")
+    path.plane.refusing = "memory"
+    assert (await client.answer()).body == b"first"
+    assert hedges(path) == (0, 0, 1)
+
+
 @on_data_path(after(0.11, answer(b"first")), FAST, policies=HEDGING, idempotent=True)
 async def test_other_models_have_no_timer(path: DataPath) -> None:
     client = await path.connect()
