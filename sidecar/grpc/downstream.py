@@ -202,6 +202,12 @@ class CallerConnection(Connection):
         if not self.streams and not self.ended:
             self.end()
 
+    def fail(self, code: Code, detail: str) -> None:
+        """The caller broke the protocol."""
+        if not self.ended:
+            self._plane.shared.count(Scalar.REJECTED_MESSAGES_TOTAL)
+        super().fail(code, detail)
+
     def linger_until(self) -> None:
         """Set when it is cut off."""
         self.deadline = self._plane.clock() + LINGER_S

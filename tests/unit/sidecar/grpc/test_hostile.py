@@ -10,6 +10,7 @@ from sidecar.http2 import frames
 from sidecar.http2.connection import CONNECTION_WINDOW, MOST_UNSENT_BYTES, NOISE_BURST, RESET_NOISE, STUCK_S
 from sidecar.http2.frames import PREFACE, WINDOW, Code, frame
 from sidecar.settings import Limits, Timeouts
+from sidecar.telemetry.page import Scalar
 from tests.support.grpc_by_hand import GrpcBench, Peer, call_fields, grpc_bench, message
 
 H, D = frames.HEADERS, frames.DATA
@@ -86,6 +87,7 @@ def test_what_breaks_the_protocol_ends_the_connection(name: str) -> None:
         bench.caller.send(data)
         assert goaway(bench.caller) is code
         assert bench.caller.transport.half_closed
+        assert bench.plane.words[bench.plane.page.scalar(Scalar.REJECTED_MESSAGES_TOTAL)] == 1
         bench.caller.send(frame(D, 0, 1, b"x" * 100))  # what follows is thrown away
         assert bench.caller.transport.late == b""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.model import EndpointHeld
+from router.model import EndpointGone, EndpointHeld, GoneReason
 from router.outcomes import OUTCOMES, Outcome
 from sidecar.grpc.health import CHECK, LIVE, METADATA, READY, WATCH
 from sidecar.grpc.statuses import Status, encode_message, format_timeout, parse_timeout, status_of
@@ -226,3 +226,44 @@ def test_timeouts_are_written_rounded_down(seconds: float) -> None:
 
 def test_messages_are_percent_encoded() -> None:
     assert encode_message("a b%\n\u263a~") == b"a b%25%0A%E2%98%BA~"
+
+
+def test_an_old_connection_to_a_worker_ends_with_its_last_call() -> None:
+    with grpc_bench(timeouts=Timeouts(upstream_connection_age_s=10.0, response_head_s=60.0)) as bench:
+        old = bench.call(1)
+        bench.pass_time(11)
+        new = bench.call(3)
+        assert new is not old
+        assert not old.ended()
+        bench.answer(old)
+        assert old.ended()
+        bench.answer(new, 1)
+
+
+def test_a_worker_that_leaves_the_fleet_ends_its_calls_and_leaves_nothing() -> None:
+    with grpc_bench() as bench:
+        worker = bench.call(1)
+        bench.cluster.apply(EndpointGone("o0", GoneReason.REMOVED, bench.now), bench.now)
+        assert bench.plane.bury() == ["o0"]
+        other = bench.call(3)
+        assert other is not worker
+        bench.answer(worker)
+        assert worker.ended()
+        bench.loop.fire()
+        assert worker.transport.aborted
+        bench.answer(other, 1)
+        assert bench.outcomes == {"ok": 2}
+
+
+def test_a_reload_changes_limits_for_new_connections() -> None:
+    with grpc_bench() as bench:
+        bench.plane.configure(Limits(calls_per_connection=1), bench.plane.timeouts)
+        bench.caller = bench.connect()
+        first = bench.call(1)
+        bench.caller.head(3, call_fields(), end=True)
+        assert bench.caller.got(frames.RST_STREAM)[0].code == Code.REFUSED_STREAM
+        bench.caller = bench.connect()
+        second = bench.call(1)
+        assert second is not first
+        for worker in (first, second):
+            bench.answer(worker)
