@@ -14,6 +14,7 @@ from sidecar.sockets import (
     Granted,
     OpenListener,
     bound_address,
+    bound_addresses,
     check_free,
     open_admin,
     open_listeners,
@@ -282,3 +283,46 @@ def test_a_taken_tcp_address_leaves_no_admin_socket_behind(tmp_path: Path, taken
     with pytest.raises(BindError, match=r"admin\.address"):
         open_admin(Admin(socket=str(path), address=taken))
     assert not path.exists()
+
+
+class Given:
+    """What another supervisor hands over: ``count`` listening sockets of one address."""
+
+    def __init__(self, count: int) -> None:
+        first = socket.create_server(("127.0.0.1", 0), reuse_port=True)
+        port = first.getsockname()[1]
+        rest = [socket.create_server(("127.0.0.1", port), reuse_port=True) for _ in range(count - 1)]
+        self.sockets = [first, *rest]
+        self.address = f"127.0.0.1:{port}"
+        self.asked: list[tuple[str, str, bool]] = []
+
+    def take(self, asked: str, address: str, *, admin: bool = False) -> tuple[list[socket.socket], str]:
+        self.asked.append((asked, address, admin))
+        taken, self.sockets = self.sockets, []
+        return taken, self.address
+
+
+@pytest.mark.parametrize(
+    ("given", "processes", "shares"), [(2, 2, [1, 1, 0]), (1, 3, [1, 1, 1, 0]), (5, 2, [3, 2, 0]), (3, 1, [3, 0])]
+)
+def test_inherited_sockets_are_all_kept_and_shared_out(given: int, processes: int, shares: list[int]) -> None:
+    held = Given(given)
+    kept = {sock.fileno() for sock in held.sockets}
+    (opened,) = open_listeners((Listener(address=held.address, processes=processes, backlog=77),), held)
+    try:
+        assert held.asked == [(held.address, held.address, False)]
+        assert opened.address == held.address
+        assert kept <= {sock.fileno() for sock in opened.sockets}
+        assert [len(opened.sockets_of(index)) for index in range(len(shares))] == shares
+        assert {bound_address(sock) for sock in opened.sockets} == {held.address}
+        assert opened.granted.backlog == 77  # what is configured now holds for them too
+    finally:
+        opened.close()
+
+
+def test_how_addresses_would_be_bound_is_known_but_for_ports_of_the_kernel_s_choice() -> None:
+    addresses = ("127.0.0.1:8080", "[::1]:81", "localhost:82", "127.0.0.1:0", "unix:/run/x", "127.0.0.1:99999")
+    found = bound_addresses(tuple(Listener(address=address) for address in addresses))
+    assert found[:2] == ("127.0.0.1:8080", "[::1]:81")
+    assert found[2] in ("127.0.0.1:82", "[::1]:82")
+    assert found[3:] == ("unix:/run/x",)
