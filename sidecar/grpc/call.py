@@ -17,6 +17,7 @@ from sidecar.grpc.health import answer as answer_for_server
 from sidecar.grpc.matching import MESSAGE_HEAD, NOTHING, named_by_message, named_by_metadata, named_fields
 from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, OVER, WAITING
 from sidecar.grpc.statuses import Status, encode_message, format_timeout, judge, status_of, status_of_http
+from sidecar.http2.connection import keep
 from sidecar.http2.frames import FRAME_BYTES, Code
 from sidecar.http2.hpack import literal
 from sidecar.telemetry.page import Scalar
@@ -293,14 +294,14 @@ class Call:
         up = self.up
         if up is not None:
             if self._whole and phase == WAITING:
-                self._seen.append(data)
+                keep(self._seen, data)
                 self._seen_bytes += size
                 if self._seen_bytes > self._plane.shared.replay_bytes:
                     self._keep_no_more()
             if up.connection.send_data(up, data, end=end):
                 self.down.connection.credit(self.down, size)
             return
-        self._seen.append(data)
+        keep(self._seen, data)
         self._seen_bytes += size
         self._unpaid += size
         if phase == MATCHING:

@@ -30,6 +30,8 @@ at once, and per second; a reset stream counts as five, so a fifth of that may b
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 1 << 20
 """How long and how much input is thrown away behind a GOAWAY that ends a connection, so that it can be read."""
+SMALL_BYTES: Final = 1024
+"""A piece under this is put together with the next one where they have to wait."""
 _MEMO: Final = 32
 _RECENT: Final = 256
 MOST_UNSENT_BYTES: Final = 1 << 20
@@ -298,7 +300,7 @@ class Connection(asyncio.Protocol):
             stream.waiting = []
             self.blocked[stream] = None
         if size:
-            stream.waiting.append(data)
+            keep(stream.waiting, data)
             stream.waiting_bytes += size
         stream.end_waits = end
         self._pump_and_credit(stream)
@@ -708,6 +710,14 @@ class Connection(asyncio.Protocol):
     def peer_window(self) -> int:
         """The window that new streams begin with."""
         return self._peer_window
+
+
+def keep(pieces: list[bytes], data: bytes) -> None:
+    """Put ``data`` behind ``pieces``; small ones are put together, so that a byte a frame costs no object a byte."""
+    if pieces and len(pieces[-1]) < SMALL_BYTES:
+        pieces[-1] += data
+    else:
+        pieces.append(data)
 
 
 def _unpadded(payload: bytes) -> bytes:

@@ -406,3 +406,17 @@ def test_a_worker_that_answers_the_ping_stays_and_is_not_asked_again_soon() -> N
         bench.pass_time(2.0)
         assert slow.got(frames.PING) == []
         assert not slow.transport.aborted
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_byte_a_frame_costs_little(connected: bool) -> None:
+    with grpc_bench() as bench:
+        bench.loop.settings = {frames.INITIAL_WINDOW_SIZE: 0} if connected else {frames.MAX_CONCURRENT_STREAMS: 0}
+        bench.caller.head(1, call_fields())
+        bench.caller.send(frame(D, 0, 1, b"\0") * 60_000)
+        (call,) = bench.opened
+        waiting = call.up.waiting if call.up is not None else call._seen
+        assert waiting is not None
+        assert sum(map(len, waiting)) == 60_000
+        assert len(waiting) < 100
+        bench.caller.reset(1)
