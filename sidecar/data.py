@@ -160,6 +160,7 @@ class DataProcess:
     # --- listeners ----------------------------------------------------------------------------------------------
 
     async def _accept(self) -> None:
+        self._tls.prepare()
         self._guard.begin()
         settings = self._plan.settings
         for held in self._plan.listeners:

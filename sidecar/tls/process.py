@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Page, Scalar
 from sidecar.tls.client import UpstreamGate
+from sidecar.tls.material import HTTP1, HTTP2
 from sidecar.tls.server import Audit, ListenerGate
 
 if TYPE_CHECKING:
@@ -65,11 +66,7 @@ class ProcessTls:
             room=self._room,
             handshake_s=self._settings.timeouts.handshake_s,
         )
-        change = gate.follower.look()
-        if change is not None:
-            gate.follower.take(change)
-            if change.context is None:  # it was good when the sidecar started, so it is being changed right now
-                _log.error("tls.unusable", listener=name, why=change.error, remedy="put a good pair there: it is taken")
+        self._begin(gate.follower)
         self._gates[index] = gate
         return gate.enter
 
@@ -81,6 +78,21 @@ class ProcessTls:
                 self._settings.upstream_tls, alpn, loop=self._loop, page=self._page, audit=self._audit
             )
         return gate
+
+    def prepare(self) -> None:
+        """Read the files for workers now where configured endpoints need them, so that no request waits for that."""
+        settings = self._settings
+        urls = [url for model in settings.models for url in model.endpoints] + [one.url for one in settings.endpoints]
+        for scheme, alpn in (("https://", HTTP1), ("grpcs://", HTTP2)):
+            if any(url.startswith(scheme) for url in urls):
+                self._begin(self.upstream(alpn).follower)
+
+    def _begin(self, follower: Follower) -> None:
+        change = follower.look()
+        if change is not None:
+            follower.take(change)
+            if change.context is None:  # it was good when the sidecar started, so it is being changed right now
+                _log.error("tls.unusable", of=follower.name, why=change.error, remedy="put good files there")
 
     def tick(self, now: float) -> None:
         """Look after files and gauges; called once a second."""

@@ -270,7 +270,7 @@ def test_a_process_that_starts_with_broken_files_serves_once_they_are_good(
         assert process.stop() == 0
         process.start()
         process.snapshot()
-        line = process.process.await_event("tls.unusable", listener="in")
+        line = process.process.await_event("tls.unusable", of="in")
         assert "only the beginning of one" in line["why"]
         process.process.await_event("process.accepting", count=2)
         assert ask(process, authority.client()) == 0

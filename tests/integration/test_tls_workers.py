@@ -19,6 +19,7 @@ import pytest
 from router.outcomes import AttemptResult
 from sidecar.settings import Settings
 from sidecar.telemetry.page import Scalar
+from sidecar.tls.material import HTTP1, HTTP2
 from sidecar.tls.process import ProcessTls
 from tests.support.certificates import Authority, write
 from tests.support.data_path import (
@@ -259,6 +260,23 @@ async def test_what_nobody_asked_for_poisons_a_connection(path: DataPath, tmp_pa
     assert (await client.ask(request())).body == b"one"
     await path.until(lambda: path.scalar(Scalar.UPSTREAM_POISONED_TOTAL) == 1, "dropped")
     assert (await client.ask(request())).body == b"one"
+
+
+@pytest.mark.parametrize(("url", "read"), [("https://w.test:1", 1), ("grpcs://w.test:1", 1), ("http://w.test:1", 0)])
+@on_data_path(silent)
+async def test_files_are_read_before_the_first_request(path: DataPath, tmp_path: Path, url: str, read: int) -> None:
+    document = {
+        "version": 1,
+        "listeners": [{"address": "127.0.0.1:0"}],
+        "models": [{"name": "m", "endpoints": [url]}],
+        "upstream_tls": {"ca_file": write(tmp_path / "ca.pem", AUTHORITY.pem)},
+    }
+    tls = ProcessTls(
+        msgspec.convert(document, Settings), loop=path.plane.loop, page=path.plane.page, clock=path.plane.clock
+    )
+    tls.prepare()
+    ready = [tls.upstream(alpn).follower.context for alpn in (HTTP1, HTTP2)]
+    assert sum(context is not None for context in ready) == read
 
 
 @on_data_path(SecureOrigin(echo, "127.0.0.1"))
