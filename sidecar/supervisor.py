@@ -229,7 +229,10 @@ class Supervisor:
         if ready is not None and self._phase is Phase.RUNNING:
             self._hand_over(set(ready.taken))
         if self._successor is not None and self._successor.poll() is not None:
+            pid, code = self._successor.pid, self._successor.returncode
             self._successor = None
+            if self._phase is Phase.RUNNING:  # perhaps before it ever came to the gate
+                log.error("upgrade.failed", pid=pid, code=code, why="it ended; see its lines", effect="none")
 
     def _inherit(self, inheritance: Inheritance, now: float) -> None:
         """Take over once every process accepts; leave where that does not come to be in time."""

@@ -112,6 +112,9 @@ def test_a_bad_file_is_named_and_waited_for(tmp_path: Path, origins: tuple[str, 
         assert sidecar.metric("warmroute_config_info", revision=revision) == 1
         assert sidecar.metric("warmroute_config_bad_since_timestamp_seconds") == pytest.approx(time.time(), abs=10)
         assert sidecar.ready()
+        sidecar.process.send(signal.SIGUSR2)  # a successor does not come far with it
+        assert sidecar.process.await_event("upgrade.failed")["code"] == 2
+        assert sidecar.ready()
         write_config(tmp_path, settings(origins[0]))
         until(lambda: sidecar.json("/config/status")["bad_since"] is None, "and is over", within_s=2)
         assert sidecar.metric("warmroute_config_bad") == 0
