@@ -355,10 +355,13 @@ class Call:
             self._drop_upstream(Code.PROTOCOL_ERROR)
             self.attempt_failed(AttemptResult.PROTOCOL, head.malformed or "header blocks out of order")
             return
+        if 0 < head.status < 200:
+            if end:
+                self._drop_upstream(Code.PROTOCOL_ERROR)
+                self.attempt_failed(AttemptResult.PROTOCOL, "an interim answer that ends the stream")
+            return
         if end:
             self._answer_ended(head)
-            return
-        if head.status < 200:
             return
         self.phase = ANSWERING
         self._seen = []

@@ -195,6 +195,8 @@ class AnswerHead(Head):
                 if name != b":status" or forward or len(value) != 3 or not value.isdigit() or value < b"100":
                     return "pseudo-header other than one status"
                 self.status = int(value)
+                if self.status == 101:
+                    return "101, which HTTP/2 has not"
             elif name == b"grpc-status":
                 self.grpc_status = int(field[1]) if field[1].isdigit() and len(field[1]) < 10 else 2
             elif name == b"x-request-id":

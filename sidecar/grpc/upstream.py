@@ -170,6 +170,8 @@ class WorkerConnection(Connection):
 
     def _headers(self, stream: Stream, head: Head, *, end: bool) -> None:
         call: Call = stream.call
+        if 0 < cast("AnswerHead", head).status < 200:
+            self._hear_noise()
         try:
             call.answer_head(cast("AnswerHead", head), end=end)
         except Exception as error:  # noqa: BLE001  one call's end, not the connection's

@@ -420,3 +420,20 @@ def test_a_byte_a_frame_costs_little(connected: bool) -> None:
         assert sum(map(len, waiting)) == 60_000
         assert len(waiting) < 100
         bench.caller.reset(1)
+
+
+def test_interim_answers_are_passed_over_but_not_without_end() -> None:
+    with grpc_bench() as bench:
+        worker = bench.call(1)
+        worker.head(1, [(b":status", b"103")])
+        bench.answer(worker)
+        assert bench.outcomes == {"ok": 1}
+        bench.call(3)
+        worker.head(3, [(b":status", b"100")], end=True)
+        bench.call(5)
+        worker.head(5, [(b":status", b"101")])
+        assert bench.outcomes == {"ok": 1, "upstream_protocol": 2}
+        bench.call(7)
+        worker.send(worker.head_bytes(7, [(b":status", b"103")]) * 2 * NOISE_BURST)
+        assert goaway(worker) is Code.ENHANCE_YOUR_CALM
+        assert bench.outcomes == {"ok": 1, "upstream_protocol": 3}
