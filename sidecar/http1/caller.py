@@ -194,9 +194,10 @@ class CallerConnection(asyncio.Protocol):
         else:
             self.transport.close()
 
-    def left(self) -> None:
-        """The caller has gone, and only the kernel knows, because it is not being read."""
-        self.transport.abort()
+    def left(self, *, broken: bool) -> None:
+        """The caller has gone, and only the kernel knows, because it is not being read; ``broken``: with a reset."""
+        if broken:
+            self.transport.abort()
 
     @property
     def phase(self) -> int:

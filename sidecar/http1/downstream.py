@@ -111,12 +111,12 @@ class DownstreamConnection(BoundedConnection):
             self._unflushed = 0
         return False
 
-    def left(self) -> None:
-        """The caller has gone, and only the kernel knows: as if its end had been read."""
-        if self._phase == TUNNEL:  # but this is a reset
-            super().left()
-        else:
+    def left(self, *, broken: bool) -> None:
+        """The caller has gone, and only the kernel knows. With nothing in hand, a mere end is found in its turn."""
+        if BODY <= self._phase < TUNNEL:
             self.eof_received()
+        else:
+            super().left(broken=broken)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Settle what was in hand."""

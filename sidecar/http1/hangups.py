@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sidecar.http1.caller import CallerConnection
 
 _HALF: Final = select.EPOLLRDHUP
-_BROKEN: Final = 0  # EPOLLERR and EPOLLHUP are always told
+_RESET: Final = select.EPOLLERR | select.EPOLLHUP  # these are always told
 
 
 class Hangups:
@@ -56,7 +56,7 @@ class Hangups:
                 epoll = self._epoll = select.epoll()
                 self._loop.add_reader(epoll.fileno(), self._tell)
             # a tunnel's caller may end its half while bytes of it still wait to be read
-            epoll.register(fd, _BROKEN if connection.phase == TUNNEL else _HALF)
+            epoll.register(fd, _RESET if connection.phase == TUNNEL else _HALF)
             self._by_fd[fd] = connection
             self._fds[connection] = fd
 
@@ -64,12 +64,12 @@ class Hangups:
         epoll = self._epoll
         if epoll is None:
             return
-        for fd, _ in epoll.poll(0):
+        for fd, events in epoll.poll(0):
             connection = self._by_fd.get(fd)
             self._unwatch(fd)
             if connection is not None:
                 self._fds.pop(connection, None)
-                connection.left()
+                connection.left(broken=bool(events & _RESET))
 
     def _unwatch(self, fd: int) -> None:
         self._by_fd.pop(fd, None)
