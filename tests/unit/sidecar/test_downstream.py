@@ -34,6 +34,23 @@ def reads(side: Bench | UpstreamConnection) -> bool:
     return transport.reading
 
 
+@pytest.mark.parametrize("asked", [b"", b"GET / HTTP/1.1\r\nHo", request(b"GET / HTTP/1.1")])
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_caller_that_leaves_unread_ends_what_is_in_hand(by_hand: Bench, asked: bytes, broken: bool) -> None:
+    down, transport = by_hand.connection, by_hand.transport
+    if asked:
+        down.data_received(asked)
+    in_hand = down.busy
+    down.left(broken=broken)
+    assert transport.closing is (in_hand or broken)
+    assert by_hand.busy == []
+    if not transport.closing:  # its end is found when it is read again
+        down.eof_received()
+    down.connection_lost(None)
+    by_hand.check_rest()
+    assert by_hand.outcomes() == in_hand
+
+
 def test_a_refusal_of_head_has_no_body(by_hand: Bench) -> None:
     by_hand.connection.data_received(BAD.replace(b"GET", b"HEAD"))
     assert by_hand.transport.written.startswith(b"HTTP/1.1 400 ")
