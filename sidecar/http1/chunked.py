@@ -11,6 +11,7 @@ from typing import Final
 
 MAX_SIZE_LINE: Final = 256
 MAX_TRAILER_BYTES: Final = 8192
+_PREFIX: Final = (b"x", b"X")  # of a number for int(), in 0x5, but no digit
 _PLAIN_SIZE: Final = 17  # the longest line of digits alone, and its end
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _QUOTED: Final = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'
@@ -72,7 +73,7 @@ class ChunkScanner:
             # Nearly every read of a stream of events is one whole plain chunk: the loop below, in one step.
             end = data.find(b"\r\n", 1, _PLAIN_SIZE)
             line = data[:end]
-            if end > 0 and line.isalnum() and data.endswith(b"\r\n"):
+            if end > 0 and line.isalnum() and line[1:2] not in _PREFIX and data.endswith(b"\r\n"):
                 try:
                     left = int(line, 16)
                 except ValueError:

@@ -152,7 +152,12 @@ class RequestHead(Head):
     _continuation: Continuation
 
     def fits(self, raw: bytes) -> bool:
-        """Return the same; a trusted peer's chain may be continued besides."""
+        """Return the same; a trusted peer's chain may be continued besides.
+
+        One that asks for an upgrade never does: whether that is granted depends on the length, which varies.
+        """
+        if self.upgrade:
+            return False
         if Head.fits(self, raw):
             return True
         if not self.peer.trusted:

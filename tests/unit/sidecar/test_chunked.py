@@ -91,6 +91,23 @@ def test_broken_framing_is_refused_as_early_as_it_shows(bad: bytes) -> None:
         ChunkScanner().feed(bad)
 
 
+@pytest.mark.parametrize("line", [b"0x5", b"0X5", b"5_", b"+5", b" 5", b"5g", b"5;"])
+def test_a_whole_chunk_in_one_piece_is_read_as_strictly(line: bytes) -> None:
+    with pytest.raises(ChunkError):
+        ChunkScanner().feed(line + b"\r\nhello\r\n")
+
+
+@given(st.text("0159aAfFxXoOgG_+-. \t", min_size=1, max_size=6))
+def test_a_whole_chunk_in_one_piece_has_digits_and_nothing_else(line: str) -> None:
+    size = int(line, 16) if set(line) <= set("0123456789abcdefABCDEF") else 0
+    chunk = line.encode() + b"\r\n" + b"x" * min(size, 4096) + b"\r\n"
+    if 0 < size <= 4096:
+        assert ChunkScanner().feed(chunk) == chunk
+    elif not size and set(line) != {"0"}:
+        with pytest.raises(ChunkError):
+            ChunkScanner().feed(chunk)
+
+
 def test_trailers_are_bounded_whatever_their_pieces() -> None:
     line = b"X: yyyy\r\n"
     scanner = ChunkScanner()

@@ -179,6 +179,15 @@ def test_a_head_that_is_not_passed_on_as_it_came_fits_no_shape() -> None:
     assert parse_request(raw).fits(raw)
 
 
+def test_an_upgrade_fits_no_shape_as_its_length_decides_on_it() -> None:
+    raw = request(length=b"0", more=b"Connection: Upgrade\r\nUpgrade: websocket\r\n").replace(b"POST", b"GET")
+    raw = raw.replace(b"Connection: keep-alive\r\n", b"")
+    head = parse_request(raw)
+    assert head.upgrade == [b"websocket"]
+    assert head.forward == raw[:-2]
+    assert not head.fits(raw)
+
+
 def test_few_shapes_are_made_and_those_known_cost_nothing() -> None:
     shapes = Shapes()
     first = shapes.learn(request(), 0.0)
