@@ -59,6 +59,11 @@ class ChunkScanner:
         """True where all that was passed on ends with a whole chunk, or nothing was."""
         return self._state == _SIZE
 
+    @property
+    def taken_bytes(self) -> int:
+        """Data of the body that has come, without its framing."""
+        return self.payload_bytes - self._left
+
     def feed(self, data: bytes) -> bytes:
         """Return the part of the body that is now complete enough to be passed on.
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 UNSENT_BYTES: Final = 65536
 """Request body read ahead while no worker takes it."""
+TEDIOUS_BYTES: Final = 4096
+"""Read at once, and more than half of it what frames chunks: others have their turn before more of it is read."""
 _EMPTY_LINES: Final = re.compile(rb"(?:\r\n)+")
 
 
@@ -299,8 +301,10 @@ class DownstreamConnection(BoundedConnection):
     def _read_body(self, data: bytes) -> None:
         """More of the request's body: pass it on, and keep it while it is small enough to be sent again."""
         scanner = self._scanner
+        tedious = False
         if scanner is not None:
             self._left -= len(data)
+            before = scanner.taken_bytes
             try:
                 out = scanner.feed(data)
             except ChunkError as error:
@@ -313,6 +317,8 @@ class DownstreamConnection(BoundedConnection):
                 self._buffer = scanner.rest
                 self._scanner = None
                 self.request_done = True
+            else:
+                tedious = len(data) > TEDIOUS_BYTES and (scanner.taken_bytes - before) * 2 < len(data)
         else:
             left = self._left - len(data)
             if left > 0:
@@ -344,10 +350,22 @@ class DownstreamConnection(BoundedConnection):
                 else:
                     self._whole = False
                     self._seen = b""
+            if tedious:
+                self._let_others_go_first()
         else:
             self._seen += out
             if len(self._seen) > UNSENT_BYTES:
                 self._pause_reading()
+
+    def _let_others_go_first(self) -> None:
+        """Read the rest of a body of tiny chunks in later turns of the loop: it costs more time than it has bytes."""
+        if not self._read_paused:
+            self._pause_reading()
+            self._plane.loop.call_soon(self._go_on_reading)
+
+    def _go_on_reading(self) -> None:
+        if self._upstream is not None and not self._peer_full:  # else somebody will read on in time
+            self._read_on()
 
     def _refuse(self, error: HeadError, data: bytes) -> None:
         """A head that cannot be taken: answer and close. Nothing behind it can be trusted."""

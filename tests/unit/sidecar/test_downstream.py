@@ -51,6 +51,25 @@ def test_a_caller_that_leaves_unread_ends_what_is_in_hand(by_hand: Bench, asked:
     assert by_hand.outcomes() == in_hand
 
 
+@pytest.mark.parametrize(("size", "count", "turns"), [(1, 1000, True), (100, 50, False)])
+def test_tiny_chunks_are_read_in_turns_with_others(by_hand: Bench, size: int, count: int, turns: bool) -> None:
+    down = by_hand.connection
+    by_hand.plane.body_bytes = down.gate = 1 << 20
+    down.data_received(request(b"POST / HTTP/1.1", b"Transfer-Encoding: chunked"))
+    assert len(by_hand.busy) == 1
+    piece = (b"%x\r\n" % size + b"x" * size + b"\r\n") * count
+    down.data_received(piece)
+    assert reads(by_hand) is not turns
+    by_hand.loop.run()
+    assert reads(by_hand)
+    down.data_received(piece)
+    by_hand.busy[0].pause_writing()  # a worker that is full holds it back whatever turn it is
+    by_hand.loop.run()
+    assert not reads(by_hand)
+    by_hand.busy[0].resume_writing()
+    assert reads(by_hand)
+
+
 def test_a_refusal_of_head_has_no_body(by_hand: Bench) -> None:
     by_hand.connection.data_received(BAD.replace(b"GET", b"HEAD"))
     assert by_hand.transport.written.startswith(b"HTTP/1.1 400 ")
