@@ -154,7 +154,7 @@ def ask(sidecar: SidecarProcess, body: bytes, within_s: float = 10.0) -> tuple[i
 
 BODY = bytes(range(256)) * 400
 
-TOXINS: list[tuple[dict[str, Any], int, float, float]] = [
+TOXINS: list[tuple[dict[str, Any], int | tuple[int, ...], float, float]] = [
     ({"down": {"stall": True}}, 504, 0.9, 2.5),  # the worker took the request and says nothing
     ({"up": {"stall": True}}, 504, 0.9, 2.5),  # the request never gets there
     ({"down": {"limit": 20, "limit_end": "rst"}}, 502, 0.0, 1.0),  # inside the head
@@ -164,7 +164,8 @@ TOXINS: list[tuple[dict[str, Any], int, float, float]] = [
     ({"down": {"rate": 100_000}}, 200, 0.5, 4.0),  # slow is not broken
     ({"up": {"rate": 200_000}}, 200, 0.2, 4.0),
     ({"down": {"latency": 0.05, "slice": 20_000}}, 200, 0.2, 4.0),
-    ({"refuse_rst": True}, 502, 0.0, 1.0),
+    # reset as soon as it stood (502), or as it was made: then it is tried again, and nobody else is left (503)
+    ({"refuse_rst": True}, (502, 503), 0.0, 1.0),
 ]
 
 

@@ -202,7 +202,10 @@ class _Caller:
         if self._writer is not None:
             self._ports.discard(self._port)
             with contextlib.suppress(OSError):
-                self._writer.close()
+                if self._tls is None:
+                    self._writer.close()
+                else:  # saying goodbye takes turns of the loop, which may be over by then
+                    self._writer.transport.abort()
         self._reader = self._writer = None
 
 
