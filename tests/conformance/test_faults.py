@@ -188,7 +188,7 @@ def test_a_sick_network_to_a_worker_is_told_apart_from_a_slow_one(tmp_path: Path
             until(lambda: tell({"stats": 1})["open"] == 0, "no connection")
             tell({"set": toxin})
             got, body, seconds = ask(sidecar, BODY)
-            assert got == status, (toxin, got, seconds)
+            assert got in (status if isinstance(status, tuple) else (status,)), (toxin, got, seconds)
             assert least_s <= seconds <= most_s, (toxin, got, seconds)
             assert got != 200 or body == BODY
             tell({"set": {}})
