@@ -241,6 +241,8 @@ class Supervisor:
             if self._phase is Phase.RUNNING:
                 self._give_in(f"process {inheritance.pid} says: {inheritance.refused}")
         elif inheritance.yielded:
+            if self._phase is not Phase.RUNNING:  # told to go meanwhile: there is nobody left to serve
+                return
             log.info("upgrade.done", predecessor=inheritance.pid)
             self._estate.admin_open = True
             self._estate.rewrite_plans()

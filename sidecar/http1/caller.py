@@ -216,7 +216,8 @@ class CallerConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Close a connection that waits for nothing (draining), unless a request waits in it that was not read yet."""
-        if self._phase in (NEW, IDLE) and (self._read_paused or not unread(self.transport)):
+        pipelined = len(self._buffer) > 1 and not self._write_paused  # it is taken in this turn of the loop
+        if self._phase in (NEW, IDLE) and not pipelined and (self._read_paused or not unread(self.transport)):
             self._phase = CLOSED
             self.transport.close()
 

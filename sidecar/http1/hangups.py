@@ -69,7 +69,10 @@ class Hangups:
             self._unwatch(fd)
             if connection is not None:
                 self._fds.pop(connection, None)
-                connection.left(broken=bool(events & _RESET))
+                if connection.phase == TUNNEL and not events & _RESET:  # it was watched before it became one
+                    self._new.add(connection)
+                else:
+                    connection.left(broken=bool(events & _RESET))
 
     def _unwatch(self, fd: int) -> None:
         self._by_fd.pop(fd, None)

@@ -202,6 +202,7 @@ class HedgingConnection(ExchangeConnection):
             return
         if upstream.full:
             self.hedge_failed(hedge, AttemptResult.CANCELLED, "")
+            hedge.attempt.endpoint.found_full(now)
         else:
             upstream.connect(hedge, hedge.is_wanted)
 
@@ -229,7 +230,8 @@ class HedgingConnection(ExchangeConnection):
         if hedge.promoted:
             self.attempt_failed(result, detail)
             return
-        self._tries += 1
+        if result is not AttemptResult.CANCELLED:  # else it was never sent, and a retry is still to be had
+            self._tries += 1
         self._plane.attempt_ended(hedge.attempt, result, self._plane.clock())
 
     def hedge_crashed(self, hedge: Hedge, error: Exception) -> None:

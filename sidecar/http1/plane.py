@@ -390,8 +390,8 @@ class Plane:
                 pool.close()
                 if endpoint.id not in self.cluster.endpoints:
                     self.page.drop_endpoint(endpoint.id)
-                    if endpoint.in_flight:  # its row may soon be another's
-                        pool.row = self.page.endpoint_row(OVERFLOW_KEY)
+                if endpoint.in_flight:  # its row may soon be another's, at the latest when its successor leaves too
+                    pool.row = self.page.endpoint_row(OVERFLOW_KEY)
             ids.append(endpoint.id)
         return ids
 

@@ -70,6 +70,19 @@ def test_tiny_chunks_are_read_in_turns_with_others(by_hand: Bench, size: int, co
     assert reads(by_hand)
 
 
+def test_a_connection_with_a_request_behind_the_last_one_is_not_idle(by_hand: Bench) -> None:
+    down = by_hand.connection
+    down.data_received(request() + request(b"GET /second HTTP/1.1"))
+    by_hand.busy[0].data_received(answer(b"first"))
+    down.close_if_idle()
+    assert not by_hand.transport.closing
+    by_hand.loop.run()
+    by_hand.busy[0].data_received(answer(b"second"))
+    assert by_hand.transport.written.endswith(b"second")
+    down.close_if_idle()
+    assert by_hand.transport.closing
+
+
 def test_a_refusal_of_head_has_no_body(by_hand: Bench) -> None:
     by_hand.connection.data_received(BAD.replace(b"GET", b"HEAD"))
     assert by_hand.transport.written.startswith(b"HTTP/1.1 400 ")

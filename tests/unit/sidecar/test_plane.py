@@ -219,6 +219,23 @@ def test_an_endpoint_that_left_loses_its_series_and_its_bytes_are_kept(bench: Be
     assert counted == {"other": 0, "_other": 1}
 
 
+def test_an_attempt_of_an_endpoint_s_earlier_life_never_counts_for_another(bench: Bench) -> None:
+    for epoch in ("one", "two"):
+        record = EndpointRecord("e", "http://a.test:1", epoch=epoch, replicas=(Replica("m"),), static=True)
+        bench.cluster.apply(EndpointSeen(record, bench.now), bench.now)
+        if epoch == "one":
+            attempt = bench.attempt("m")
+    bench.plane.bury()
+    bench.attempt("m")
+    bench.cluster.apply(EndpointGone("e", GoneReason.EXPIRED, bench.now), bench.now)
+    bench.plane.bury()
+    bench.see("other", "m")
+    bench.attempt("m")  # takes the free row
+    bench.plane.attempt_ended(attempt, AttemptResult.RESET, bench.now)
+    counted = {key: sum(bench.page.words[row : row + len(AttemptResult)]) for key, row in bench.page.endpoints()}
+    assert counted == {"other": 0, "_other": 1}
+
+
 class Recorder:
     """Stands in for a connection in the sweep."""
 
