@@ -397,7 +397,7 @@ class DataProcess:
         if wait_s and self._accepting and os.getppid() == self._plan.parent_pid:
             self._plane.leave()
             self._drain_at = now + wait_s
-            self._log.info("drain.waiting", connections=len(self._plane.connections), wait_s=wait_s)
+            self._log.info("drain.waiting", connections=self._plane.callers, wait_s=wait_s)
         else:
             self._drain(now)
 
@@ -405,7 +405,7 @@ class DataProcess:
         self._drain_at = None
         grace_s = self._plan.settings.timeouts.drain_s
         self._drain_until = now + grace_s
-        self._log.info("drain.began", connections=len(self._plane.connections), grace_s=grace_s)
+        self._log.info("drain.began", connections=self._plane.callers, grace_s=grace_s)
         if not self._plan.handed_over:
             self._plane.leave()
         self._plane.drain(now)
@@ -414,7 +414,7 @@ class DataProcess:
 
     def _finish(self) -> None:
         """Everything that ran over one protocol has ended."""
-        if not self._plane.connections and (self._grpc is None or not self._grpc.connections):
+        if not self._plane.callers:
             self._end()
 
     def _end(self) -> None:

@@ -147,6 +147,10 @@ class Call:
             self._target = plane.nothing
             self.fail(Outcome.HEAD_TOO_LARGE, f"over {plane.limits.head_bytes} bytes or {plane.limits.fields} fields")
             return
+        if asked.wrong:
+            self._target = plane.nothing
+            self.fail(Outcome.BAD_REQUEST, asked.wrong)
+            return
         if self._deadline - self._started < SOON_S:
             self._set_timer(self._started)
         self._match = named_fields(asked.path)
@@ -240,23 +244,20 @@ class Call:
             rest += literal(b"grpc-timeout", self._remaining(head.timeout))
         rest += literal(b"warmroute-attempt", b"%d" % (asked.attempt + self._tries))
         seen = self._seen
-        connection.send_request(up, asked, rest, end=self.request_done and not seen)
-        if seen:
-            data = seen[0] if len(seen) == 1 else b"".join(seen)
+        data = b"" if not seen else seen[0] if len(seen) == 1 else b"".join(seen)
+        connection.send_request(up, asked, rest, end=self.request_done and not data)
+        up.source = self.down
+        self.down.source = up
+        if data:
             self._seen = [data]
-            up.prepaid = len(data)
+            up.prepaid = len(data) - self._unpaid  # what is not paid for came last, and goes last
+            self._unpaid = 0
             for start in range(0, len(data), FRAME_BYTES):
                 last = start + FRAME_BYTES >= len(data)
                 part = data if len(data) <= FRAME_BYTES else data[start : start + FRAME_BYTES]
-                connection.send_data(up, part, end=last and self.request_done)
-            if up.waiting is None:
-                up.prepaid = 0
+                if connection.send_data(up, part, end=last and self.request_done):
+                    connection.pay(up, len(part), self.down)
             self._keep_no_more()
-        up.source = self.down
-        self.down.source = up
-        if self._unpaid:
-            self.down.connection.credit(self.down, self._unpaid)
-            self._unpaid = 0
 
     def _remaining(self, text: bytes) -> bytes:
         """Return the ``grpc-timeout`` that is left; as it came where no time has passed to speak of."""
@@ -392,12 +393,9 @@ class Call:
             return
         now = self._plane.clock()
         down, connection = self.down, self._connection
-        up, self.up = self.up, None
-        down.source = None
-        if up is not None:
-            up.source = None
-            if not up.local_done:  # it answered before the request's end: nobody reads the rest
-                up.connection.reset(up, Code.NO_ERROR)
+        up = self._let_go()
+        if up is not None and not up.local_done:  # it answered before the request's end: nobody reads the rest
+            up.connection.reset(up, Code.NO_ERROR)
         self._attempt = None
         if self._first_s >= 0:  # both sides spoke at once: how long they went on says nothing of the worker's speed
             attempt.started = now - self._first_s
@@ -449,7 +447,7 @@ class Call:
 
     def stream_reset(self, code: int) -> None:
         """The worker reset the stream."""
-        self.up = None
+        self._let_go()
         if code == Code.REFUSED_STREAM and self.phase == WAITING:
             self.attempt_failed(AttemptResult.REFUSED, "it refused the stream")
         else:
@@ -461,7 +459,7 @@ class Call:
 
     def left_out(self) -> None:
         """A worker's GOAWAY says that it has not looked at this call: it is sent again on another connection."""
-        self.up = None
+        self._let_go()
         upstream = self._upstream
         if self.phase == WAITING and self._whole and self._resends < RESENDS and upstream is not None:
             self._resends += 1
@@ -474,8 +472,7 @@ class Call:
         """The attempt broke: try again where that is safe, or tell the caller."""
         shared = self._plane.shared
         now = self._plane.clock()
-        self.up = None
-        self.down.source = None
+        self._let_go()
         attempt = self._attempt
         if attempt is None:
             return
@@ -486,7 +483,7 @@ class Call:
             self.fail(_OUTCOME_OF[result] if result is AttemptResult.STREAM_IDLE else Outcome.UPSTREAM_CUT, detail)
             return
         self._tries += 1
-        if result is not AttemptResult.CANCELLED:
+        if result is not AttemptResult.CANCELLED and self.head.asked.attempt == 1:  # else a proxy before us tries again
             verdict = shared.cluster.retry(
                 attempt,
                 result,
@@ -586,8 +583,12 @@ class Call:
 
     def crashed(self, error: Exception) -> None:
         """End this call because of an error of warmroute's own; it is reported once, and nothing else is touched."""
+        self._plane.shared.loop.call_exception_handler({"message": "a call crashed", "exception": error})
+        self.broken()
+
+    def broken(self) -> None:
+        """End this call because of an error that was reported."""
         plane = self._plane
-        plane.shared.loop.call_exception_handler({"message": "a call crashed", "exception": error})
         if self.phase == OVER:
             return
         try:
@@ -617,15 +618,22 @@ class Call:
             self._attempt = None
             self._plane.shared.attempt_ended(attempt, result, now)
 
+    def _let_go(self) -> Stream | None:
+        """Part from the worker's stream, and remember what of the request had not gone out on it: not paid for yet."""
+        up, self.up = self.up, None
+        self.down.source = None
+        if up is not None:
+            up.source = None
+            self._unpaid += up.waiting_bytes - up.prepaid
+        return up
+
     def _drop_upstream(self, code: Code) -> None:
         """Let go of the worker: of the stream, of the place in a pool's queue, of the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        up, self.up = self.up, None
-        self.down.source = None
+        up = self._let_go()
         if up is not None:
-            up.source = None
             up.connection.reset(up, code)
         if self.wanted and self._upstream is not None:
             self._upstream.withdraw(self)
@@ -637,7 +645,7 @@ class Call:
         phase = self.phase
         target = self._target
         times = target.times
-        if now >= self._deadline:
+        if now >= self._deadline and phase < ENDING:
             self._too_late()
         elif target.watched and self._attempt is not None and now - self._attempt.began >= times.try_s:
             self._suspect()

@@ -41,7 +41,6 @@ class CallerConnection(Connection):
         "_retire_at",
         "_rules",
         "deadline",
-        "default_model",
     )
 
     def __init__(self, plane: GrpcPlane, rules: ListenerRules) -> None:
@@ -52,11 +51,15 @@ class CallerConnection(Connection):
         self._most = limits.calls_per_connection
         self._heads = CallHeads(STRANGER)
         self._retire_at = NEVER
-        self.default_model = rules.default_model
         self.deadline = 0.0
         self._leaving = 0.0  # when the final GOAWAY is due, 0: not leaving
         self._going = False  # the caller says that it goes
         self._final_id = MAX_STREAM  # streams above it are passed over
+
+    @property
+    def default_model(self) -> str | None:
+        """The model of calls that name none, as the listener has it now."""
+        return self._rules.default_model
 
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
@@ -240,12 +243,16 @@ class CallerConnection(Connection):
             self.leave(now, LAME_DUCK_S)
         if self._leaving and now >= self._leaving:
             self._leave_now()
-        if now < self.deadline or (self.streams and self._block_stream == 0):
+        if self._block_stream and not self.ended:
+            if now >= self._block_at + self._plane.shared.timeouts.client_head_s:
+                self.fail(Code.PROTOCOL_ERROR, "a header block did not end in time")
+            return
+        if now < self.deadline or self.streams:
             return
         if self.ended:
             self.transport.abort()
-        elif not self._settled or self._block_stream:
-            self.fail(Code.PROTOCOL_ERROR, "a preface or a header block did not come in time")
+        elif not self._settled:
+            self.fail(Code.PROTOCOL_ERROR, "a preface or settings did not come in time")
         else:
             self.leave(now, LAME_DUCK_S)
             self.deadline = now + LAME_DUCK_S + LINGER_S

@@ -30,10 +30,21 @@ class Asked:
 
     ``forward`` goes to the worker, with what warmroute adds; ``attempt`` is the number of the first attempt made here.
     ``malformed`` says why it is no head, empty: it is one. ``refused`` is the HTTP status where it is no gRPC call,
-    else 0. ``pseudo`` is how many pseudo-headers stand at its start.
+    else 0, ``wrong`` why it is none that can be served. ``pseudo`` is how many pseudo-headers stand at its start.
     """
 
-    __slots__ = ("attempt", "encoding", "forward", "malformed", "model", "oversized", "path", "pseudo", "refused")
+    __slots__ = (
+        "attempt",
+        "encoding",
+        "forward",
+        "malformed",
+        "model",
+        "oversized",
+        "path",
+        "pseudo",
+        "refused",
+        "wrong",
+    )
 
     def __init__(self, fields: list[Field], peer: Peer, *, oversized: bool = False) -> None:
         self.oversized = oversized
@@ -43,6 +54,7 @@ class Asked:
         self.refused = 0
         self.encoding = b""
         self.model = b""
+        self.wrong = ""
         self.pseudo = 0
         self.malformed = "" if oversized else self._read(fields, peer)
 
@@ -52,7 +64,8 @@ class Asked:
         forward = self.forward
         kind = b""
         pseudo: dict[bytes, bytes] = {}
-        late = False
+        model_header = peer.model_field[2:-1]
+        late = named = False
         for field in fields:
             name, value = field[0], field[1]
             why = _check(field)
@@ -72,8 +85,10 @@ class Asked:
                     return "te other than trailers"
             elif name == b"grpc-encoding":
                 self.encoding = value
-            elif name == b"warmroute-model":
-                self.model = value
+            elif name == model_header:
+                if named:
+                    self.wrong = f"{name.decode()} more than once"
+                self.model, named = value, True
             elif name in _CONNECTION:
                 return f"{name.decode()} has no place in HTTP/2"
             elif name == b"content-length":

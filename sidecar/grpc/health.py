@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sidecar.grpc.matching import SERVICE
+from sidecar.grpc.matching import PROTOCOL, SERVICE
 from sidecar.grpc.statuses import Status
 from sidecar.version import installed_version
 
@@ -40,7 +40,7 @@ def serving(plane: GrpcPlane, service: str, now: float) -> int:
     """Return the serving status of a service: the server as a whole, or a model by its name."""
     cluster = plane.shared.cluster
     if service in _WHOLE:
-        fit = cluster.routable(now, "grpc")
+        fit = cluster.routable(now, PROTOCOL)
     else:
         route = plane.resolve(service, "", None).route
         if route is None:

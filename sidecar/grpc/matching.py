@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from typing import Final, NamedTuple
 
+PROTOCOL: Final = "grpc"
+"""What the router calls workers and routes of this kind."""
 SERVICE: Final = b"/inference.GRPCInferenceService/"
 PREFIX_BYTES: Final = 4096
 """So much of a first message is looked at: name and version stand at its start."""

@@ -8,6 +8,7 @@ from router.matching import Surface
 from router.outcomes import Outcome, Reason
 from sidecar.grpc import health
 from sidecar.grpc.downstream import CallerConnection
+from sidecar.grpc.matching import PROTOCOL
 from sidecar.grpc.pool import WorkerPool
 from sidecar.grpc.statuses import Status
 from sidecar.http1.caller import LAME_DUCK_S
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from sidecar.http1.plane import Plane
     from sidecar.settings import Limits
 
-PROTOCOL: Final = "grpc"
 _MEMO_NAMES: Final = 4096
 _MEMO_NAME_CHARS: Final = 256
 
@@ -36,11 +36,13 @@ class GrpcPlane:
         self.connections: set[CallerConnection] = set()
         self.ending: dict[Call, Outcome] = {}  # calls whose answer is complete, but not all sent
         self.watchers: dict[Call, tuple[str, int]] = {}  # health watches: the service, and what was told last
-        row = shared.page.model_row(NO_MODEL)
-        self.nothing = Target(Surface.PLAIN, None, row, "the method names no model", shared.times_of(NO_MODEL))
+        self.departed: set[WorkerPool] = set()  # of endpoints that left, until their last call has ended
+        self._nothing: Target
         self._targets: dict[tuple[str | None, str, str], Target] = {}
         self._generation = -1
+        self._renew()
         self._swept_at = shared.clock()
+        shared.other_connections = self.connections
         shared.on_drain.append(self.drain)
         shared.on_tighten.append(self.tighten)
 
@@ -53,10 +55,8 @@ class GrpcPlane:
 
     def resolve(self, model: str, version: str, default_model: str | None) -> Target:
         """Return what a model's name and version mean here; empty ones: the default."""
-        cluster = self.shared.cluster
-        if cluster.generation != self._generation:  # configuring changes it too, so the times are current
-            self._targets.clear()
-            self._generation = cluster.generation
+        if self.shared.cluster.generation != self._generation:
+            self._renew()
         key = (default_model, model, version)
         found = self._targets.get(key)
         if found is None:
@@ -66,6 +66,21 @@ class GrpcPlane:
                     self._targets.clear()
                 self._targets[key] = found
         return found
+
+    @property
+    def nothing(self) -> Target:
+        """What calls mean whose model is not known yet, or does not matter any more."""
+        if self.shared.cluster.generation != self._generation:
+            self._renew()
+        return self._nothing
+
+    def _renew(self) -> None:
+        """Forget what depends on the fleet and the configuration. Configuring changes the generation, too."""
+        shared = self.shared
+        self._targets.clear()
+        self._generation = shared.cluster.generation
+        row = shared.page.model_row(NO_MODEL)
+        self._nothing = Target(Surface.PLAIN, None, row, "the method names no model", shared.times_of(NO_MODEL))
 
     def _resolve(self, model: str, version: str, default_model: str | None) -> Target:
         cluster = self.shared.cluster
@@ -97,7 +112,7 @@ class GrpcPlane:
 
     def crowded(self) -> bool:
         """Return whether there are more connections than this process may have."""
-        return len(self.connections) + len(self.shared.connections) > self.shared.most_connections
+        return self.shared.callers > self.shared.most_connections
 
     def left(self, connection: CallerConnection) -> None:
         """A caller's connection is gone."""
@@ -126,6 +141,10 @@ class GrpcPlane:
         for endpoint in self.shared.cluster.endpoints.values():
             if isinstance(endpoint.shell, WorkerPool):
                 endpoint.shell.sweep(now, seconds)
+        for pool in list(self.departed):
+            pool.sweep(now, seconds)
+            if pool.at_rest():
+                self.departed.discard(pool)
         if self.watchers:
             health.tell_watchers(self, now)
 
@@ -139,7 +158,6 @@ class GrpcPlane:
         self.shared.count(Scalar.SENT_BYTES, sent)
         self.shared.count(Scalar.RECEIVED_BYTES, received)
         shared = self.shared
-        shared.gauge(Scalar.CONNECTIONS_NOW, len(shared.connections) + len(self.connections))
         busy = sum(connection.busy for connection in shared.connections)
         shared.gauge(Scalar.REQUESTS_NOW, busy + self.calls)
 

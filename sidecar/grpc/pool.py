@@ -76,7 +76,7 @@ class WorkerPool:
             return
         call.wanted = True
         self.queue.append(call)
-        self._grow()
+        self.grow()
 
     def withdraw(self, call: Call) -> None:
         """A call waits no longer."""
@@ -94,7 +94,7 @@ class WorkerPool:
                 except Exception as error:  # noqa: BLE001  one call's end
                     call.crashed(error)
 
-    def _grow(self) -> None:
+    def grow(self) -> None:
         """Open connections for the calls that wait, as many as they need."""
         usable = sum(not (c.going or c.ended) for c in self.connections)
         unready = self._opening
@@ -115,7 +115,7 @@ class WorkerPool:
 
         made: list[WorkerConnection] = []  # whatever becomes of it: its end may be told to nobody
         connection: WorkerConnection | None = None
-        result, detail = AttemptResult.CONNECT_REFUSED, ""
+        result, detail, crashed = AttemptResult.CONNECT_REFUSED, "", False
         try:
             host, port, path = split_address(self._address)
             async with asyncio.timeout(connect_s):
@@ -139,6 +139,9 @@ class WorkerPool:
             ours = isinstance(error, OSError) and error.errno in _OUR_FAULT
             result = AttemptResult.CANCELLED if ours else AttemptResult.CONNECT_REFUSED
             detail = str(getattr(error, "strerror", None) or error)
+        except Exception as error:  # noqa: BLE001  the end of what waits here; a task would keep it to itself
+            self.loop.call_exception_handler({"message": "connecting to a worker crashed", "exception": error})
+            result, detail, crashed = AttemptResult.CANCELLED, "an error of warmroute's own", True
         finally:
             self._opening -= 1
         if not detail:
@@ -147,7 +150,7 @@ class WorkerPool:
                 if self.closed:
                     connection.close()
                 elif self.queue and connection.streams:
-                    self._grow()
+                    self.grow()
             return
         if connection is not None:
             connection.going = True
@@ -155,9 +158,9 @@ class WorkerPool:
         for one in made:
             if one in self.connections:
                 self.connections.remove(one)
-        self._fail_waiting(result, detail)
+        self._fail_waiting(result, detail, crashed=crashed)
 
-    def _fail_waiting(self, result: AttemptResult, detail: str) -> None:
+    def _fail_waiting(self, result: AttemptResult, detail: str, *, crashed: bool) -> None:
         """No connection was made: what waits for one is told, unless another one still serves."""
         if self._opening or any(c.ready and not c.going for c in self.connections):
             return
@@ -165,6 +168,9 @@ class WorkerPool:
         for call in waiting:
             call.wanted = False
             try:
+                if crashed:
+                    call.broken()
+                    continue
                 call.attempt_failed(result, detail)
             except Exception as error:  # noqa: BLE001
                 call.crashed(error)
@@ -188,7 +194,7 @@ class WorkerPool:
             connection.why = why
             connection.settled.set()
         if self.queue:
-            self._grow()
+            self.grow()
 
     def sweep(self, now: float, seconds: float) -> None:
         """Close what has been idle for too long, cut off what lingers."""
@@ -203,6 +209,10 @@ class WorkerPool:
             if now >= until or connection.transport.is_closing():
                 del self.lingering[connection]
                 connection.transport.abort()
+
+    def at_rest(self) -> bool:
+        """Return whether nothing is left here that a sweep would have to look at."""
+        return not (self.connections or self.lingering or self.queue or self._opening)
 
     def configure(self, limits: Limits, timeouts: Timeouts) -> None:
         """Go by these limits from the next connection on; the times are read where they are needed."""
@@ -220,7 +230,8 @@ class WorkerPool:
                 connection.close()
 
     def close(self) -> None:
-        """Close idle connections; busy ones end with their calls."""
+        """Close idle connections; busy ones end with their calls, and are looked after until then."""
         self.closed = True
+        self._plane.departed.add(self)
         for connection in list(self.connections):
             connection.close()

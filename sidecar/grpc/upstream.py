@@ -101,10 +101,16 @@ class WorkerConnection(Connection):
 
     def close(self) -> None:
         """Take no more calls, and close as soon as none is under way."""
-        self.going = True
+        self._go()
         if not self.streams and not self.ended:
             self.goaway(0)
             self.end()
+
+    def _go(self) -> None:
+        """Make room for another connection, which calls may wait for already."""
+        if not self.going:
+            self.going = True
+            self._pool.grow()
 
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
@@ -142,10 +148,7 @@ class WorkerConnection(Connection):
 
     def linger_until(self) -> None:
         """Whoever waits here is told now; the worker's end of the connection is its own business."""
-        if self._pool.closed:  # no sweep comes here any more
-            self._pool.loop.call_later(LINGER_S, self.transport.abort)
-        else:
-            self._pool.lingering[self] = self._pool.clock() + LINGER_S
+        self._pool.lingering[self] = self._pool.clock() + LINGER_S
 
     def fail(self, code: frames.Code, detail: str) -> None:
         """The worker broke the protocol."""
@@ -198,7 +201,7 @@ class WorkerConnection(Connection):
             self._pool.became_ready(self)
 
     def _goaway(self, last_id: int, code: int) -> None:
-        self.going = True
+        self._go()
         left = [stream for stream in self.streams.values() if stream.id > last_id]
         for stream in left:
             self._forget(stream)

@@ -64,7 +64,7 @@ class DownstreamConnection(BoundedConnection):
         self.last = plane.draining or plane.tight
         self.gate = plane.gate
         plane.connections.add(self)
-        if len(plane.connections) > plane.most_connections:
+        if plane.callers > plane.most_connections:
             plane.over_limit(self)
 
     def data_received(self, data: bytes) -> None:

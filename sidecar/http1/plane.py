@@ -103,6 +103,7 @@ class Plane:
         self._trace_prefix = b"traceparent: 00-%016x" % rng.getrandbits(64)
         self.share = share
         self.connections: set[DownstreamConnection] = set()
+        self.other_connections: Collection[object] = ()  # callers' connections over another protocol
         self.unread: set[DownstreamConnection] = set()  # those whose callers do not take what was written
         self.spare: dict[DownstreamConnection, None] = {}  # those over the limit that may ask for health, in order
         self.tight = False  # memory or descriptors are short: connections are given up as they come to rest
@@ -257,6 +258,11 @@ class Plane:
         """Set a gauge of this process."""
         self.words[self.page.scalar(member)] = value
 
+    @property
+    def callers(self) -> int:
+        """Callers' connections of this process, whatever protocol they speak."""
+        return len(self.connections) + len(self.other_connections)
+
     # --- room ---------------------------------------------------------------------------------------------------
 
     def offer(self, callers: int, spare: int) -> None:
@@ -284,7 +290,7 @@ class Plane:
         if len(self.spare) > self._spare_places:
             oldest = next(iter(self.spare))
             del self.spare[oldest]
-            flood = len(self.connections) > self.most_connections + 2 * self._spare_places + FEW
+            flood = self.callers > self.most_connections + 2 * self._spare_places + FEW
             oldest.turn_away(wait=not flood)
 
     def refuse(self, why: str) -> None:
@@ -303,7 +309,7 @@ class Plane:
         if not self.tight:
             self.tight = True
             self.replay_bytes = 0
-            self.most_connections = min(self.most_connections, max(len(self.connections), TIGHT_LEAST))
+            self.most_connections = min(self.most_connections, max(self.callers, TIGHT_LEAST))
             for connection in self.connections:
                 connection.retire(now, NEVER)
         idle = [connection for connection in self.connections if connection.idle]
@@ -352,7 +358,7 @@ class Plane:
         """Write the gauges, drop what left the fleet, age the pools. Once a second."""
         self.count(Scalar.RECEIVED_BYTES, self.received_bytes)
         self.received_bytes = 0
-        self.gauge(Scalar.CONNECTIONS_NOW, len(self.connections))
+        self.gauge(Scalar.CONNECTIONS_NOW, self.callers)
         busy = 0
         for connection in self.connections:
             busy += connection.busy

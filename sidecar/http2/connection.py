@@ -74,6 +74,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_block",
+        "_block_at",
         "_block_end",
         "_block_frames",
         "_block_stream",
@@ -116,6 +117,7 @@ class Connection(asyncio.Protocol):
         self._buffer = b""
         self._block = b""
         self._block_stream = 0  # the stream whose header block is not whole yet, 0: none
+        self._block_at = 0.0  # when it began
         self._block_end = False
         self._block_frames = 0
         self._out: list[bytes] = []
@@ -361,10 +363,16 @@ class Connection(asyncio.Protocol):
     def _pump_and_credit(self, stream: Stream) -> None:
         source = stream.source
         sent = self._pump(stream)
-        paid = min(sent, stream.prepaid)
+        if sent:
+            self.pay(stream, sent, source)
+
+    @staticmethod
+    def pay(stream: Stream, size: int, source: Stream | None) -> None:
+        """Give window back to the ``source`` of what went out on ``stream``, but for what it was credited before."""
+        paid = min(size, stream.prepaid)
         stream.prepaid -= paid
-        if sent > paid and source is not None:
-            source.connection.credit(source, sent - paid)
+        if size > paid and source is not None:
+            source.connection.credit(source, size - paid)
 
     def credit(self, stream: Stream, size: int) -> None:
         """Give window back for bytes that have gone on."""
@@ -531,6 +539,7 @@ class Connection(asyncio.Protocol):
             self._read_block(stream_id, payload, end=flags & frames.END_STREAM != 0)
         else:
             self._block, self._block_stream, self._block_frames = payload, stream_id, 0
+            self._block_at = self._flusher.clock()
             self._block_end = flags & frames.END_STREAM != 0
 
     def _continue(self, flags: int, payload: bytes) -> None:
@@ -705,11 +714,6 @@ class Connection(asyncio.Protocol):
         stream = self.streams[stream_id] = Stream(self, stream_id, self._peer_window, call)
         stream.remote_done = end
         return stream
-
-    @property
-    def peer_window(self) -> int:
-        """The window that new streams begin with."""
-        return self._peer_window
 
 
 def keep(pieces: list[bytes], data: bytes) -> None:

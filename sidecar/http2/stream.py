@@ -50,8 +50,3 @@ class Stream:
         self.tail: list[Field] | None = None  # with these trailers
         self.local_done = False  # we have sent the end,
         self.remote_done = False  # the peer has
-
-    @property
-    def blocked(self) -> bool:
-        """Whether something waits to be sent."""
-        return self.waiting is not None

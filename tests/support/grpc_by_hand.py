@@ -182,11 +182,16 @@ class GrpcLoop(HandLoop):
         return transport, protocol
 
     def create_task(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        task = self._tasks.create_task(coroutine, name=name)
         if self._tasks.is_running():  # in its turn, as on a real loop
-            task = self._tasks.create_task(coroutine, name=name)
-            self.soon.append((self._tasks.run_until_complete, (task,)))
-            return task
-        return super().create_task(coroutine, name=name)
+            self.soon.append((self._finish, (task,)))
+        else:
+            self._finish(task)
+        return task
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        """Run a task to its end; as on a real loop it keeps to itself what it raised."""
+        self._tasks.run_until_complete(asyncio.wait({task}))
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *arguments: Any) -> Any:
         timer = super().call_later(delay_s, callback, *arguments)
@@ -238,10 +243,12 @@ class GrpcBench:
         """Connections to workers that were not lost; taking one out loses it for the test."""
         return self.loop.live
 
-    def connect(self, *, settings: dict[int, int] | None = None, preface: bool = True) -> Peer:
+    def connect(
+        self, *, settings: dict[int, int] | None = None, preface: bool = True, rules: ListenerRules | None = None
+    ) -> Peer:
         """Open a caller's connection; ``preface``: it says who it is."""
         transport = FakeTransport()
-        protocol = CallerConnection(self.grpc, ListenerRules())
+        protocol = CallerConnection(self.grpc, rules or ListenerRules())
         protocol.connection_made(transport)
         peer = Peer(protocol, transport, self.loop)
         self.callers.append(peer)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+from unittest import mock
 
 import pytest
 
+from sidecar.http1.forwarding import ListenerRules
 from sidecar.http2 import frames
-from sidecar.http2.frames import Code
+from sidecar.http2.frames import WINDOW, Code
 from sidecar.settings import Limits, Timeouts
+from tests.support.fake_transport import FakeTransport
 from tests.support.grpc_by_hand import Peer, call_fields, grpc_bench, infer, message
 
 INFER = b"/inference.GRPCInferenceService/ModelInfer"
@@ -258,6 +261,115 @@ def test_calls_that_a_goaway_left_out_are_sent_again_to_the_same_worker_unseen()
         assert (bench.results, bench.outcomes) == ({"success": 2}, {"ok": 2})
 
 
+@pytest.mark.parametrize("how", ["refused", "goaway"])
+@pytest.mark.parametrize("first_window", [0, 1000, WINDOW])
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_an_upload_goes_on_at_another_worker_with_the_whole_window(
+    how: str, first_window: int, meanwhile: bool
+) -> None:
+    """What waited for the worker that was lost is credited as it goes out at the next one; no byte is twice."""
+    with grpc_bench() as bench:
+        body = message(b"z" * 300_000)
+        window, sent = WINDOW, 0
+        widest = 0
+
+        def push() -> None:
+            nonlocal window, sent, widest
+            while True:
+                given = [one for one in bench.caller.got(frames.WINDOW_UPDATE) if one.stream == 1]
+                window += sum(int.from_bytes(one.payload, "big") for one in given)
+                widest = max(widest, window)
+                size = min(window, 16_384, len(body) - sent)
+                if not size:
+                    return
+                sent, window = sent + size, window - size
+                bench.caller.data(1, body[sent - size : sent], end=sent == len(body))
+
+        bench.loop.settings = {frames.INITIAL_WINDOW_SIZE: first_window}
+        bench.caller.head(1, call_fields())
+        push()
+        losses = 2 if how == "goaway" else 1
+        for number in range(losses):
+            lost = bench.worker
+            if number + 1 == losses:
+                bench.loop.settings = {}
+            if how == "goaway":
+                lost.send(frames.goaway_frame(0, Code.NO_ERROR))
+            else:
+                lost.reset(1, Code.REFUSED_STREAM)
+            if meanwhile:
+                push()
+            bench.loop.fire()
+            assert bench.worker is not lost
+            push()
+        worker = bench.worker
+        (stream,) = worker.protocol.streams  # type: ignore[attr-defined]
+        taken = b""
+        for _ in range(100):
+            got = worker.got(frames.DATA)
+            part = b"".join(one.payload for one in got)
+            taken += part
+            if not part or got[-1].end:
+                break
+            worker.send(frames.window_update(0, len(part)) + frames.window_update(stream, len(part)))
+            push()
+        assert taken == body
+        assert widest <= WINDOW
+        bench.answer(worker, stream)
+        assert bench.outcomes == {"ok": 1}
+
+
+def test_an_empty_request_that_ends_before_there_is_a_worker_ends_there_too() -> None:
+    with grpc_bench() as bench:
+        bench.caller.head(1, call_fields(INFER))
+        bench.caller.data(1, b"", end=True)
+        assert [one.end for one in bench.worker.take() if one.stream] == [True]
+        bench.answer(bench.worker)
+
+
+@pytest.mark.parametrize(("trusted", "said", "tries"), [(True, b"2", 1), (True, b"1", 2), (False, b"2", 2)])
+def test_what_a_trusted_proxy_tries_again_is_not_tried_again_here(trusted: bool, said: bytes, tries: int) -> None:
+    with grpc_bench() as bench:
+        rules = ListenerRules(trusted_networks=("127.0.0.0/8",) if trusted else ())
+        with mock.patch.object(
+            FakeTransport, "get_extra_info", lambda _, name: ("127.0.0.1", 5) if name == "peername" else None
+        ):
+            bench.caller = bench.connect(rules=rules)
+        worker = bench.call(1, b"x", (b"warmroute-attempt", said))
+        worker.reset(1, Code.REFUSED_STREAM)
+        bench.loop.fire()
+        assert len(bench.loop.workers) == tries
+        if tries == 1:
+            assert status(bench.caller) == (14, "upstream_reset")
+        else:
+            bench.answer(bench.worker)
+
+
+@pytest.mark.parametrize(
+    ("header", "more", "model"),
+    [
+        ("x-model", ((b"x-model", b"n"),), "o1"),
+        ("x-model", ((b"x-model", b"n"), (b"warmroute-model", b"m"), (b"warmroute-model", b"m")), "o1"),
+        ("X-Model", ((b"x-model", b"n"),), "o1"),
+        (None, ((b"warmroute-model", b"n"), (b"warmroute-model", b"n")), "o0"),
+        ("x-model", ((b"x-model", b"n"), (b"x-model", b"n")), ""),
+        ("warmroute-model", ((b"warmroute-model", b"n"), (b"warmroute-model", b"m")), ""),
+    ],
+)
+def test_the_listener_says_which_metadata_names_the_model(
+    header: str | None, more: tuple[tuple[bytes, bytes], ...], model: str
+) -> None:
+    with grpc_bench() as bench:
+        bench.caller = bench.connect(rules=ListenerRules(model_header=header))
+        bench.caller.head(1, call_fields(b"/any.Thing/Do", *more))
+        bench.caller.data(1, message(), end=True)
+        if model:
+            assert bench.cluster.endpoints[model].in_flight == 1
+            bench.answer(bench.worker)
+        else:
+            assert status(bench.caller) == (3, "bad_request")
+
+
 def test_a_worker_that_dies_before_and_in_an_answer() -> None:
     with grpc_bench() as bench:
         worker = bench.call(1)
@@ -351,6 +463,22 @@ def test_a_caller_that_reads_nothing_is_let_go_in_the_end() -> None:
         worker.data(1, message(b"x" * 100))
         assert [len(one.payload) for one in caller.got(frames.DATA)] == [10]
         bench.pass_time(2.75)
+        assert [one.code for one in caller.got(frames.RST_STREAM)] == [Code.CANCEL]
+        assert bench.outcomes == {"client_timeout": 1}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_caller_that_does_not_read_is_let_go_whatever_its_deadline(whole: bool) -> None:
+    with grpc_bench(timeouts=Timeouts(stream_idle_s=10.0)) as bench:
+        caller = bench.caller = bench.connect(settings={frames.INITIAL_WINDOW_SIZE: 10})
+        worker = bench.call(1, b"x", (b"grpc-timeout", b"5S"))
+        worker.head(1, [(b":status", b"200")])
+        worker.data(1, message(b"x" * 100))
+        if whole:
+            worker.head(1, [(b"grpc-status", b"0")], end=True)
+        bench.pass_time(6.0)
+        assert bench.grpc.calls == 1
+        bench.pass_time(10.0)
         assert [one.code for one in caller.got(frames.RST_STREAM)] == [Code.CANCEL]
         assert bench.outcomes == {"client_timeout": 1}
 

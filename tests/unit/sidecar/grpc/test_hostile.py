@@ -112,6 +112,27 @@ def test_a_preface_that_does_not_come_is_not_waited_for(first: bytes) -> None:
         assert peer.transport.aborted
 
 
+def test_a_header_block_has_its_own_time_whatever_the_connection_s_age() -> None:
+    """In two reads with a sweep between them it is fine; stopped in its middle it ends the connection."""
+    with grpc_bench(timeouts=Timeouts(client_head_s=2.0, keep_alive_s=5.0, response_head_s=60.0)) as bench:
+        worker = bench.call(1)
+        bench.pass_time(20.0)
+        for stream, rest_comes in ((3, True), (5, False)):
+            head = bench.caller.head_bytes(stream, call_fields(b"/t/M", (b"big", b"~" * 20_000)))
+            bench.caller.send(head[: 16_384 + 9])
+            bench.pass_time(1.75)
+            assert bench.caller.got(frames.GOAWAY) == []
+            if rest_comes:
+                bench.caller.send(head[16_384 + 9 :])
+                bench.caller.data(stream, message(), end=True)
+                bench.answer(worker, stream)
+        bench.pass_time(0.5)
+        assert goaway(bench.caller) is Code.PROTOCOL_ERROR
+        assert bench.outcomes == {"ok": 1, "client_abort": 1}
+        bench.pass_time(2.5)
+        assert bench.caller.transport.aborted
+
+
 def test_frames_before_settings_are_refused() -> None:
     with grpc_bench() as bench:
         peer = bench.connect(preface=False)

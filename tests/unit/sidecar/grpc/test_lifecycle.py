@@ -6,11 +6,16 @@ import pytest
 
 from router.model import EndpointGone, EndpointHeld, GoneReason
 from router.outcomes import OUTCOMES, Outcome
+from router.policy import ModelPolicy
 from sidecar.grpc.health import CHECK, LIVE, METADATA, READY, WATCH
 from sidecar.grpc.statuses import Status, encode_message, format_timeout, parse_timeout, status_of
+from sidecar.http1.downstream import DownstreamConnection
+from sidecar.http1.forwarding import ListenerRules
 from sidecar.http2 import frames
 from sidecar.http2.frames import MAX_STREAM, Code, frame, goaway_frame
 from sidecar.settings import Limits, Timeouts
+from sidecar.telemetry.page import Scalar
+from tests.support.fake_transport import FakeTransport
 from tests.support.grpc_by_hand import GrpcBench, call_fields, grpc_bench, message
 
 
@@ -249,10 +254,98 @@ def test_a_worker_that_leaves_the_fleet_ends_its_calls_and_leaves_nothing() -> N
         assert other is not worker
         bench.answer(worker)
         assert worker.ended()
-        bench.loop.fire()
-        assert worker.transport.aborted
         bench.answer(other, 1)
+        bench.pass_time(2.25)  # the pool is looked after until nothing is left in it
+        assert worker.transport.aborted
+        worker.protocol.connection_lost(None)
+        bench.pass_time(0.25)
+        assert not bench.grpc.departed
         assert bench.outcomes == {"ok": 2}
+
+
+def test_a_worker_that_left_the_fleet_and_is_there_no_more_is_found_out_by_a_ping() -> None:
+    with grpc_bench(timeouts=Timeouts(response_head_s=2.0)) as bench:
+        worker = bench.call(1)
+        bench.call(3, b"x", (b"grpc-timeout", b"1H"))
+        bench.cluster.apply(EndpointGone("o0", GoneReason.REMOVED, bench.now), bench.now)
+        bench.plane.bury()
+        bench.pass_time(2.5)
+        assert len(worker.got(frames.PING)) == 1
+        bench.pass_time(2.25)
+        assert worker.transport.aborted
+        worker.protocol.connection_lost(None)
+        bench.pass_time(0.5)
+        assert not bench.grpc.departed
+        assert bench.outcomes == {"upstream_timeout": 1, "upstream_reset": 1}
+
+
+@pytest.mark.parametrize("by_age", [False, True], ids=["goaway", "age"])
+def test_calls_that_wait_get_a_connection_as_one_goes(by_age: bool) -> None:
+    """One connection with one place: its call goes on, and holds up nobody any more once it takes no further ones."""
+    limits = Limits(connections_per_endpoint=1, calls_per_connection=1)
+    with grpc_bench(limits=limits, timeouts=Timeouts(upstream_connection_age_s=10.0)) as bench:
+        hold(bench, "o1")
+        first = bench.call(1)
+        first.head(1, [(b":status", b"200"), (b"content-type", b"application/grpc")])
+        held, bench.caller = bench.caller, bench.connect()
+        assert bench.call(1) is first
+        if by_age:
+            bench.pass_time(10.25)
+        else:
+            first.send(goaway_frame(1, Code.NO_ERROR))
+        assert bench.worker is not first
+        bench.answer(bench.worker)
+        assert bench.outcomes == {"ok": 1}
+        first.head(1, [(b"grpc-status", b"0")], end=True)
+        assert held.got(frames.HEADERS)[-1].end
+
+
+def test_an_error_of_our_own_while_connecting_ends_the_calls_that_wait() -> None:
+    async def crash(*_: object) -> None:
+        raise RuntimeError("a crash")
+
+    with grpc_bench() as bench:
+        bench.loop.create_connection = crash  # type: ignore[assignment,method-assign]
+        bench.caller.head(1, call_fields(), end=True)
+        bench.caller.head(3, call_fields(), end=True)
+        bench.loop.run_soon()
+        ends = [one.value(b"warmroute-outcome") for one in bench.caller.got(frames.HEADERS)]
+        assert ends == [b"internal", b"internal"]
+        assert [repr(error["exception"]) for error in bench.loop.errors] == ["RuntimeError('a crash')"] * 2
+        bench.loop.errors.clear()
+        assert bench.results == {"cancelled": 2}
+
+
+def test_a_reload_changes_the_listener_s_default_model_and_times_for_calls_on_old_connections() -> None:
+    with grpc_bench(default=False) as bench:
+        rules = ListenerRules()
+        bench.caller = bench.connect(rules=rules)
+        bench.caller.head(1, call_fields(), end=True)
+        assert bench.caller.only(frames.HEADERS).value(b"warmroute-outcome") == b"no_route"
+        rules.configure("n", trusted_networks=(), model_header=None)
+        bench.answer(bench.call(3))
+        assert bench.outcomes == {"no_route": 1, "ok": 1}
+        bench.cluster.configure(bench.cluster.policies, (ModelPolicy("n"),), bench.now)
+        bench.plane.configure(bench.plane.limits, Timeouts(stream_idle_s=7.0))
+        assert bench.grpc.nothing.times.stream_idle_s == 7.0
+
+
+def test_connections_of_both_protocols_have_one_limit() -> None:
+    with grpc_bench(limits=Limits(connections=3)) as bench:
+        bench.connect()
+        assert bench.plane.callers == 2
+        transports = []
+        for _ in range(3):
+            down = DownstreamConnection(bench.plane, ListenerRules())
+            transports.append(FakeTransport())
+            down.connection_made(transports[-1])
+        assert [one.written[:12] for one in transports] == [b"", b"HTTP/1.1 503", b"HTTP/1.1 503"]
+        peer = bench.connect(preface=False)
+        bench.loop.run_soon()
+        assert peer.only(frames.GOAWAY).code == Code.ENHANCE_YOUR_CALM
+        bench.plane.flush(bench.now)
+        bench.grpc.flush()
+        assert bench.plane.words[bench.plane.page.scalar(Scalar.CONNECTIONS_NOW)] == bench.plane.callers == 6
 
 
 def test_a_reload_changes_limits_for_new_connections() -> None:

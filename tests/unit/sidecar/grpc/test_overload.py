@@ -9,6 +9,7 @@ from unittest import mock
 from sidecar.grpc.downstream import CallerConnection
 from sidecar.grpc.health import CHECK, LIVE, READY
 from sidecar.grpc.statuses import Status
+from sidecar.http1.plane import TIGHT_LEAST
 from sidecar.http2 import frames
 from sidecar.telemetry.page import Scalar
 from tests.support.fake_transport import FakeTransport
@@ -59,6 +60,18 @@ def test_at_the_soft_mark_idle_connections_are_let_go_on_both_sides() -> None:
         bench.loop.run_soon()
         assert len(busy.got(frames.GOAWAY)) == 1
         assert worker.ended()
+
+
+def test_at_the_soft_mark_connections_do_not_become_more_and_whoever_goes_makes_room() -> None:
+    with grpc_bench() as bench:
+        peers = [bench.connect() for _ in range(TIGHT_LEAST + 5)]
+        bench.plane.tighten(bench.now)
+        bench.loop.run_soon()
+        assert bench.plane.most_connections == bench.plane.callers == len(peers) + 1
+        peers[0].protocol.connection_lost(None)
+        taken, refused = bench.connect(preface=False), bench.connect(preface=False)
+        bench.loop.run_soon()
+        assert [peer.got(frames.GOAWAY) == [] for peer in (taken, refused)] == [True, False]
 
 
 def test_a_connection_that_stood_for_an_instant_too_long_is_forgotten() -> None:
