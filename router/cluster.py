@@ -42,6 +42,7 @@ SLOWER_AT_LEAST: Final[frozenset[AttemptResult]] = frozenset(
         AttemptResult.STREAM_IDLE,
         AttemptResult.TRY_TIMEOUT,
         AttemptResult.OUTRUN,
+        AttemptResult.CALL_FAILED,
     }
 )
 """Results whose duration is a lower bound of the latency: they may raise the EWMA, never lower it.

@@ -65,6 +65,9 @@ class AttemptResult(StrEnum):
     TRY_TIMEOUT = "try_timeout"  # no whole answer in the time for one try
     OUTRUN = "outrun"  # dropped while it was waited for: the request's time was over, or another try answered first
     REFUSED = "refused"  # HTTP/2: the endpoint says that it did not begin (REFUSED_STREAM, or left out by its GOAWAY)
+    CALL_FAILED = (
+        "call_failed"  # gRPC: it ended this one call (INTERNAL, UNKNOWN, a reset): callers can bring that about
+    )
 
 
 class Blame(StrEnum):
@@ -91,6 +94,7 @@ ATTEMPT_BLAME: dict[AttemptResult, Blame] = {
     AttemptResult.TRY_TIMEOUT: Blame.FAILURE,
     AttemptResult.OUTRUN: Blame.NEUTRAL,
     AttemptResult.REFUSED: Blame.NEUTRAL,
+    AttemptResult.CALL_FAILED: Blame.NEUTRAL,
 }
 
 NOT_STARTED: frozenset[AttemptResult] = frozenset(
@@ -99,7 +103,7 @@ NOT_STARTED: frozenset[AttemptResult] = frozenset(
 """Results after which the upstream surely did not start the request: always safe to retry."""
 
 MAYBE_STARTED: frozenset[AttemptResult] = frozenset(
-    {AttemptResult.RESET, AttemptResult.PROTOCOL, AttemptResult.TRY_TIMEOUT}
+    {AttemptResult.RESET, AttemptResult.PROTOCOL, AttemptResult.TRY_TIMEOUT, AttemptResult.CALL_FAILED}
 )
 """Results after which the upstream may have executed the request: retried only where declared idempotent."""
 

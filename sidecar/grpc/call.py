@@ -51,6 +51,7 @@ _OUTCOME_OF: Final[dict[AttemptResult, Outcome]] = {
     AttemptResult.REFUSED: Outcome.UPSTREAM_RESET,
     AttemptResult.RESET: Outcome.UPSTREAM_RESET,
     AttemptResult.PROTOCOL: Outcome.UPSTREAM_PROTOCOL,
+    AttemptResult.CALL_FAILED: Outcome.UPSTREAM_PROTOCOL,
     AttemptResult.HEAD_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
     AttemptResult.CUT: Outcome.UPSTREAM_CUT,
     AttemptResult.STREAM_IDLE: Outcome.STREAM_IDLE,
@@ -147,9 +148,9 @@ class Call:
             self._target = plane.nothing
             self.fail(Outcome.HEAD_TOO_LARGE, f"over {plane.limits.head_bytes} bytes or {plane.limits.fields} fields")
             return
-        if asked.wrong:
+        if head.wrong:
             self._target = plane.nothing
-            self.fail(Outcome.BAD_REQUEST, asked.wrong)
+            self.fail(Outcome.BAD_REQUEST, head.wrong)
             return
         if self._deadline - self._started < SOON_S:
             self._set_timer(self._started)
@@ -354,7 +355,8 @@ class Call:
         self.active = True
         if head.malformed or (not end and self.phase == ANSWERING) or (self.phase == WAITING) is (head.status == 0):
             self._drop_upstream(Code.PROTOCOL_ERROR)
-            self.attempt_failed(AttemptResult.PROTOCOL, head.malformed or "header blocks out of order")
+            result = AttemptResult.CALL_FAILED if head.oversized else AttemptResult.PROTOCOL
+            self.attempt_failed(result, head.malformed or "header blocks out of order")
             return
         if 0 < head.status < 200:
             if end:
@@ -452,8 +454,8 @@ class Call:
             self.attempt_failed(AttemptResult.REFUSED, "it refused the stream")
         else:
             name = Code(code).name if code in Code.__members__.values() else str(code)
-            result = AttemptResult.CUT if self.phase == ANSWERING else AttemptResult.PROTOCOL
-            if result is AttemptResult.CUT and code in (Code.CANCEL, Code.REFUSED_STREAM):
+            result = AttemptResult.CALL_FAILED
+            if self.phase == ANSWERING and code in (Code.CANCEL, Code.REFUSED_STREAM):
                 result = AttemptResult.CANCELLED
             self.attempt_failed(result, f"it reset the stream ({name})")
 

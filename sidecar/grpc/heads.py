@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]|\A[ \t]|[ \t]\Z")
 _CONNECTION: Final = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
+_BASE64: Final = re.compile(rb"[A-Za-z0-9+/]*={0,2}(?:, *[A-Za-z0-9+/]*={0,2})*")
+_AUTHORITY: Final = re.compile(rb"[!-~]*")
+_SCHEMES: Final = frozenset({b"http", b"https"})
+_TE: Final[Field] = (b"te", b"trailers")
 _REQUEST_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _VARYING: Final = frozenset({b"x-request-id", b"traceparent", b"grpc-timeout"})
 _MOST_ASKED: Final = 16
@@ -30,11 +34,13 @@ class Asked:
 
     ``forward`` goes to the worker, with what warmroute adds; ``attempt`` is the number of the first attempt made here.
     ``malformed`` says why it is no head, empty: it is one. ``refused`` is the HTTP status where it is no gRPC call,
-    else 0, ``wrong`` why it is none that can be served. ``pseudo`` is how many pseudo-headers stand at its start.
+    else 0. ``pseudo`` is how many pseudo-headers stand at its start. ``wrong`` says why it cannot be served, empty: it
+    can. ``authority``: it names one, else the worker's address is sent.
     """
 
     __slots__ = (
         "attempt",
+        "authority",
         "encoding",
         "forward",
         "malformed",
@@ -56,16 +62,19 @@ class Asked:
         self.model = b""
         self.wrong = ""
         self.pseudo = 0
+        self.authority = False
         self.malformed = "" if oversized else self._read(fields, peer)
 
     def _read(self, fields: list[Field], peer: Peer) -> str:
         """Take the fields; return why the head is malformed, or nothing."""
         way: list[Field] = []
         forward = self.forward
-        kind = b""
+        kind = host = b""
+        hosts = 0
         pseudo: dict[bytes, bytes] = {}
         model_header = peer.model_field[2:-1]
         late = named = False
+        at = 0  # where the fields begin behind pseudo-headers
         for field in fields:
             name, value = field[0], field[1]
             why = _check(field)
@@ -75,14 +84,22 @@ class Asked:
                 if name not in _REQUEST_PSEUDO or name in pseudo or late:
                     return f"pseudo-header {name[:32].decode('latin-1')} unknown, twice or late"
                 pseudo[name] = value
-                forward.append(field)
+                if value or name != b":authority":
+                    forward.append(field)
                 continue
-            late = True
+            if not late:
+                late = True
+                at = len(forward)
             if name == b"content-type":
                 kind = value
             elif name == b"te":
                 if value != b"trailers":
                     return "te other than trailers"
+                continue
+            elif name == b"host":
+                host = value
+                hosts += 1
+                continue
             elif name == b"grpc-encoding":
                 self.encoding = value
             elif name == model_header:
@@ -93,10 +110,22 @@ class Asked:
                 return f"{name.decode()} has no place in HTTP/2"
             elif name == b"content-length":
                 continue
+            elif name.endswith(b"-bin") and not _BASE64.fullmatch(value):
+                self.wrong = f"{name[:64].decode()} is not base64"
             elif name[0] in _MAY_FORWARD and is_forwarding(name):
                 way.append(field)
                 continue
             forward.append(field)
+        authority = pseudo.get(b":authority") or host
+        if hosts > 1 or (hosts and host != authority):
+            return "host and :authority do not agree"
+        if not _AUTHORITY.fullmatch(authority):
+            return "an authority with blanks or other than ASCII"
+        if authority == host and authority and not pseudo.get(b":authority"):
+            forward.insert(0, (b":authority", host))
+            at += 1
+        self.authority = authority != b""
+        forward.insert(at, _TE)  # hop by hop, and what servers tell a gRPC call by
         told, self.attempt = peer.fields(way)
         forward += told
         forward.append(VIA)
@@ -104,6 +133,8 @@ class Asked:
         path = pseudo.get(b":path", b"")
         if not pseudo.get(b":method") or not pseudo.get(b":scheme") or not path:
             return "a pseudo-header is missing"
+        if pseudo[b":scheme"] not in _SCHEMES:
+            return "a scheme other than http and https"
         self.path = path
         if pseudo[b":method"] != b"POST":
             self.refused = 405
@@ -115,13 +146,17 @@ class Asked:
 
 
 class CallHead(Head):
-    """The head of one call: what is ``asked``, and what only this call has; empty where it has none."""
+    """The head of one call: what is ``asked``, and what only this call has; empty where it has none.
 
-    __slots__ = ("asked", "request_id", "timeout", "timeout_s", "traceparent")
+    ``wrong`` is what the caller is told, where the call is one for HTTP/2 but not for gRPC.
+    """
+
+    __slots__ = ("asked", "request_id", "timeout", "timeout_s", "traceparent", "wrong")
 
     def __init__(self, asked: Asked, malformed: str = "") -> None:
         self.malformed = malformed or asked.malformed
         self.asked = asked
+        self.wrong = asked.wrong
         self.request_id = b""
         self.traceparent = b""
         self.timeout = b""
@@ -141,15 +176,19 @@ class CallHeads:
         """Return what a head says."""
         if oversized:
             return CallHead(Asked([], self._peer, oversized=True))
-        request_id = traceparent = timeout = b""
+        request_id = traceparent = b""
+        timeout: bytes | None = None
         steady: list[Field] = []
         first = -1
+        twice = False
         for field in fields:
             name = field[0]
             if name in _VARYING:
                 if first < 0:
                     first = len(steady)
                 if name == b"grpc-timeout":
+                    if timeout is not None:
+                        twice = True
                     timeout = field[1]
                 elif name == b"x-request-id":
                     request_id = field[1]
@@ -173,11 +212,14 @@ class CallHeads:
                 head.malformed = "a control character or a blank at an end of a value"
             head.request_id = request_id
             head.traceparent = traceparent
-            if timeout:
+            if timeout is not None:
                 head.timeout = timeout
-                head.timeout_s = parse_timeout(timeout)
+                head.timeout_s = None if twice else parse_timeout(timeout)
                 if head.timeout_s is None:
-                    head.malformed = "grpc-timeout is none"
+                    shown = timeout[:32].decode("ascii", "backslashreplace")
+                    head.wrong = (
+                        f"grpc-timeout {shown!r}{' and another' if twice else ''}: 1 to 8 digits and one of HMSmun"
+                    )
         return head
 
 
@@ -188,7 +230,7 @@ class AnswerHead(Head):
     ``grpc-retry-pushback-ms`` asks for, None where nothing does.
     """
 
-    __slots__ = ("forward", "grpc_status", "has_request_id", "pushback_s", "status")
+    __slots__ = ("forward", "grpc_status", "has_request_id", "oversized", "pushback_s", "status")
 
     def __init__(self, fields: list[Field], *, oversized: bool) -> None:
         self.forward: list[Field] = []
@@ -196,6 +238,7 @@ class AnswerHead(Head):
         self.grpc_status = -1
         self.has_request_id = False
         self.pushback_s: float | None = None
+        self.oversized = oversized
         self.malformed = "a head over the limits" if oversized else self._read(fields)
 
     def _read(self, fields: list[Field]) -> str:
@@ -207,12 +250,21 @@ class AnswerHead(Head):
                 return why
             if name.startswith(b":"):
                 value = field[1]
-                if name != b":status" or forward or len(value) != 3 or not value.isdigit() or value < b"100":
+                if (
+                    name != b":status"
+                    or self.status
+                    or forward
+                    or len(value) != 3
+                    or not value.isdigit()
+                    or value < b"100"
+                ):
                     return "pseudo-header other than one status"
                 self.status = int(value)
                 if self.status == 101:
                     return "101, which HTTP/2 has not"
             elif name == b"grpc-status":
+                if self.grpc_status >= 0:
+                    return "grpc-status twice"
                 self.grpc_status = int(field[1]) if field[1].isdigit() and len(field[1]) < 10 else 2
             elif name == b"x-request-id":
                 self.has_request_id = True

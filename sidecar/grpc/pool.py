@@ -33,6 +33,7 @@ class WorkerPool:
     def __init__(self, plane: GrpcPlane, id: str, address: str) -> None:  # noqa: A002
         self.id = id
         self._address = address
+        self.authority = (address.partition("://")[2].rstrip("/") or "localhost").encode()
         self._plane = plane
         self.loop = plane.shared.loop
         self.clock = plane.clock

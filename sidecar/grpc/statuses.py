@@ -31,8 +31,10 @@ class Status(IntEnum):
     UNAUTHENTICATED = 16
 
 
-_FAILURES: Final = frozenset({Status.UNKNOWN, Status.INTERNAL, Status.UNAVAILABLE, Status.DATA_LOSS})
+_FAILURES: Final = frozenset({Status.UNAVAILABLE, Status.DATA_LOSS})
 """What a worker says of itself: counted against it, as 5xx are."""
+_OF_THE_CALL: Final = frozenset({Status.UNKNOWN, Status.INTERNAL})
+"""What gRPC servers also say of a call they cannot read: any caller can have it said, so it ejects nobody."""
 
 _OF_HTTP: Final = {
     400: Status.INTERNAL,
@@ -78,13 +80,15 @@ def judge(status: int, *, pushed_back: bool) -> tuple[AttemptResult, Outcome]:
     """Return what a worker's status means for the worker, and for the request.
 
     Back-pressure is RESOURCE_EXHAUSTED, or UNAVAILABLE with ``grpc-retry-pushback-ms``. What the caller did wrong, or
-    wanted too soon, never counts against a worker.
+    wanted too soon, never counts against a worker, nor does what a caller can have it say at will.
     """
     if status == Status.OK:
         return AttemptResult.SUCCESS, Outcome.OK
     if status == Status.RESOURCE_EXHAUSTED or (status == Status.UNAVAILABLE and pushed_back):
         return AttemptResult.BUSY, Outcome.UPSTREAM_BUSY
-    if status in _FAILURES or not 0 <= status <= Status.UNAUTHENTICATED:
+    if status in _OF_THE_CALL or not 0 <= status <= Status.UNAUTHENTICATED:
+        return AttemptResult.CALL_FAILED, Outcome.UPSTREAM_5XX
+    if status in _FAILURES:
         return AttemptResult.SERVER_ERROR, Outcome.UPSTREAM_5XX
     return AttemptResult.CLIENT_ERROR, Outcome.UPSTREAM_4XX
 

@@ -76,7 +76,11 @@ class WorkerConnection(Connection):
 
     def send_request(self, stream: Stream, asked: Asked, rest: bytes, *, end: bool) -> None:
         """Send a call's head: what is asked, and what only this call has, encoded as literals."""
-        self.send_block(stream, self._encoder.encode_known(asked, asked.forward) + rest, end=end)
+        if asked.authority:
+            block = self._encoder.encode_known(asked, asked.forward)
+        else:
+            block = self._encoder.encode([(b":authority", self._pool.authority), *asked.forward])
+        self.send_block(stream, block + rest, end=end)
 
     def suspect(self) -> None:
         """A call's time ran out, and nothing came from the worker meanwhile: ask whether it is there.

@@ -10,7 +10,12 @@ from router.retry import RetryBudget, RetryDenied, RetryVerdict, judge_retry, ma
 
 POLICY = RetryPolicy()
 SAFE = {AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT, AttemptResult.REFUSED}
-IF_IDEMPOTENT = {AttemptResult.RESET, AttemptResult.PROTOCOL, AttemptResult.TRY_TIMEOUT}
+IF_IDEMPOTENT = {
+    AttemptResult.RESET,
+    AttemptResult.PROTOCOL,
+    AttemptResult.TRY_TIMEOUT,
+    AttemptResult.CALL_FAILED,
+}
 
 
 @pytest.mark.parametrize("result", list(AttemptResult))

@@ -12,7 +12,7 @@ from sidecar.http2 import frames
 from sidecar.http2.frames import WINDOW, Code
 from sidecar.settings import Limits, Timeouts
 from tests.support.fake_transport import FakeTransport
-from tests.support.grpc_by_hand import Peer, call_fields, grpc_bench, infer, message
+from tests.support.grpc_by_hand import METHOD, Peer, call_fields, grpc_bench, infer, message
 
 INFER = b"/inference.GRPCInferenceService/ModelInfer"
 
@@ -140,15 +140,16 @@ def test_a_call_is_refused_over_the_message_limit_and_its_worker_let_go() -> Non
     [
         (b"0", (), "success", "ok"),
         (b"1", (), "client_error", "upstream_4xx"),
-        (b"2", (), "server_error", "upstream_5xx"),
+        (b"2", (), "call_failed", "upstream_5xx"),
         (b"3", (), "client_error", "upstream_4xx"),
         (b"4", (), "client_error", "upstream_4xx"),
         (b"8", (), "busy", "upstream_busy"),
-        (b"13", (), "server_error", "upstream_5xx"),
+        (b"13", (), "call_failed", "upstream_5xx"),
         (b"14", (), "server_error", "upstream_5xx"),
         (b"14", ((b"grpc-retry-pushback-ms", b"500"),), "busy", "upstream_busy"),
-        (b"99", (), "server_error", "upstream_5xx"),
-        (b"zz", (), "server_error", "upstream_5xx"),
+        (b"15", (), "server_error", "upstream_5xx"),
+        (b"99", (), "call_failed", "upstream_5xx"),
+        (b"zz", (), "call_failed", "upstream_5xx"),
     ],
 )
 def test_what_a_status_says_of_the_worker(
@@ -159,6 +160,71 @@ def test_what_a_status_says_of_the_worker(
         worker.head(1, [(b":status", b"200"), (b"grpc-status", code), *more], end=True)
         assert bench.caller.only(frames.HEADERS).value(b"grpc-status") == code
         assert (bench.results, bench.outcomes) == ({result: 1}, {outcome: 1})
+
+
+@pytest.mark.parametrize("how", ["reset", "reset in the answer", "internal", "unknown", "a large head"])
+def test_what_a_caller_can_have_a_worker_say_at_will_ejects_nobody(how: str) -> None:
+    with grpc_bench(limits=Limits(head_bytes=4096)) as bench:
+        for stream in range(1, 201, 2):
+            worker = bench.call(stream)
+            if how == "reset in the answer":
+                worker.head(stream, [(b":status", b"200")])
+            if how.startswith("reset"):
+                worker.reset(stream, Code.INTERNAL_ERROR)
+            elif how == "a large head":
+                worker.head(stream, [(b":status", b"200"), (b"x-echo", b"v" * 5000)])
+            else:
+                worker.head(
+                    stream, [(b":status", b"200"), (b"grpc-status", b"13" if how == "internal" else b"2")], end=True
+                )
+        assert {endpoint.breaker.state.value for endpoint in bench.cluster.endpoints.values()} == {"closed"}
+        assert not any(endpoint.quarantine.active for endpoint in bench.cluster.endpoints.values())
+        assert bench.results == {"call_failed": 100}
+
+
+@pytest.mark.parametrize(
+    ("without", "more", "authority"),
+    [
+        (b"te", (), b"a.test"),
+        (b":authority", (), b"a.test:1"),
+        (b":authority", ((b"host", b"b.test"),), b"b.test"),
+        (b"", ((b"host", b"a.test"),), b"a.test"),
+    ],
+)
+def test_a_worker_gets_te_and_an_authority_whatever_the_caller_sent(
+    without: bytes, more: tuple[tuple[bytes, bytes], ...], authority: bytes
+) -> None:
+    with grpc_bench() as bench:
+        for stream in (1, 3):
+            bench.caller.head(stream, [*(field for field in call_fields() if field[0] != without), *more], end=True)
+            head = bench.worker.only(frames.HEADERS)
+            assert (head.value(b":authority"), head.value(b"te")) == (authority, b"trailers")
+            assert b"host" not in head.names()
+            late = [name.startswith(b":") for name in head.names()]
+            assert late == sorted(late, reverse=True), "pseudo-headers come first"
+            bench.answer(bench.worker, stream)
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ([(b"x-bin", b"!!!")], b"x-bin is not base64"),
+        ([(b"grpc-timeout", b"1 S")], b"grpc-timeout '1 S'"),
+        ([(b"grpc-timeout", b"")], b"grpc-timeout ''"),
+        ([(b"grpc-timeout", b"1S"), (b"grpc-timeout", b"2S")], b"grpc-timeout '2S' and another"),
+    ],
+)
+def test_what_a_worker_could_not_read_is_refused_with_its_name(more: list[tuple[bytes, bytes]], what: bytes) -> None:
+    with grpc_bench() as bench:
+        bench.caller.head(1, call_fields(METHOD, *more), end=True)
+        head = bench.caller.only(frames.HEADERS)
+        assert head.end
+        assert (head.value(b"grpc-status"), head.value(b"warmroute-outcome")) == (b"3", b"bad_request")
+        assert what in head.value(b"grpc-message")
+        assert bench.loop.workers == []
+        for number, value in enumerate((b"", b"AAECAw==", b"AAEC, AAECAw")):
+            bench.answer(bench.call(3 + 2 * number, b"x", (b"x-bin", value)), 1 + 2 * number)
+        assert bench.outcomes == {"bad_request": 1, "ok": 3}
 
 
 def test_a_deadline_ends_the_call_and_the_worker_s_work() -> None:

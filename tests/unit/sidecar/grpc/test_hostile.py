@@ -157,7 +157,10 @@ BAD_HEADS: dict[str, list[tuple[bytes, bytes]]] = {
     "a status": [(b":status", b"200"), *call_fields()],
     "an unknown pseudo-header": [(b":protocol", b"websocket"), *call_fields()],
     "a late pseudo-header": [*call_fields()[1:], (b":method", b"POST")],
-    "a timeout that is none": [*call_fields(), (b"grpc-timeout", b"1 S")],
+    "two hosts": [*call_fields()[:3], *call_fields()[4:], (b"host", b"a.test"), (b"host", b"a.test")],
+    "a host beside another authority": [*call_fields(), (b"host", b"b.test")],
+    "an authority that is none": [(n, b"a b" if n == b":authority" else v) for n, v in call_fields()],
+    "a scheme that is none": [(n, b"ftp" if n == b":scheme" else v) for n, v in call_fields()],
 }
 
 
@@ -455,6 +458,11 @@ def test_interim_answers_are_passed_over_but_not_without_end() -> None:
         worker.head(5, [(b":status", b"101")])
         assert bench.outcomes == {"ok": 1, "upstream_protocol": 2}
         bench.call(7)
-        worker.send(worker.head_bytes(7, [(b":status", b"103")]) * 2 * NOISE_BURST)
+        worker.head(7, [(b":status", b"200"), (b"grpc-status", b"0"), (b"grpc-status", b"13")], end=True)
+        bench.call(9)
+        worker.head(9, [(b":status", b"200"), (b":status", b"200"), (b"grpc-status", b"0")], end=True)
+        assert bench.outcomes == {"ok": 1, "upstream_protocol": 4}
+        bench.call(11)
+        worker.send(worker.head_bytes(11, [(b":status", b"103")]) * 2 * NOISE_BURST)
         assert goaway(worker) is Code.ENHANCE_YOUR_CALM
-        assert bench.outcomes == {"ok": 1, "upstream_protocol": 3}
+        assert bench.outcomes == {"ok": 1, "upstream_protocol": 5}
