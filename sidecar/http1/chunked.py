@@ -39,10 +39,10 @@ class ChunkScanner:
 
     ``done`` is True once the last chunk and the trailer section ended; ``rest`` is then what follows the message.
     ``payload_bytes`` counts the data announced so far. With ``decode`` the data comes back without its framing (for a
-    receiver that does not know chunks).
+    receiver that does not know chunks). Where ``copy`` is a list, the data is put there without its framing besides.
     """
 
-    __slots__ = ("_decode", "_held", "_left", "_state", "_trailer_bytes", "done", "payload_bytes", "rest")
+    __slots__ = ("_decode", "_held", "_left", "_state", "_trailer_bytes", "copy", "done", "payload_bytes", "rest")
 
     def __init__(self, *, decode: bool = False) -> None:
         self._decode = decode
@@ -50,6 +50,7 @@ class ChunkScanner:
         self._left = 0
         self._state = _SIZE
         self._trailer_bytes = 0
+        self.copy: list[bytes] | None = None
         self.done = False
         self.payload_bytes = 0
         self.rest = b""
@@ -85,15 +86,17 @@ class ChunkScanner:
                     left = 0  # the loop says what is wrong
                 if left and end + 4 + left == size:
                     self.payload_bytes += left
+                    if self.copy is not None:
+                        self.copy.append(data[end + 2 : -2])
                     return data
         position = 0
         body_end = -1  # where the last chunk's line ends, if this call meets it
-        payload: list[bytes] = []
+        payload: list[bytes] | None = [] if self._decode else self.copy
         while position < size:
             state = self._state
             if state == _DATA:
                 take = min(self._left, size - position)
-                if self._decode:
+                if payload is not None:
                     payload.append(data[position : position + take])
                 self._left -= take
                 position += take
@@ -144,7 +147,7 @@ class ChunkScanner:
         if not self.done and position < size:
             self._held = data[position:]
         if self._decode:
-            return b"".join(payload)
+            return b"".join(payload or ())
         if self._state < _TRAILERS:
             return data[:position] if position < size else data
         return data[: max(body_end, 0)] + (b"\r\n" if self.done else b"")

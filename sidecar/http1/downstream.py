@@ -39,6 +39,8 @@ UNSENT_BYTES: Final = 65536
 """Request body read ahead while no worker takes it."""
 TEDIOUS_BYTES: Final = 4096
 """Read at once, and more than half of it what frames chunks: others have their turn before more of it is read."""
+LOOKED_AT_BYTES: Final = 65536
+"""The same where a body is looked at for its model: so much, read at once, may take milliseconds (``model_field``)."""
 _EMPTY_LINES: Final = re.compile(rb"(?:\r\n)+")
 
 
@@ -339,8 +341,12 @@ class DownstreamConnection(BoundedConnection):
             self._wait_for_head(now + held_s)
             if self._watch is not None:
                 self._arm_hedge(self._watch, now)
-        if self._look is not None and self._look_on(self._look, out):
-            return
+        if self._look is not None:
+            tedious = tedious or (len(out) > LOOKED_AT_BYTES and not self.request_done)
+            if self._look_on(self._look, out):
+                if tedious and self._phase == BODY:
+                    self._let_others_go_first()
+                return
         upstream = self._upstream
         if upstream is not None:
             upstream.transport.write(out)
@@ -358,14 +364,15 @@ class DownstreamConnection(BoundedConnection):
                 self._pause_reading()
 
     def _let_others_go_first(self) -> None:
-        """Read the rest of a body of tiny chunks in later turns of the loop: it costs more time than it has bytes."""
+        """Read the rest of a body in later turns of the loop: it costs more time than bodies do."""
         if not self._read_paused:
             self._pause_reading()
             self._plane.loop.call_soon(self._go_on_reading)
 
     def _go_on_reading(self) -> None:
-        if self._upstream is not None and not self._peer_full:  # else somebody will read on in time
-            self._read_on()
+        look = self._look
+        if (look is not None and look.waiting) or (self._upstream is not None and not self._peer_full):
+            self._read_on()  # else somebody will in time
 
     def _refuse(self, error: HeadError, data: bytes) -> None:
         """A head that cannot be taken: answer and close. Nothing behind it can be trusted."""

@@ -24,6 +24,8 @@ UNIX: Final = "unix"
 MAX_PEERS: Final = 1024
 """Peers whose fields are kept ready, by listener; over it they are made anew."""
 _MAX_ATTEMPT_DIGITS: Final = 4
+_SOME_ATTEMPT: Final = 2
+"""Stands for a number that cannot be read: whoever sends one tries again, and nobody should multiply that."""
 
 FORWARDING_FIELDS: Final = (
     rb"forwarded|warmroute(?!-model:)[^a-z0-9:][^:\r]*"
@@ -75,8 +77,8 @@ class Peer:
             name = line.partition(b":")[0].lower()
             if name == b"warmroute-attempt":
                 value = line[18:].strip(b" \t")
-                if value.isdigit() and len(value) <= _MAX_ATTEMPT_DIGITS:
-                    attempt = max(attempt, int(value))
+                good = value.isdigit() and len(value) <= _MAX_ATTEMPT_DIGITS
+                attempt = max(attempt, int(value) if good else _SOME_ATTEMPT)
                 continue
             if name == b"x-forwarded-for":
                 chain = len(kept)

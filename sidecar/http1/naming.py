@@ -10,33 +10,41 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import Outcome
-from sidecar.http1.chunked import ChunkScanner
-from sidecar.http1.head import CHUNKED, without_fields
+from sidecar.http1.head import without_fields
 from sidecar.http1.hedging import HedgingConnection
-from sidecar.http1.model_field import ModelField, read_whole
+from sidecar.http1.model_field import MAX_MEMBERS, MAX_REST_BYTES, MAX_TIMES, ModelField, read_whole
 
 if TYPE_CHECKING:
-    from sidecar.http1.head import RequestHead
     from sidecar.http1.targets import Target
 
 _CONTENT_TYPE: Final = re.compile(rb"\r\ncontent-type:[ \t]*([^\r]*)", re.IGNORECASE)
 _JSON: Final = re.compile(rb"application/(?:[a-z0-9!#$&^_.-]+\+)?json[ \t]*(?:;|\Z)", re.IGNORECASE)
-_ENCODED: Final = re.compile(rb"\r\ncontent-encoding:[ \t]*(?!identity[ \t]*\r)", re.IGNORECASE)
+_ENCODED: Final = re.compile(rb"\r\ncontent-encoding:[ \t]*+(?!identity[ \t]*+\r)", re.IGNORECASE)
 _EXPECT: Final = re.compile(rb"\r\nexpect:", re.IGNORECASE)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Look:
-    """How far a body that is still coming was looked at. ``pieces`` are kept back of it, ``size`` is their bytes."""
+    """How far a body that is still coming was looked at.
 
-    __slots__ = ("chunks", "field", "pieces", "size", "waiting")
+    ``kept`` is what is kept back of it. ``copy`` is where the data of a body in chunks comes without its framing.
+    """
 
-    def __init__(self, *, chunked: bool) -> None:
+    __slots__ = ("copy", "field", "kept", "waiting")
+
+    def __init__(self, copy: list[bytes] | None) -> None:
         self.field = ModelField()
-        self.chunks = ChunkScanner(decode=True) if chunked else None
-        self.pieces: list[bytes] = []
-        self.size = 0
+        self.copy = copy
+        self.kept = bytearray()
         self.waiting = True  # for the model
+
+    def feed(self, out: bytes) -> None:
+        """Look at what came of the body."""
+        if self.copy is not None:
+            out = b"".join(self.copy)
+            self.copy.clear()
+        if not self.field.done:
+            self.field.feed(out)
 
 
 class NamingConnection(HedgingConnection):
@@ -48,17 +56,17 @@ class NamingConnection(HedgingConnection):
         """Take a request whose target alone leads nowhere; what there is of its body stands in ``_seen``."""
         head = self._head
         otherwise = target.otherwise
+        scanner = self._scanner
         if otherwise is None:
-            if target.own and head.method in (b"GET", b"HEAD"):
-                self._answer_for_server(target.own, target.body, now)
-            else:
-                self._end_with(Outcome.NO_ROUTE, target.why, code=target.code)
-        elif head.method != b"POST" or not _is_json(head):
+            self._nowhere(target, now)
+        elif head.method != b"POST" or not _is_json(head.forward):
             self._go_to(otherwise, now)
         elif self.request_done:
             self._named(target, read_whole(self._seen), now)
         else:
-            self._look = look = Look(chunked=head.length == CHUNKED)
+            if scanner is not None:
+                scanner.copy = []
+            self._look = look = Look(None if scanner is None else scanner.copy)
             seen, self._seen = self._seen, b""
             if seen:
                 self._look_on(look, seen)
@@ -70,41 +78,63 @@ class NamingConnection(HedgingConnection):
     def _look_on(self, look: Look, out: bytes) -> bool:
         """Look at more of a body; False where it is to be passed on as usual."""
         field = look.field
-        if not field.done:
-            field.feed(out if look.chunks is None else look.chunks.feed(out))
-        if field.done or self.request_done:
+        look.feed(out)
+        if field.kept_bytes > MAX_REST_BYTES:
+            self._fail_request(
+                Outcome.BODY_TOO_LARGE,
+                f'over {MAX_MEMBERS} members, and over {MAX_REST_BYTES} bytes behind them where "model" might stand: '
+                "name the model in the listener's model header",
+            )
+            return True
+        if self.request_done:
+            field.finish()
+        if field.done:
             self._look = None
+            if self._scanner is not None:
+                self._scanner.copy = None
         if look.waiting:
-            look.pieces.append(out)
-            look.size += len(out)
-            if field.named or field.done or self.request_done:
+            look.kept += out
+            if field.named or field.done:
                 look.waiting = False
-                self._seen = b"".join(look.pieces)
-                look.pieces.clear()
+                self._seen = bytes(look.kept)
+                look.kept.clear()
                 self._named(self._target, field, self._plane.clock())
-            elif look.size > self._plane.limits.model_prefix_bytes:
+            elif len(look.kept) > self._plane.limits.model_prefix_bytes:
                 self._fail_request(
                     Outcome.BODY_TOO_LARGE,
                     f'no "model" in the first {self._plane.limits.model_prefix_bytes} bytes '
                     "(limits.model_prefix_bytes): put it first, or name the model in the listener's model header",
                 )
             return True
-        if field.conflict:
-            self._refuse_two()
+        if field.conflict or field.unreadable:
+            self._refuse_body(field)
             return True
         return False
 
     def _named(self, target: Target, field: ModelField, now: float) -> None:
-        """The body has said what it says of its model: send it there."""
-        if field.conflict:
-            self._refuse_two()
+        """The body has said what it says of its model: send it there. It is not looked at again."""
+        if field.conflict or field.unreadable:
+            self._refuse_body(field)
         elif field.model:
             self._go_to(self._plane.resolve(self._head.target, self._rules.default_model, field.model), now)
         elif target.otherwise is not None:
             self._go_to(target.otherwise, now)
 
-    def _refuse_two(self) -> None:
-        self._fail_request(Outcome.BAD_REQUEST, 'the body names two values for "model"')
+    def _refuse_body(self, field: ModelField) -> None:
+        self._fail_request(
+            Outcome.BAD_REQUEST,
+            f'the body names two values for "model", or one over {MAX_TIMES} times'
+            if field.conflict
+            else f'over {MAX_MEMBERS} members, and no plain JSON behind them where "model" might stand: '
+            "name the model in the listener's model header",
+        )
+
+    def _nowhere(self, target: Target, now: float) -> None:
+        """Answer a request that no worker is asked for, whatever its body says."""
+        if target.own and self._head.method in (b"GET", b"HEAD"):
+            self._answer_for_server(target.own, target.body, now)
+        else:
+            self._end_with(Outcome.NO_ROUTE, target.why, code=target.code)
 
     def _go_to(self, target: Target, now: float) -> None:
         """Have the request take the route of another target than its own, or end for want of one."""
@@ -116,12 +146,12 @@ class NamingConnection(HedgingConnection):
         if self.request_done:
             self._wait_for_head(now)
         if target.route is None:
-            self._without_route(target, now)
+            self._nowhere(target, now)
         elif self._watch is None or not self._over(now):
             self._dispatch(target.route, None, now)
 
 
-def _is_json(head: RequestHead) -> bool:
-    """Return whether a body is JSON that can be read as it comes."""
-    kinds = _CONTENT_TYPE.findall(head.raw)
-    return len(kinds) == 1 and _JSON.match(kinds[0]) is not None and _ENCODED.search(head.raw) is None
+def _is_json(forward: bytes) -> bool:
+    """Return whether a body is JSON that can be read as it comes, as its worker will hear of it."""
+    kinds = _CONTENT_TYPE.findall(forward)
+    return len(kinds) == 1 and _JSON.match(kinds[0]) is not None and _ENCODED.search(forward) is None

@@ -92,20 +92,21 @@ class Targets:
 
     def _resolve(self, path: bytes, default_model: str | None, asked: bytes) -> Target:
         surface, model, version = match(path)
+        named = model != "" or asked != b""
         if not model and asked:
             model, _, version = asked.decode("utf-8", "replace").partition("@")
         cluster = self._cluster
         route: Route | None = None
-        if model:
+        if named:
             route = cluster.route(model, version)
         elif default_model is not None:
             route = cluster.route(default_model)
-        if route is None and not (model and cluster.missing(model, version) is Reason.WRONG_VERSION):
+        if route is None and not (named and cluster.missing(model, version) is Reason.WRONG_VERSION):
             route = cluster.default_route
         target = self._target(surface, route)
         if route is None:
-            self._explain(target, path, model, version)
-        if surface is Surface.OPENAI and not model and self._body_matters():
+            self._explain(target, path, model, version, named=named)
+        if surface is Surface.OPENAI and not named and self._body_matters():
             otherwise = target
             target = self._target(surface, None)
             target.otherwise = otherwise
@@ -120,9 +121,9 @@ class Targets:
         default = self._cluster.default_route
         return bool(self._models) and (default is None or self._models != (default.model,))
 
-    def _explain(self, target: Target, path: bytes, model: str, version: str) -> None:
-        """Say why there is no route, or that warmroute answers itself."""
-        if model:
+    def _explain(self, target: Target, path: bytes, model: str, version: str, *, named: bool) -> None:
+        """Say why there is no route, or that warmroute answers itself. A name may be empty before its version."""
+        if named:
             target.why = f"model {model[:128]!r}" + (f" version {version[:128]!r}" if version else "") + " is not known"
             target.code = MODEL_NOT_FOUND
         elif path in OWN_PATHS:

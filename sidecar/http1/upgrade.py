@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-REFUSED: Final = frozenset({b"h2", b"h2c", b"http", b"tls"})
-"""Names of protocols (without a version) that no tunnel is made for."""
+_REFUSED: Final = re.compile(rb"(?:h2c?(?:-.*)?|http|tls)(?:/.*)?")
+"""Protocols that no tunnel is made for, whatever their version; drafts of HTTP/2 were ``h2-14``, ``h2c-14``."""
 
 _OPTIONS: Final = re.compile(rb"\r\nconnection:([^\r]*)", re.IGNORECASE)
 _UPGRADES: Final = re.compile(rb"\r\nupgrade:[ \t]*([^\r]*)", re.IGNORECASE)
@@ -43,4 +43,4 @@ def protocols(value: bytes) -> list[bytes]:
 
 def refused(asked: list[bytes]) -> bytes:
     """Return the first of the protocols that no tunnel is made for, or nothing."""
-    return next((one for one in asked if one.partition(b"/")[0] in REFUSED), b"")
+    return next((one for one in asked if _REFUSED.fullmatch(one)), b"")

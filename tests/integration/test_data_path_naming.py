@@ -254,6 +254,108 @@ def test_a_model_that_does_not_come_is_not_waited_for_for_ever(form: str) -> Non
     scenario()
 
 
+@pytest.mark.parametrize("named", ["@1", "@", "@a", "@@"])
+@pytest.mark.parametrize("rules", [ListenerRules(), ListenerRules("a")], ids=["no default", "a default"])
+def test_a_name_that_is_nothing_but_a_version_is_not_known(named: str, rules: ListenerRules) -> None:
+    @on_data_path(echo, models=TWO, replicas=(Replica("a"),), rules=rules)
+    async def scenario(path: DataPath) -> None:
+        body = chat(named)
+        pieces = request(b"POST %s HTTP/1.1" % CHAT, JSON, CHUNKED) + chunked(body[:9], body[9:])
+        for sent in (
+            [post(body, JSON, target=CHAT)],
+            [post(body, JSON, target=CHAT)[:-20], body[-20:]],
+            [pieces],
+            [request(b"GET /any HTTP/1.1", b"warmroute-model: " + named.encode())],
+        ):
+            client = await path.connect()
+            for piece in sent:
+                await client.send(piece)
+                await asyncio.sleep(0)
+            got = await client.answer()
+            assert (got.status, b"model ''" in got.body) == (404, True), sent
+            assert sent[0].startswith(b"GET") or error(got)["code"] == "model_not_found"
+        assert not path.origin.requests
+        assert path.outcomes == {"no_route": 4}
+
+    scenario()
+
+
+@pytest.mark.parametrize("bad", [b"0x5\r\nhello\r\n", b"5 \r\nhello\r\n", b"5\r\nhelloworld"])
+@pytest.mark.parametrize("begin", [b"", chunk(b'{"x":"'), chunk(b'{"model":"a"')], ids=["at once", "waiting", "named"])
+def test_bad_framing_of_a_body_that_is_looked_at_is_refused(bad: bytes, begin: bytes) -> None:
+    @on_data_path(taking, models=TWO, replicas=(Replica("a"),))
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        await client.send(request(b"POST %s HTTP/1.1" % CHAT, JSON, CHUNKED) + begin)
+        await asyncio.sleep(0.01)
+        await client.send(bad)
+        got = await client.answer()
+        assert (got.status, error(got)["code"]) == (400, "bad_request")
+        assert await client.rest() == b""
+
+    scenario()
+
+
+@on_data_path(echo, echo, models=DEFAULT_A, replicas=())
+async def test_what_decides_is_what_the_worker_hears_of_the_body(path: DataPath) -> None:
+    place(path, ("a",), ("b",))
+    client = await path.connect()
+    body = chat("b")
+    for fields, origin in (
+        ([JSON, b"Content-Encoding: identity"], 1),
+        ([JSON, b"Content-Encoding:\tidentity "], 1),
+        ([JSON, b"Content-Encoding: identity", b"Content-Encoding: gzip"], 0),
+        ([JSON, b"Content-Encoding: identity, gzip"], 0),
+        ([JSON, b"Content-Encoding: identity2"], 0),
+        ([JSON, b"Content-Encoding: gzip", b"Connection: content-encoding"], 1),
+        ([JSON, b"Connection: content-type"], 0),
+        ([JSON, JSON], 0),
+    ):
+        before = len(path.origins[origin].requests)
+        assert (await client.ask(post(body, *fields, target=CHAT))).status == 200
+        assert [got.body for got in path.origins[origin].requests[before:]] == [body], fields
+
+
+@on_data_path(echo, models=TWO, replicas=(Replica("a"),))
+async def test_a_byte_order_mark_is_passed_over_and_on(path: DataPath) -> None:
+    client = await path.connect()
+    body = b"\xef\xbb\xbf" + chat("a")
+    sent = post(body, JSON, target=CHAT)
+    begin = len(sent) - len(body)
+    for cut in (begin, begin + 1, begin + 2, begin + 3, len(sent)):
+        await client.send(sent[:cut])
+        await asyncio.sleep(0.005)
+        await client.send(sent[cut:])
+        got = await client.answer()
+        assert (got.status, got.body) == (200, body)
+
+
+@on_data_path(echo, models=TWO, replicas=(Replica("a"),))
+async def test_members_beyond_those_that_are_read_as_they_come(path: DataPath) -> None:
+    many = b"".join(b'"m%d":[],' % number for number in range(500))
+    for begin, end, status, text in (
+        (b"{", b'"model":"a"}', 200, b""),
+        (b'{"model":"a",', b'"model":"a"}', 200, b""),
+        (b'{"model":"a",', b'"model":"b"}', 400, b"two values"),
+        (b'{"model":"a",', b'"x":NaN}', 400, b"over 128 members, and no plain JSON behind them"),
+        (b"{", b'"x":NaN}', 400, b"over 128 members, and no plain JSON behind them"),
+        (b'{"model":"a",', b'"x":"' + b"x" * (1 << 20) + b'"}', 413, b"over 128 members, and over 1048576 bytes"),
+        (b"{", b'"x":"' + b"x" * (1 << 20) + b'"}', 413, b"over 128 members, and over 1048576 bytes"),
+    ):
+        for form in ("length", "chunks"):
+            client = await path.connect()
+            body = begin + many + end
+            sent = post(body, JSON, target=CHAT)
+            if form == "chunks":
+                sent = request(b"POST %s HTTP/1.1" % CHAT, JSON, CHUNKED) + chunked(body[:700], body[700:])
+            await client.send(sent[:500])
+            await asyncio.sleep(0)
+            await client.send(sent[500:])
+            got = await client.answer()
+            assert (got.status, text in got.body) == (status, True), (begin, end[:20], form, got)
+    assert [len(message.body) > 4000 for message in path.origin.requests] == [True] * 4
+
+
 @on_data_path(echo, models=TWO, replicas=(Replica("a"),))
 async def test_two_models_in_one_body_are_refused(path: DataPath) -> None:
     client = await path.connect()

@@ -140,6 +140,8 @@ def test_what_is_no_upgrade_goes_on_without_its_fields(asked: bytes) -> None:
     ("asked", "status"),
     [
         (request(b"GET / HTTP/1.1", b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c"), 501),
+        (request(b"GET / HTTP/1.1", b"Connection: Upgrade", b"Upgrade: h2c-14"), 501),
+        (request(b"GET / HTTP/1.1", b"Connection: Upgrade", b"Upgrade: websocket, H2-17"), 501),
         (request(b"GET / HTTP/1.1", b"Connection: upgrade", b"Upgrade: websocket", b"Upgrade: H2C"), 501),
         (request(b"OPTIONS * HTTP/1.1", b"Connection: Upgrade", b"Upgrade: TLS/1.0"), 501),
         (post(b"x", b"Connection: upgrade", b"Upgrade: HTTP/2.0"), 501),

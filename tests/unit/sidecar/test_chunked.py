@@ -45,6 +45,14 @@ def test_what_is_encoded_is_decoded(chunks: list[bytes], cuts: list[int]) -> Non
     assert out == b"".join(chunks)
 
 
+@given(st.lists(st.integers(0, len(BODY)), max_size=12))
+def test_a_copy_has_the_data_without_its_framing(cuts: list[int]) -> None:
+    scanner = ChunkScanner()
+    scanner.copy = []
+    out, _ = feed(scanner, BODY, cuts)
+    assert (out, b"".join(scanner.copy)) == (PASSED, DATA)
+
+
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=4))
 def test_anything_else_is_refused_or_unfinished(data: bytes, cuts: list[int]) -> None:
     scanner = ChunkScanner()

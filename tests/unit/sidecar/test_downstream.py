@@ -83,6 +83,35 @@ def test_a_connection_with_a_request_behind_the_last_one_is_not_idle(by_hand: Be
     assert by_hand.transport.closing
 
 
+@pytest.mark.parametrize("begin", [b'{"model":"m","x":["', b'{"x":["'], ids=["named", "not yet"])
+@pytest.mark.parametrize(("size", "turns"), [(1000, False), (100_000, True)])
+def test_a_body_that_is_looked_at_is_read_in_turns_with_others(
+    by_hand: Bench, begin: bytes, size: int, turns: bool
+) -> None:
+    down = by_hand.connection
+    by_hand.plane.body_bytes = down.gate = 1 << 30
+    head = request(b"POST /v1/x HTTP/1.1", b"Content-Type: application/json", b"Content-Length: 1000000")
+    down.data_received(head + begin)
+    for _ in range(3):
+        down.data_received(b"x" * size)
+        assert reads(by_hand) is not turns
+        by_hand.loop.run()
+        assert reads(by_hand)
+    down.data_received(b'"],"model":"m","y":"' + b"x" * size)
+    assert len(by_hand.busy) == 1
+    by_hand.busy[0].pause_writing()
+    by_hand.loop.run()
+    assert not reads(by_hand)
+    by_hand.busy[0].resume_writing()
+    assert reads(by_hand)
+    assert by_hand.plane.limits.model_prefix_bytes > 4 * size
+    rest = 1_000_000 - len(begin) - 4 * size - 20
+    down.data_received(b"x" * (rest - 2) + b'"}')
+    by_hand.loop.run()
+    by_hand.busy[0].data_received(answer(b""))
+    assert (reads(by_hand), down.idle) == (True, True)
+
+
 def test_a_refusal_of_head_has_no_body(by_hand: Bench) -> None:
     by_hand.connection.data_received(BAD.replace(b"GET", b"HEAD"))
     assert by_hand.transport.written.startswith(b"HTTP/1.1 400 ")

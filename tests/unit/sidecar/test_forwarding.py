@@ -129,7 +129,11 @@ def test_connection_cannot_take_out_what_is_written_here() -> None:
         pytest.param(
             [b"warmroute-attempt: 2", b"Warmroute-Attempt:4"], [*OURS[:3], b"warmroute-attempt: 4"], id="two of them"
         ),
-        pytest.param([b"warmroute-attempt: -1", b"warmroute-attempt: 99999"], OURS, id="no number of an attempt"),
+        pytest.param([b"warmroute-attempt: 1"], OURS, id="the first attempt"),
+        pytest.param([b"warmroute-attempt: 2, 3"], [*OURS[:3], b"warmroute-attempt: 2"], id="a list of attempts"),
+        pytest.param([b"warmroute-attempt: 99999"], [*OURS[:3], b"warmroute-attempt: 2"], id="too long a number"),
+        pytest.param([b"warmroute-attempt: -1"], [*OURS[:3], b"warmroute-attempt: 2"], id="no number of an attempt"),
+        pytest.param([b"warmroute-attempt:"], [*OURS[:3], b"warmroute-attempt: 2"], id="no attempt"),
         pytest.param([b"x-envoy-attempt-count: 3"], [b"x-envoy-attempt-count: 3", *OURS], id="not ours to read"),
     ],
 )

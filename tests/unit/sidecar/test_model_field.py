@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.http1.model_field import MAX_NAME_BYTES, TOO_LONG, ModelField, read_whole
+from sidecar.http1.model_field import (
+    MAX_MEMBERS,
+    MAX_NAME_BYTES,
+    MAX_SHORT,
+    MAX_TIMES,
+    SHORT_BYTES,
+    TOO_LONG,
+    ModelField,
+    read_whole,
+)
 
 Verdict = tuple[bool, bytes, bool]
 
@@ -19,11 +28,17 @@ def verdict(field: ModelField) -> Verdict:
     return field.named, b"" if field.conflict else field.model, field.conflict
 
 
+def members(count: int, value: bytes = b"1") -> bytes:
+    """Return so many members, each with a comma behind it."""
+    return b"".join(b'"m%d":%s,' % (number, value) for number in range(count))
+
+
 def scanned(body: bytes, *cuts: int) -> Verdict:
     field = ModelField()
     edges = [0, *sorted(cuts), len(body)]
     for begin, end in pairwise(edges):
         field.feed(body[begin:end])
+    field.finish()
     return verdict(field)
 
 
@@ -46,6 +61,22 @@ def by_piece(body: bytes, size: int) -> Verdict:
         (b'{"model":"m","model":"m"}', True, b"m", False),
         (b'{"model":"m","x":{},"model":"\\u006d"}', True, b"m", False),
         (b'{"model":"m","x":[1,2],"model":"n"}', True, b"", True),
+        (b"{" + b'"model":"m",' * MAX_TIMES + b'"x":1}', True, b"m", False),
+        (b"{" + b'"model":"m",' * MAX_TIMES + b'"model":"m"}', True, b"", True),
+        (b'\xef\xbb\xbf {"model":"m"}', True, b"m", False),
+        (b'\xef\xbb\xbf\xef\xbb\xbf{"model":"no"}', False, b"", False),
+        (b' \xef\xbb\xbf{"model":"no"}', False, b"", False),
+        (b'\xef\xbb{"model":"no"}', False, b"", False),
+        (b"{" + members(3 * MAX_MEMBERS) + b'"model":"m"}', True, b"m", False),
+        (b"{" + members(MAX_MEMBERS - 1) + b'"model":"m"}', True, b"m", False),
+        (b"{" + members(MAX_MEMBERS) + b'"model":"m"}', True, b"m", False),
+        (b'{"model":"m",' + members(3 * MAX_MEMBERS) + b'"model":"n"}', True, b"", True),
+        (b'{"model":"m",' + members(3 * MAX_MEMBERS) + b'"model":"m"}', True, b"m", False),
+        (b"{" + members(3 * MAX_MEMBERS) + b'"x":1}', False, b"", False),
+        (b"{" + members(MAX_MEMBERS - 9, b"[[[]],{}]") + b'"model":"m"}', True, b"m", False),
+        (b'{"a":[1,"x"\\"],"model":"no"}', False, b"", False),
+        (b'{"a":[1,"\\\\\\"]"],"model":"m"}', True, b"m", False),
+        (b'{"a":[' + b"[]," * 9000 + b'{}],"model":"m","b":{"model":["no"]}}', True, b"m", False),
         (b'{"model":"m","mod\\u0065l":"n"}', True, b"", True),
         (b'{"model":"m","model":null}', True, b"", True),
         (b'{"model":5,"model":5}', True, b"", True),
@@ -100,6 +131,58 @@ def test_the_name_is_known_as_soon_as_it_came() -> None:
     assert (field.named, field.done) == (True, True)
 
 
+def test_members_that_are_too_many_and_no_good_json_are_not_read() -> None:
+    good = b'{"model":"m",' + members(MAX_MEMBERS)
+    for rest in (
+        b'"x":NaN}',
+        b'"x":1',
+        b'"x":[}',
+        b'"\\u006dodel":"n"}',
+        b'"model":["m"]}',
+        b'"model":"m",' * 20 + b'"x":1}',
+    ):
+        body = good + rest
+        field = ModelField()
+        field.feed(body)
+        assert not field.done
+        assert field.kept_bytes >= len(rest)
+        field.finish()
+        assert (field.model, field.unreadable, field.kept_bytes) == (b"m", True, 0), rest
+        assert read_whole(body).unreadable
+
+
+HEAVY = {
+    "text": b'"x":"' + b"hello " * 20_000 + b'"}',
+    "brackets": b'"x":[' + (b"[" * 20 + b"]" * 20 + b",") * 3000 + b"1]}",
+    "deep brackets": b'"x":[' + (b"[" * 1000 + b"]" * 1000 + b",") * 60 + b"1]}",
+    "brackets that do not match": b'"x":[' + b"[{]}," * 24_000 + b"1]}",
+    "one deep list": b'"x":' + b"[" * 60_000 + b"]" * 60_000 + b"}",
+    "strings": b'"x":[' + b'"",' * 40_000 + b'""]}',
+    "members": members(14_000) + b'"x":1}',
+    "members with lists": members(9_000, b"[[]]") + b'"x":1}',
+    "long members with lists": members(MAX_MEMBERS - 2, b"[" + b'{"a":[]},' * 100 + b"1]") + b'"x":1}',
+    "models": b'"model":"a",' * 10_000 + b'"x":1}',
+    "escapes": b'"x":"' + b'\\"' * 60_000 + b'"}',
+    "backslashes": b'"x":["' + b"\\\\" * 60_000 + b'"]}',
+    "blanks": b'"x":' + b" " * 120_000 + b"1}",
+    "numbers": b'"x":[' + b"1," * 60_000 + b"1]}",
+}
+
+
+@pytest.mark.parametrize("rest", HEAVY.values(), ids=HEAVY)
+@pytest.mark.parametrize("size", [1, 100, SHORT_BYTES, 65536, 1 << 20])
+def test_the_work_is_bounded_whatever_a_body_holds(rest: bytes, size: int) -> None:
+    body = b'{"model":"a",' + rest
+    field = ModelField()
+    for begin in range(0, len(body), size):
+        field.feed(body[begin : begin + size])
+    field.finish()
+    assert field.model == b"a"
+    by_member = 16 * MAX_MEMBERS  # its signs, and the small blocks at the beginning of its value
+    by_piece = 4 * (MAX_SHORT + len(body) // SHORT_BYTES)
+    assert field.steps < by_member + by_piece
+
+
 def test_what_cannot_become_an_object_needs_no_more() -> None:
     for beginning in (b"[", b"--boundary", b"x", b'{"a"x', b"{}"):
         field = ModelField()
@@ -145,6 +228,7 @@ def documents(draw: st.DrawFn) -> bytes:
     """JSON in as many spellings as there are."""
     escape = draw(st.sampled_from([False, False, True]))
     blank = draw(st.sampled_from(["", " ", "\n\t "]))
+    mark = draw(st.sampled_from(["", "", "\ufeff"]))
     ascii_only = draw(st.booleans())
 
     def text(value: str) -> str:
@@ -162,7 +246,7 @@ def documents(draw: st.DrawFn) -> bytes:
         return text(value) if isinstance(value, str) else json.dumps(value)
 
     top = draw(TOPS | VALUES)
-    return f"{blank}{write(top)}{blank}".encode()
+    return f"{mark}{blank}{write(top)}{blank}".encode()
 
 
 @given(documents(), st.data())
