@@ -132,7 +132,7 @@ class WorkerPool:
                 while not connection.ready and not connection.ended:
                     await connection.settled.wait()
             plane.shared.count(Scalar.UPSTREAM_CONNECTIONS_TOTAL)
-            if not connection.ready:
+            if not connection.ready or (connection.ended and connection.why):  # it went in the turn in which it came
                 detail = connection.why or "closed as soon as it was made"
         except TimeoutError:
             result, detail = AttemptResult.CONNECT_TIMEOUT, f"no connection with its settings in {connect_s} s"
@@ -150,7 +150,7 @@ class WorkerPool:
             if connection is not None:
                 if self.closed:
                     connection.close()
-                elif self.queue and connection.streams:
+                if self.queue and (connection.streams or connection.going):
                     self.grow()
             return
         if connection is not None:

@@ -215,6 +215,7 @@ class WorkerConnection(Connection):
             except Exception as error:  # noqa: BLE001
                 call.crashed(error)
         if not self.streams and not self.ended:
+            self.why = "it goes away"
             self.end()
 
     def _closed(self, stream: Stream) -> None:

@@ -53,6 +53,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("bytes"), st.booleans(), st.binary(max_size=40)),
     st.tuples(st.just("full"), st.booleans(), st.booleans()),
     st.tuples(st.just("lost"), st.booleans()),
+    st.tuples(st.just("stuck and refused"), STREAMS, PATHS, BODIES),
     st.tuples(st.just("time"), st.sampled_from([0.3, 0.3, 3.0, 12.0])),
     st.tuples(st.just("timers")),
     st.tuples(st.just("drain")),
@@ -70,6 +71,14 @@ def act(bench: GrpcBench, action: tuple[object, ...]) -> None:
         case ("whole", int(stream), bytes(path), bytes(body)):
             data = frame(frames.DATA, 1, stream, body)
             caller.send(caller.head_bytes(stream, call_fields(path)) + data)
+        case ("stuck and refused", int(stream), bytes(path), bytes(body)):
+            caller.head(stream, call_fields(path))
+            calls = [one for connection in bench.grpc.connections for one in connection.streams.values() if one.call.up]
+            for up in [one.call.up for one in calls]:
+                up.connection.pause_writing()
+            caller.data(stream, body)
+            for up in [one.call.up for one in calls if one.call.up]:
+                up.connection.data_received(frames.reset_frame(up.id, frames.Code.REFUSED_STREAM))
         case ("timers",):
             bench.now += 0.3
             bench.loop.fire()
@@ -126,6 +135,7 @@ def test_nothing_that_is_said_breaks_anything(
     with grpc_bench(limits=limits, timeouts=timeouts, default=default, idempotent=idempotent) as bench:
         for action in actions:
             act(bench, action)
+            bench.check_windows()
             assert bench.buffered() <= 2 * 2 * (WINDOW + limits.replay_bytes) * (1 + bench.in_flight)
         bench.pass_time(1.0)
         for peer in [bench.caller, *bench.callers]:

@@ -20,12 +20,13 @@ from router.outcomes import AttemptResult, Outcome
 from router.policy import ModelPolicy, Policies, RetryPolicy
 from sidecar.grpc.call import Call
 from sidecar.grpc.downstream import CallerConnection
+from sidecar.grpc.phases import ENDING
 from sidecar.grpc.plane import GrpcPlane
 from sidecar.grpc.upstream import WorkerConnection
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.plane import Plane
 from sidecar.http2 import frames
-from sidecar.http2.frames import HEAD, PREFACE, frame, headers_frames, settings_frame
+from sidecar.http2.frames import HEAD, PREFACE, WINDOW, frame, headers_frames, settings_frame
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Page, create
 from tests.support.by_hand import HandLoop
@@ -306,6 +307,15 @@ class GrpcBench:
         """Return how many bytes wait in all streams."""
         ours: list[Any] = [*self.grpc.connections, *(peer.protocol for peer in self.loop.workers)]
         return sum(stream.waiting_bytes for connection in ours for stream in connection.streams.values())
+
+    def check_windows(self) -> None:
+        """Of each caller's window no byte is lost, and none is given back twice: it is open, owed, or waits here."""
+        for connection in self.grpc.connections:
+            for stream in connection.streams.values():
+                call: Call = stream.call
+                if call.phase < ENDING:
+                    waits = 0 if call.up is None else call.up.waiting_bytes - call.up.prepaid
+                    assert stream.receive_window + stream.owed + call._unpaid + waits == WINDOW
 
     def check_rest(self) -> None:
         """Nothing is in hand any more, nothing crashed, and nothing was written to a closed transport."""

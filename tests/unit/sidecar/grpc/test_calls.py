@@ -365,9 +365,11 @@ def test_an_upload_goes_on_at_another_worker_with_the_whole_window(
                 lost.reset(1, Code.REFUSED_STREAM)
             if meanwhile:
                 push()
+            bench.check_windows()
             bench.loop.fire()
             assert bench.worker is not lost
             push()
+            bench.check_windows()
         worker = bench.worker
         (stream,) = worker.protocol.streams  # type: ignore[attr-defined]
         taken = b""

@@ -12,11 +12,11 @@ from sidecar.grpc.statuses import Status, encode_message, format_timeout, parse_
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http2 import frames
-from sidecar.http2.frames import MAX_STREAM, Code, frame, goaway_frame
+from sidecar.http2.frames import MAX_STREAM, Code, frame, goaway_frame, settings_frame
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.fake_transport import FakeTransport
-from tests.support.grpc_by_hand import GrpcBench, call_fields, grpc_bench, message
+from tests.support.grpc_by_hand import GrpcBench, Peer, call_fields, grpc_bench, message
 
 
 def ask(bench: GrpcBench, path: bytes, request: bytes = b"", stream: int = 1) -> tuple[bytes, int | None]:
@@ -298,6 +298,27 @@ def test_calls_that_wait_get_a_connection_as_one_goes(by_age: bool) -> None:
         assert bench.outcomes == {"ok": 1}
         first.head(1, [(b"grpc-status", b"0")], end=True)
         assert held.got(frames.HEADERS)[-1].end
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_worker_that_goes_as_it_comes_is_no_worker(lost: bool) -> None:
+    """It says its settings and GOAWAY, or closes, at once: who waits goes elsewhere."""
+
+    def greet(worker: Peer) -> None:
+        bench.loop.greet = None
+        worker.protocol.data_received(settings_frame({}))
+        if lost:
+            worker.protocol.connection_lost(None)
+        else:
+            worker.protocol.data_received(goaway_frame(0, Code.NO_ERROR))
+
+    with grpc_bench() as bench:
+        bench.loop.greet = greet
+        bench.caller.head(1, call_fields(), end=True)
+        bench.loop.fire()
+        assert len(bench.loop.workers) == 2
+        bench.answer(bench.worker)
+        assert (bench.results, bench.outcomes) == ({"connect_refused": 1, "success": 1}, {"ok": 1})
 
 
 def test_an_error_of_our_own_while_connecting_ends_the_calls_that_wait() -> None:
