@@ -25,8 +25,11 @@ streams' own windows bound what is kept in memory."""
 NOISE_BURST: Final = 1000
 NOISE_PER_S: Final = 1000
 RESET_NOISE: Final = 5
-"""Frames that carry nothing (PING, SETTINGS, PRIORITY, empty DATA and CONTINUATION, unknown ones) that a peer may send
-at once, and per second; a reset stream counts as five, so a fifth of that may be cancelled."""
+"""Frames that carry nothing (PING, each entry of SETTINGS, PRIORITY, empty DATA and CONTINUATION, unknown ones) that a
+peer may send at once, and per second; a reset stream counts as five, so a fifth of that may be cancelled."""
+UPDATE_BYTES: Final = 5
+UPDATES_SAVED: Final = 1 << 16
+"""A WINDOW_UPDATE is noise, too, unless it comes to so many bytes that were sent; what is kept of those for later."""
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 1 << 20
 """How long and how much input is thrown away behind a GOAWAY that ends a connection, so that it can be read."""
@@ -93,8 +96,11 @@ class Connection(asyncio.Protocol):
         "_prefaced",
         "_receive_window",
         "_stuck_at",
+        "_opened_all",
+        "_opened_some",
         "_recent",
         "_settled",
+        "_updates_left",
         "blocked",
         "ended",
         "full",
@@ -130,6 +136,9 @@ class Connection(asyncio.Protocol):
         self._noise = 0
         self._discarded = 0
         self._stuck_at = 0.0  # since when nothing is read, as the peer reads nothing
+        self._opened_all = False  # windows grew in this read: of all streams,
+        self._opened_some: dict[Stream, None] = {}  # or of these
+        self._updates_left = 0  # bytes that were sent and not yet answered by a WINDOW_UPDATE, less ``sent_bytes``
         self.blocked: dict[Stream, None] = {}
         self.ended = False  # nothing that comes is read any more
         self.full = False  # the transport takes no more
@@ -213,6 +222,8 @@ class Connection(asyncio.Protocol):
             if position >= 0:
                 position = self._read_frames(data, position)
                 self._buffer = data[position:]
+                if (self._opened_all or self._opened_some) and not self.ended:
+                    self._use_windows()
             else:
                 self._buffer = data
         except ProtocolError as error:
@@ -360,6 +371,16 @@ class Connection(asyncio.Protocol):
             del self.blocked[first]
             self.blocked[first] = None
 
+    def _use_windows(self) -> None:
+        """Send what the windows that grew in this read have room for: once, however many frames said so."""
+        some, self._opened_some = self._opened_some, {}
+        if self._opened_all:
+            self._opened_all = False
+            self._pump_all()
+        else:
+            for stream in some:
+                self._pump_and_credit(stream)
+
     def _pump_and_credit(self, stream: Stream) -> None:
         source = stream.source
         sent = self._pump(stream)
@@ -429,6 +450,7 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
         if self._noise:
             self._noise = max(0, self._noise - int(seconds * NOISE_PER_S))
+        self._updates_left = min(self._updates_left, UPDATES_SAVED - self.sent_bytes)
 
     def _hear_noise(self, by: int = 1) -> None:
         self._noise += by
@@ -639,14 +661,18 @@ class Connection(asyncio.Protocol):
         if len(payload) != 4:
             raise ProtocolError(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another length than 4")
         by = int.from_bytes(payload, "big") & MAX_WINDOW
+        if self._updates_left + self.sent_bytes >= UPDATE_BYTES:
+            self._updates_left -= UPDATE_BYTES
+        else:
+            self._hear_noise()
         if stream_id == 0:
             if by == 0:
                 raise ProtocolError(Code.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+            if self.send_window <= 0:  # else what waits, waits for other windows
+                self._opened_all = True
             self.send_window += by
             if self.send_window > MAX_WINDOW:
                 raise ProtocolError(Code.FLOW_CONTROL_ERROR, "the connection's window is too large")
-            if self.blocked:
-                self._pump_all()
             return
         stream = self.streams.get(stream_id)
         if stream is None:
@@ -660,12 +686,12 @@ class Connection(asyncio.Protocol):
         if stream.send_window > MAX_WINDOW:
             self._broken(stream, Code.FLOW_CONTROL_ERROR, "the stream's window is too large")
         elif stream.waiting is not None:
-            self._pump_and_credit(stream)
+            self._opened_some[stream] = None
 
     def _read_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise ProtocolError(Code.PROTOCOL_ERROR, "SETTINGS on a stream")
-        self._hear_noise()
+        self._hear_noise(max(1, len(payload) // 6))
         if flags & frames.ACK:
             if payload:
                 raise ProtocolError(Code.FRAME_SIZE_ERROR, "a SETTINGS acknowledgement with a payload")
@@ -674,14 +700,21 @@ class Connection(asyncio.Protocol):
             return
         if len(payload) % 6:
             raise ProtocolError(Code.FRAME_SIZE_ERROR, "SETTINGS of a length that is no multiple of 6")
+        window = self._peer_window
         for start in range(0, len(payload), 6):
             key = int.from_bytes(payload[start : start + 2], "big")
-            self._set(key, int.from_bytes(payload[start + 2 : start + 6], "big"))
+            value = int.from_bytes(payload[start + 2 : start + 6], "big")
+            if key == frames.INITIAL_WINDOW_SIZE:
+                if value > MAX_WINDOW:
+                    raise ProtocolError(Code.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE")
+                window = value
+            else:
+                self._set(key, value)
+        if window != self._peer_window:
+            self._resize_windows(window)
         self._settled = True
         self._write(frames.frame(frames.SETTINGS, frames.ACK, 0))
         self._settings()
-        if self.blocked:
-            self._pump_all()
 
     def _set(self, key: int, value: int) -> None:
         if key == frames.HEADER_TABLE_SIZE:
@@ -691,17 +724,17 @@ class Connection(asyncio.Protocol):
                 raise ProtocolError(Code.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH")
         elif key == frames.MAX_CONCURRENT_STREAMS:
             self.peer_streams = value
-        elif key == frames.INITIAL_WINDOW_SIZE:
-            if value > MAX_WINDOW:
-                raise ProtocolError(Code.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE")
-            by = value - self._peer_window
-            self._peer_window = value
-            for stream in list(self.streams.values()):
-                stream.send_window += by
-                if stream.send_window > MAX_WINDOW:
-                    raise ProtocolError(Code.FLOW_CONTROL_ERROR, "the stream's window is too large")
         elif key == frames.MAX_FRAME_SIZE and not FRAME_BYTES <= value < 1 << 24:
             raise ProtocolError(Code.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE")
+
+    def _resize_windows(self, size: int) -> None:
+        by = size - self._peer_window
+        self._peer_window = size
+        self._opened_all = self._opened_all or by > 0
+        for stream in self.streams.values():
+            stream.send_window += by
+            if stream.send_window > MAX_WINDOW:
+                raise ProtocolError(Code.FLOW_CONTROL_ERROR, "the stream's window is too large")
 
     def open_stream(self, call: object) -> Stream:
         """Open a stream (client)."""

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import struct
+from unittest import mock
 
 import pytest
 
 from sidecar.http2 import frames
-from sidecar.http2.connection import CONNECTION_WINDOW, MOST_UNSENT_BYTES, NOISE_BURST, RESET_NOISE, STUCK_S
+from sidecar.http2.connection import (
+    CONNECTION_WINDOW,
+    MOST_UNSENT_BYTES,
+    NOISE_BURST,
+    RESET_NOISE,
+    STUCK_S,
+    Connection,
+)
 from sidecar.http2.frames import PREFACE, WINDOW, Code, frame
+from sidecar.http2.stream import Stream
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.grpc_by_hand import GrpcBench, Peer, call_fields, grpc_bench, message
@@ -67,6 +76,11 @@ BROKEN: dict[str, tuple[bytes, Code]] = {
     "a frame too large": (struct.pack(">HBBBL", 64, 1, D, 0, 1), Code.FRAME_SIZE_ERROR),
     "pings without end": (frame(frames.PING, 0, 0, bytes(8)) * (NOISE_BURST + 1), Code.ENHANCE_YOUR_CALM),
     "settings without end": (setting(frames.ENABLE_PUSH, 0) * (NOISE_BURST + 1), Code.ENHANCE_YOUR_CALM),
+    "settings of many entries": (
+        frame(frames.SETTINGS, 0, 0, (b"\0\4\0\0\0\1" + b"\0\4\0\0\0\2") * 501),
+        Code.ENHANCE_YOUR_CALM,
+    ),
+    "windows that nobody needs": (frames.window_update(0, 1) * (NOISE_BURST + 100), Code.ENHANCE_YOUR_CALM),
     "unknown frames without end": (frame(0xFA, 0, 0, b"") * (NOISE_BURST + 1), Code.ENHANCE_YOUR_CALM),
     "priorities without end": (frame(frames.PRIORITY, 0, 1, bytes(5)) * (NOISE_BURST + 1), Code.ENHANCE_YOUR_CALM),
     "continuations without end": (
@@ -444,6 +458,47 @@ def test_a_byte_a_frame_costs_little(connected: bool) -> None:
         assert sum(map(len, waiting)) == 60_000
         assert len(waiting) < 100
         bench.caller.reset(1)
+
+
+def test_windows_that_grow_in_small_steps_are_used_once_for_a_read() -> None:
+    with grpc_bench() as bench:
+        bench.caller.send(setting(frames.INITIAL_WINDOW_SIZE, 0))
+        pumped = 0
+
+        def pump(self: Connection, stream: Stream) -> int:
+            nonlocal pumped
+            pumped += 1
+            return real(self, stream)
+
+        real = Connection._pump
+        for stream in range(1, 101, 2):
+            bench.answer(bench.call(stream), stream, b"z" * 995)
+        bench.caller.take()
+        with mock.patch.object(Connection, "_pump", pump):
+            bench.caller.send(frames.window_update(0, 1) * 500)
+            assert pumped == 0, "each waits for its own window"
+            bench.caller.send(b"".join(frames.window_update(stream, 1) for stream in (1, 3) * 200))
+            assert pumped == 2
+            sizes = [len(one.payload) for one in bench.caller.got(D)]
+            assert sizes == [200, 200]
+            pumped = 0
+            bench.caller.send(frame(frames.SETTINGS, 0, 0, b"".join(b"\0\4" + bytes((0, 0, 4, n)) for n in range(50))))
+            assert pumped == 50
+        assert sum(len(one.payload) for one in bench.caller.got(D)) == 50 * 1000 - 400
+        assert bench.outcomes == {"ok": 50}
+
+
+def test_windows_that_grow_as_bytes_are_taken_are_no_noise() -> None:
+    with grpc_bench() as bench:
+        worker = bench.call(1)
+        worker.head(1, [(b":status", b"200"), (b"content-type", b"application/grpc")])
+        for _ in range(3 * NOISE_BURST):
+            worker.data(1, message(b"t"))
+            bench.caller.send(frames.window_update(0, 6) + frames.window_update(1, 6))
+        worker.head(1, [(b"grpc-status", b"0")], end=True)
+        bench.pass_time(1.0)
+        assert bench.outcomes == {"ok": 1}
+        assert goaway(bench.caller) is None
 
 
 def test_interim_answers_are_passed_over_but_not_without_end() -> None:
