@@ -16,7 +16,7 @@ from sidecar.grpc.health import OWN
 from sidecar.grpc.health import answer as answer_for_server
 from sidecar.grpc.matching import MESSAGE_HEAD, NOTHING, named_by_message, named_by_metadata, named_fields
 from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, OVER, WAITING
-from sidecar.grpc.statuses import Status, encode_message, format_timeout, judge, status_of, status_of_http
+from sidecar.grpc.statuses import Status, encode_message, format_timeout, judge, judge_http, status_of, status_of_http
 from sidecar.http2.connection import keep
 from sidecar.http2.frames import FRAME_BYTES, Code
 from sidecar.http2.hpack import literal
@@ -69,6 +69,7 @@ class Call:
         "_deadline",
         "_first_s",
         "_heard",
+        "_http",
         "_left",
         "_limit",
         "_match",
@@ -125,6 +126,7 @@ class Call:
         self._whole = True  # all that was sent is in ``_seen``
         self._first_s = -1.0  # how long the worker took to begin, where the request went on meanwhile
         self._heard = 0  # how many bytes had come from the worker as the call was sent
+        self._http = 0  # the answer's HTTP status
         self._left = 0  # of the message that is coming,
         self._partial = b""  # whose head is not whole
         self._request_id = b""
@@ -303,6 +305,8 @@ class Call:
             if up.connection.send_data(up, data, end=end):
                 self.down.connection.credit(self.down, size)
             return
+        if phase == MATCHING and size and not self._seen_bytes:
+            self._quiet_since = self._plane.clock()
         keep(self._seen, data)
         self._seen_bytes += size
         self._unpaid += size
@@ -363,6 +367,7 @@ class Call:
                 self._drop_upstream(Code.PROTOCOL_ERROR)
                 self.attempt_failed(AttemptResult.PROTOCOL, "an interim answer that ends the stream")
             return
+        self._http = self._http or head.status
         if end:
             self._answer_ended(head)
             return
@@ -381,14 +386,18 @@ class Call:
             self._drop_upstream(Code.PROTOCOL_ERROR)
             self.attempt_failed(AttemptResult.PROTOCOL, "DATA before a head")
             return
+        if end and self._http != 200:  # no gRPC at all, so its end is the answer's
+            self._connection.send_data(self.down, data, end=True)
+            self._answer_ended(None)
+            return
         if data and self._connection.send_data(self.down, data, end=False):
             up.connection.credit(up, len(data))
         if end:
             self._drop_upstream(Code.NO_ERROR)
             self.attempt_failed(AttemptResult.CUT, "the answer ended without a status")
 
-    def _answer_ended(self, head: AnswerHead) -> None:
-        """The worker gave its status: count it, and pass it on."""
+    def _answer_ended(self, head: AnswerHead | None) -> None:
+        """The worker gave its status: count it, and pass it on. None: the answer was passed on, and was no gRPC."""
         shared = self._plane.shared
         attempt = self._attempt
         if attempt is None:
@@ -401,21 +410,23 @@ class Call:
         self._attempt = None
         if self._first_s >= 0:  # both sides spoke at once: how long they went on says nothing of the worker's speed
             attempt.started = now - self._first_s
-        first = self.phase == WAITING
-        if first:
-            connection.send_answer_end(down, head, self._request_id)
-        else:
-            connection.send_headers(down, head.forward, end=True)
-        status = head.grpc_status
-        if status < 0:
-            status = Status.UNKNOWN if head.status in (0, 200) else status_of_http(head.status)
+        status, pushback_s = -1, None
+        if head is not None:
+            status, pushback_s = head.grpc_status, head.pushback_s
+            if self.phase == WAITING:
+                connection.send_answer_end(down, head, self._request_id)
+            else:
+                connection.send_headers(down, head.forward, end=True)
         at_once = 0.0 <= attempt.started - self._started < AT_ONCE_S
         if status == 0 and at_once and not self._tries and down.waiting is None:
             shared.answered(attempt, self._target.row, now)
             self._over()
         else:
-            result, outcome = judge(status, pushed_back=head.pushback_s is not None)
-            shared.attempt_ended(attempt, result, now, head.pushback_s)
+            if status < 0 and self._http != 200:
+                result, outcome = judge_http(self._http)
+            else:
+                result, outcome = judge(status, pushed_back=pushback_s is not None)
+            shared.attempt_ended(attempt, result, now, pushback_s)
             self._end(outcome, now)
 
     def _end(self, outcome: Outcome, now: float) -> None:
@@ -653,13 +664,13 @@ class Call:
             self._suspect()
             self._drop_upstream(Code.CANCEL)
             self.attempt_failed(AttemptResult.TRY_TIMEOUT, times.try_text)
-        elif self.active:
-            self.active = False
-            self._quiet_since = now
-        elif phase == MATCHING:
+        elif phase == MATCHING:  # as a whole, however it dribbles
             idle_s = self._plane.shared.timeouts.client_body_idle_s
             if now - self._quiet_since >= idle_s:
                 self.fail(Outcome.CLIENT_TIMEOUT, f"no first message in {idle_s} s")
+        elif self.active:
+            self.active = False
+            self._quiet_since = now
         elif phase == WAITING and self.request_done and self._deadline == inf:
             if now - self._quiet_since >= times.response_head_s:
                 self._suspect()

@@ -93,6 +93,15 @@ def judge(status: int, *, pushed_back: bool) -> tuple[AttemptResult, Outcome]:
     return AttemptResult.CLIENT_ERROR, Outcome.UPSTREAM_4XX
 
 
+def judge_http(status: int) -> tuple[AttemptResult, Outcome]:
+    """Return the same of an answer that is no gRPC, by its HTTP status."""
+    if status == 429:
+        return AttemptResult.BUSY, Outcome.UPSTREAM_BUSY
+    if 400 <= status < 500:
+        return AttemptResult.CLIENT_ERROR, Outcome.UPSTREAM_4XX
+    return (AttemptResult.SERVER_ERROR if status >= 500 else AttemptResult.CALL_FAILED), Outcome.UPSTREAM_5XX
+
+
 _UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNSAFE: Final = re.compile(r"[^ -$&-~]")

@@ -469,6 +469,55 @@ def test_an_answer_that_breaks_the_protocol(end: bool) -> None:
         assert status(bench.caller, 3) == (14, "upstream_cut")
 
 
+@pytest.mark.parametrize("body", [True, False])
+@pytest.mark.parametrize(
+    ("http", "result", "outcome"),
+    [
+        (b"401", "client_error", "upstream_4xx"),
+        (b"404", "client_error", "upstream_4xx"),
+        (b"429", "busy", "upstream_busy"),
+        (b"503", "server_error", "upstream_5xx"),
+        (b"302", "call_failed", "upstream_5xx"),
+    ],
+)
+def test_an_answer_that_is_no_grpc_passes_as_it_is(http: bytes, result: str, outcome: str, body: bool) -> None:
+    with grpc_bench() as bench:
+        worker = bench.call(1)
+        worker.head(1, [(b":status", http), (b"content-type", b"text/plain")], end=not body)
+        if body:
+            worker.data(1, b"not ")
+            worker.data(1, b"here", end=True)
+        got = [one for one in bench.caller.take() if one.stream == 1 and one.kind in (frames.HEADERS, frames.DATA)]
+        assert got[0].value(b":status") == http
+        assert b"".join(one.payload for one in got[1:]) == (b"not here" if body else b"")
+        assert [one.end for one in got] == [*(False for _ in got[1:]), True]
+        assert (bench.results, bench.outcomes) == ({result: 1}, {outcome: 1})
+
+
+def test_an_answer_that_is_no_grpc_ends_when_its_caller_has_taken_it() -> None:
+    with grpc_bench() as bench:
+        bench.caller.send(frames.settings_frame({frames.INITIAL_WINDOW_SIZE: 4}))
+        worker = bench.call(1)
+        worker.head(1, [(b":status", b"503")])
+        worker.data(1, b"not here", end=True)
+        assert (bench.results, bench.outcomes) == ({"server_error": 1}, {})
+        bench.caller.send(frames.window_update(1, 4))
+        assert [(one.payload, one.end) for one in bench.caller.got(frames.DATA)] == [(b"not ", False), (b"here", True)]
+        assert bench.outcomes == {"upstream_5xx": 1}
+
+
+@pytest.mark.parametrize("late_s", [0.0, 2.0])
+def test_a_first_message_has_a_time_as_a_whole(late_s: float) -> None:
+    with grpc_bench(timeouts=Timeouts(client_body_idle_s=3.0)) as bench:
+        bench.caller.head(1, call_fields(INFER))
+        bench.pass_time(late_s)
+        for byte in message(infer(b"m"))[:6]:
+            assert bench.outcomes == {}
+            bench.caller.data(1, bytes((byte,)))
+            bench.pass_time(0.5)
+        assert status(bench.caller) == (4, "client_timeout")
+
+
 def test_an_answer_before_the_request_s_end() -> None:
     with grpc_bench() as bench:
         bench.caller.head(1, call_fields())
