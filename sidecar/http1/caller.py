@@ -210,6 +210,11 @@ class CallerConnection(asyncio.Protocol):
         return BODY <= self._phase < LINGERING
 
     @property
+    def kept_bytes(self) -> int:
+        """What is kept of a body that has yet to name its model."""
+        return 0 if self._look is None else len(self._look.kept)
+
+    @property
     def idle(self) -> bool:
         """True between two requests."""
         return self._phase == IDLE

@@ -13,6 +13,7 @@ from router.outcomes import Outcome
 from sidecar.http1.head import without_fields
 from sidecar.http1.hedging import HedgingConnection
 from sidecar.http1.model_field import MAX_MEMBERS, MAX_REST_BYTES, MAX_TIMES, ModelField, read_whole
+from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
     from sidecar.http1.targets import Target
@@ -24,18 +25,22 @@ _EXPECT: Final = re.compile(rb"\r\nexpect:", re.IGNORECASE)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+COUNT_BYTES: Final = 65536
+
+
 class Look:
     """How far a body that is still coming was looked at.
 
     ``kept`` is what is kept back of it. ``copy`` is where the data of a body in chunks comes without its framing.
     """
 
-    __slots__ = ("copy", "field", "kept", "waiting")
+    __slots__ = ("copy", "counted", "field", "kept", "waiting")
 
     def __init__(self, copy: list[bytes] | None) -> None:
         self.field = ModelField()
         self.copy = copy
         self.kept = bytearray()
+        self.counted = COUNT_BYTES  # how much is kept before all that is kept in this process is counted again
         self.waiting = True  # for the model
 
     def feed(self, out: bytes) -> None:
@@ -67,6 +72,7 @@ class NamingConnection(HedgingConnection):
             if scanner is not None:
                 scanner.copy = []
             self._look = look = Look(None if scanner is None else scanner.copy)
+            self._resume_reading()  # what was pipelined before may have stopped it
             seen, self._seen = self._seen, b""
             if seen:
                 self._look_on(look, seen)
@@ -105,11 +111,26 @@ class NamingConnection(HedgingConnection):
                     f'no "model" in the first {self._plane.limits.model_prefix_bytes} bytes '
                     "(limits.model_prefix_bytes): put it first, or name the model in the listener's model header",
                 )
+            elif len(look.kept) > look.counted:
+                look.counted = len(look.kept) + COUNT_BYTES
+                self._look_at_all_kept()
             return True
         if field.conflict or field.unreadable:
             self._refuse_body(field)
             return True
         return False
+
+    def _look_at_all_kept(self) -> None:
+        """Refuse the request where bodies that have yet to name their model take too much of this process's memory."""
+        plane = self._plane
+        most = plane.limits.model_prefixes_bytes
+        kept = sum(connection.kept_bytes for connection in plane.connections)
+        if plane.tight or kept > most:
+            plane.count(Scalar.OVERLOAD_REFUSED_TOTAL)
+            self._fail_request(
+                Outcome.OVERLOADED,
+                f"{kept} bytes are kept of bodies that name no model yet (limits.model_prefixes_bytes, {most})",
+            )
 
     def _named(self, target: Target, field: ModelField, now: float) -> None:
         """The body has said what it says of its model: send it there. It is not looked at again."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from sidecar.http1.caller import CLOSE_STALL_S, LINGER_BYTES, LINGER_S
+from sidecar.http1.downstream import DownstreamConnection
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.connection import UpstreamConnection
 from tests.support.by_hand import Bench, bench
@@ -110,6 +112,46 @@ def test_a_body_that_is_looked_at_is_read_in_turns_with_others(
     by_hand.loop.run()
     by_hand.busy[0].data_received(answer(b""))
     assert (reads(by_hand), down.idle) == (True, True)
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_bodies_that_name_no_model_yet_share_a_bound(by_hand: Bench, tight: bool) -> None:
+    down, plane = by_hand.connection, by_hand.plane
+    other = DownstreamConnection(plane)
+    transport = FakeTransport()
+    other.connection_made(transport)
+    plane.limits = msgspec.structs.replace(plane.limits, model_prefixes_bytes=1 << 20)
+    plane.body_bytes = down.gate = other.gate = 1 << 30
+    plane.tight = tight
+    head = request(b"POST /v1/x HTTP/1.1", b"Content-Type: application/json", b"Content-Length: 10000000")
+    for connection in (down, other):
+        connection.data_received(head + b'{"x":"')
+        connection.data_received(b"x" * 60_000)
+    assert by_hand.transport.written == transport.written == b""
+    pieces = 0
+    while not by_hand.transport.written:
+        down.data_received(b"x" * 50_000)
+        by_hand.loop.run()
+        pieces += 1
+    assert by_hand.transport.written.startswith(b"HTTP/1.1 503 ")
+    assert b"warmroute-outcome: overloaded" in by_hand.transport.written
+    assert pieces == 1 if tight else 15 < pieces < 22
+    assert plane.connections >= {other}
+    assert transport.written == b""
+    other.connection_lost(None)
+
+
+def test_a_body_behind_a_pipelined_one_is_read_on_until_it_names_its_model(by_hand: Bench) -> None:
+    down, plane = by_hand.connection, by_hand.plane
+    plane.body_bytes = down.gate = 1 << 30
+    fields = (b"Content-Type: application/json", b"Content-Length: 100000")
+    first = post(b'{"model":"m"}', b"Content-Type: application/json", target=b"/v1/x")
+    down.data_received(first)
+    down.data_received(request(b"POST /v1/x HTTP/1.1", *fields) + b'{"x":"' + b"x" * 50_000)
+    assert not reads(by_hand)  # over limits.pipelined
+    by_hand.busy[0].data_received(answer(b"first"))
+    by_hand.loop.run()
+    assert reads(by_hand)
 
 
 def test_a_refusal_of_head_has_no_body(by_hand: Bench) -> None:
