@@ -68,6 +68,7 @@ class CallerConnection(asyncio.Protocol):
         "_body_at",
         "_body_from",
         "_buffer",
+        "_calm",
         "_close_after",
         "_discarded",
         "_ended",
@@ -136,6 +137,7 @@ class CallerConnection(asyncio.Protocol):
         self._look: Look | None = None  # at a body that is to name its model
         self._timer: asyncio.TimerHandle | None = None
         self._watch: Watch | None = None  # of the request in hand, where it has limits of its own
+        self._calm: Watch | None = None  # one that may be used again
         self._left = 0
         self._started = 0.0
         self._tries = 0

@@ -31,7 +31,19 @@ class EndingConnection(TunnelConnection):
     def _start_watch(self, now: float) -> None:
         """The request has limits of its own: from its model, or from its caller."""
         plane = self._plane
-        self._watch = watch = Watch(self._target.times, self._head.timeout_ms, self._started)
+        target = self._target
+        times = target.times
+        if self._head.timeout_ms < 0 and not target.hedges:
+            calm = self._calm
+            if calm is None or calm.times is not times:
+                self._calm = calm = Watch(times, -1, self._started, calm=True)
+            else:
+                calm.ends_at = self._started + times.total_s
+            self._watch = calm
+            if calm.ends_at < self.deadline:
+                self.deadline = calm.ends_at
+            return
+        self._watch = watch = Watch(times, self._head.timeout_ms, self._started)
         if watch.told:
             watch.timer = plane.loop.call_later(watch.ends_at - now, self._time_over)
         if self.request_done:

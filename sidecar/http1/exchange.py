@@ -68,10 +68,10 @@ class ExchangeConnection(EndingConnection):
         """Send the request on a pooled connection, or have one made; False where no more may be made."""
         plane = self._plane
         seen = self._seen
-        if self._watch is None:
-            head = self._sent_head
-        else:
-            head = self._timed(self._sent_head, now)
+        head = self._sent_head
+        watch = self._watch
+        if watch is not None and (watch.told or watch.try_s < inf):
+            head = self._timed(head, now)
             self._clip()
         self._upstream = connection = upstream.send(self, head + seen, now)
         if connection is None:
@@ -185,7 +185,7 @@ class ExchangeConnection(EndingConnection):
             attempt is None
             or self._close_after
             or self._tries
-            or self._watch is not None
+            or (self._watch is not None and not self._watch.calm)
             or self.old_client
             or head.status >= 400
             or plane.draining
@@ -202,6 +202,7 @@ class ExchangeConnection(EndingConnection):
         self.transport.write(out + _VIA_END + body)
         plane.answered(attempt, self._target.row, now)
         self._attempt = None
+        self._watch = None
         if self._buffer or self._write_paused or self._read_paused:
             self._next(now)
             return

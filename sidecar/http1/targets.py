@@ -37,14 +37,15 @@ class Target:
     that warmroute answers itself, with ``body``. ``why`` and ``code`` say why there is no route.
     """
 
-    __slots__ = ("body", "code", "otherwise", "own", "route", "row", "surface", "times", "watched", "why")
+    __slots__ = ("body", "code", "hedges", "otherwise", "own", "route", "row", "surface", "times", "watched", "why")
 
     def __init__(self, surface: Surface, route: Route | None, row: int, why: str, times: Times) -> None:
         self.surface = surface
         self.route = route
         self.row = row
         self.times = times
-        self.watched = times.bounded or (route is not None and route.hedging is not None)  # each request has a watch
+        self.hedges = route is not None and route.hedging is not None
+        self.watched = times.bounded or self.hedges  # each request has a watch
         self.why = why
         self.code = ""
         self.own = b""

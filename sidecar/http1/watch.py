@@ -55,24 +55,29 @@ class Watch:
 
     ``ends_at`` is monotonic seconds, ``limit`` says in words what is over then. ``told``: the caller gave a time of its
     own, so workers are told what is left of it, and a timer keeps it to the millisecond; other limits are looked at by
-    the sweep. ``asked_at`` is when the request was whole, on routes that hedge; ``hedge`` the second try while it runs
+    the sweep. ``calm``: that is all there is to it, so it needs no end and serves the connection's next request too.
+    ``asked_at`` is when the request was whole, on routes that hedge; ``hedge`` the second try while it runs
     beside the first.
     """
 
     __slots__ = (
         "asked_at",
+        "calm",
         "ends_at",
         "hedge",
         "hedge_timer",
         "hedged",
         "limit",
         "timer",
+        "times",
         "told",
         "try_s",
         "try_text",
     )
 
-    def __init__(self, times: Times, timeout_ms: int, now: float) -> None:
+    def __init__(self, times: Times, timeout_ms: int, now: float, *, calm: bool = False) -> None:
+        self.times = times
+        self.calm = calm
         self.ends_at = now + times.total_s
         self.limit = times.total_text
         self.try_s = times.try_s
