@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
         self._stuck_at = 0.0  # since when nothing is read, as the peer reads nothing
         self._opened_all = False  # windows grew in this read: of all streams,
         self._opened_some: dict[Stream, None] = {}  # or of these
-        self._updates_left = 0  # bytes that were sent and not yet answered by a WINDOW_UPDATE, less ``sent_bytes``
+        self._updates_left = 0  # bytes that were sent, and that no WINDOW_UPDATE has come for
         self.blocked: dict[Stream, None] = {}
         self.ended = False  # nothing that comes is read any more
         self.full = False  # the transport takes no more
@@ -259,7 +259,9 @@ class Connection(asyncio.Protocol):
                 transport.write(data)
             except RuntimeError:  # uvloop: closed already, without a word to the protocol where it was made too late
                 return
-            self.sent_bytes += len(data)
+            size = len(data)
+            self.sent_bytes += size
+            self._updates_left += size
             if self.full and not self._stuck_at and transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
                 self._stuck_at = self._flusher.clock()
                 transport.pause_reading()
@@ -450,7 +452,7 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
         if self._noise:
             self._noise = max(0, self._noise - int(seconds * NOISE_PER_S))
-        self._updates_left = min(self._updates_left, UPDATES_SAVED - self.sent_bytes)
+        self._updates_left = min(self._updates_left, UPDATES_SAVED)
 
     def _hear_noise(self, by: int = 1) -> None:
         self._noise += by
@@ -661,7 +663,7 @@ class Connection(asyncio.Protocol):
         if len(payload) != 4:
             raise ProtocolError(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another length than 4")
         by = int.from_bytes(payload, "big") & MAX_WINDOW
-        if self._updates_left + self.sent_bytes >= UPDATE_BYTES:
+        if self._updates_left >= UPDATE_BYTES:
             self._updates_left -= UPDATE_BYTES
         else:
             self._hear_noise()
