@@ -20,7 +20,8 @@ from sidecar.admin.app import serve
 from sidecar.admin.context import Context
 from sidecar.boot import ControlPlan
 from sidecar.channel import Channel
-from sidecar.discovery.static import StaticSource, static_endpoints
+from sidecar.discovery.planned import static_endpoints
+from sidecar.discovery.static import StaticSource
 from sidecar.settings import model_policies, router_policies
 from sidecar.state.keeper import SPEAKS_S, Keeper
 from sidecar.state.memory import Memory

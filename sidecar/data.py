@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -26,6 +27,7 @@ from router.model import (
     EndpointReturned,
     EndpointSeen,
     EndpointsHeard,
+    GoneReason,
     PeerObserved,
     SnapshotBegan,
     SnapshotEnded,
@@ -35,6 +37,8 @@ from router.model import (
 )
 from sidecar.boot import DataPlan
 from sidecar.channel import Channel, ChannelError, FaultsChanged, Hello, Listening, Ping, guard_messages
+from sidecar.discovery.members import Members
+from sidecar.discovery.planned import static_endpoints
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.plane import SWEEP_S, Plane
@@ -47,9 +51,10 @@ from sidecar.tls.material import HTTP1, HTTP2
 from sidecar.tls.process import ProcessTls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Set
 
     from router.model import Event
+    from router.policy import ModelPolicy
     from sidecar.boot import PlanFile
     from sidecar.grpc.plane import GrpcPlane
     from sidecar.settings import ModelTimeouts, Settings
@@ -61,13 +66,16 @@ FIRST_SNAPSHOT_S = 5.0
 """Longest wait for a snapshot before connections are accepted all the same."""
 MAX_QUEUED = 65536
 """Most connections taken from an accept queue while closing (the largest backlog there is)."""
+SETTLE_S = 2.0
+"""Longest time that what leaves the configuration is kept for newcomers to be found warm, while somebody probes."""
 CONTROL_SILENT_S = 2.0
 """No ping for this long: the control process is gone or stuck."""
+CONTROL_SPEAKS_S = 1.0
+"""No ping for this long: nobody may be probing, and nothing is taken out that probes would have to replace."""
 
 _ROUTER_EVENTS = (
     EndpointSeen,
     EndpointsHeard,
-    EndpointGone,
     EndpointHeld,
     EndpointEjected,
     EndpointReturned,
@@ -94,7 +102,11 @@ class DataProcess:
         rng = random.Random(secrets.randbits(64))  # noqa: S311  routing, not secrets
         now = self._clock()
         self._page.begin(os.getpid(), now)
-        self._cluster = Cluster(router_policies(settings), model_policies(settings), now, rng=rng.random)
+        self._models = model_policies(settings)
+        self._model_timeouts = _model_timeouts(settings)
+        self._members = Members(static_endpoints(settings))
+        self._settled_by = now
+        self._cluster = Cluster(router_policies(settings), self._models, now, rng=rng.random)
         self._plane = Plane(
             cluster=self._cluster,
             page=self._page,
@@ -104,7 +116,7 @@ class DataProcess:
             limits=settings.limits,
             timeouts=settings.timeouts,
             share=self._share,
-            model_timeouts=_model_timeouts(settings),
+            model_timeouts=self._model_timeouts,
         )
         self._plane.drained = self._finish
         processes = max(listener.processes for listener in settings.listeners)
@@ -267,12 +279,24 @@ class DataProcess:
 
     def _take(self, message: object) -> None:
         now = self._clock()
-        if isinstance(message, _ROUTER_EVENTS):
+        if isinstance(message, EndpointSeen) and message.record.static:
+            record = self._members.seen(message.record)
+            if record is not None:
+                self._share(self._cluster.apply(EndpointSeen(record, message.at), now))
+        elif isinstance(message, EndpointGone):
+            held = self._cluster.endpoints.get(message.id)
+            if held is None or not held.record.static or self._members.gone(message.id):
+                self._share(self._cluster.apply(message, now))
+        elif isinstance(message, _ROUTER_EVENTS):
             self._share(self._cluster.apply(message, now))
         elif isinstance(message, Ping):
+            if now - self._pinged > CONTROL_SPEAKS_S:  # nobody probed meanwhile
+                self._settled_by = now + SETTLE_S
             self._pinged = now
             if message.epoch != self._control_epoch:  # a new control process, which knows nothing of us
                 self._control_epoch = message.epoch
+                self._members.forget_said()
+                self._settled_by = now + SETTLE_S
                 self._say_listening()
                 self._say_guards()
             if self._control_lost:
@@ -284,6 +308,7 @@ class DataProcess:
             self._mode = message.mode
             self._set_mode(message.mode, now)
         elif isinstance(message, SnapshotEnded):
+            self._place_members(now, whole=True)  # they are there whatever was read when it was made
             self._share(self._cluster.apply(message, now))
             self._snapshot = True
             self._go.set()
@@ -310,20 +335,63 @@ class DataProcess:
         before, self._plan = self._plan, plan
         if plan.sequence == before.sequence:
             return
-        settings = plan.settings
-        self._cluster.configure(router_policies(settings), model_policies(settings), now)
-        self._plane.configure(settings.limits, settings.timeouts, _model_timeouts(settings))
-        self._guard.configure(settings.overload)
-        self._tls.configure(settings)
-        for held, rules in zip(plan.listeners, self._rules, strict=False):
-            listener = settings.listeners[held.listener]
+        members = self._members.records
+        self._members.configure(static_endpoints(plan.settings))
+        self._go_by_plan(members.keys(), now)
+        self._guard.configure(plan.settings.overload)
+        self._tls.configure(plan.settings)
+        self._plane.gauge(Scalar.CONFIG_NOW, plan.sequence)
+        self._log.info("config.in_force", revision=plan.revision)
+        if self._members.settling:
+            self._settled_by = now + SETTLE_S
+            self._log.info("config.settling", awaited=sorted(self._members.awaited))
+
+    def _go_by_plan(self, members: Set[str], now: float) -> None:
+        """Go by the settings as far as endpoints and models allow, in one step that no request falls into.
+
+        Models that nobody could be picked for yet do not become anybody's default, and those that they replace stay.
+        ``members`` are the ids that were there before.
+        """
+        settings, awaited = self._plan.settings, self._members.awaited
+        if self._snapshot:
+            self._place_members(now)
+            for id in members - self._members.records.keys():  # noqa: A001
+                held = self._cluster.endpoints.get(id)
+                if held is not None and held.record.static:
+                    self._cluster.apply(EndpointGone(id, GoneReason.REMOVED, now), now)
+        models, timeouts = model_policies(settings), _model_timeouts(settings)
+        if self._members.settling:
+            models = _with_leaving(models, self._models, awaited)
+            timeouts = self._model_timeouts | timeouts
+        self._models, self._model_timeouts = models, timeouts
+        self._cluster.configure(router_policies(settings), models, now)
+        self._plane.configure(settings.limits, settings.timeouts, timeouts)
+        for held_fd, rules in zip(self._plan.listeners, self._rules, strict=False):
+            listener = settings.listeners[held_fd.listener]
             rules.configure(
-                listener.default_model,
+                rules.default_model if listener.default_model in awaited else listener.default_model,
                 trusted_networks=listener.trusted_networks,
                 model_header=listener.model_header,
             )
-        self._plane.gauge(Scalar.CONFIG_NOW, plan.sequence)
-        self._log.info("config.in_force", revision=plan.revision)
+        self._bury()
+
+    def _place_members(self, now: float, *, whole: bool = False) -> None:
+        """Have the endpoints of the configuration in the cluster; ``whole``: name those too that are there."""
+        for id, record in self._members.records.items():  # noqa: A001
+            held = self._cluster.endpoints.get(id)
+            if held is None or (held.record.static and (whole or held.record != record)):
+                self._share(self._cluster.apply(EndpointSeen(record, now), now))
+
+    def _settle(self, now: float) -> None:
+        """Let go what was kept once it can be done without, or was long enough while somebody probes."""
+        cold = self._members.awaited
+        if cold and (now < self._settled_by or now - self._pinged > CONTROL_SPEAKS_S):
+            return
+        members = self._members.records
+        self._members.settle()
+        self._go_by_plan(members.keys(), now)
+        say = self._log.warning if cold else self._log.info
+        say("config.settled", not_warm=sorted(cold))
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -333,6 +401,8 @@ class DataProcess:
         self._guard.ticked(max(0.0, now - self._tick_due), now)
         self._tick_due = now + TICK_S
         self._look_at_plan(now)
+        if self._members.settling:
+            self._settle(now)
         self._share(self._cluster.apply(Tick(), now))
         self._plane.hangups.look()
         if now >= self._sweep_due:
@@ -421,6 +491,18 @@ class DataProcess:
         """Everything has ended, or was cut; whoever is still in a handshake was accepted too."""
         if not self._accepting and not self._tls.handshakes and not self._ended.done():
             self._ended.set_result(None)
+
+
+def _with_leaving(
+    models: tuple[ModelPolicy, ...], before: tuple[ModelPolicy, ...], awaited: frozenset[str]
+) -> tuple[ModelPolicy, ...]:
+    """Return ``models`` and those of ``before`` that leave; the default one stays where the new one is ``awaited``."""
+    default = next((model.name for model in models if model.default), None)
+    if default in awaited:
+        default = next((model.name for model in before if model.default), default)
+    names = {model.name for model in models}
+    together = (*models, *(model for model in before if model.name not in names))
+    return tuple(replace(model, default=model.name == default) for model in together)
 
 
 def _model_timeouts(settings: Settings) -> dict[str, ModelTimeouts]:

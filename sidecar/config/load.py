@@ -110,12 +110,19 @@ def _at(settings: Settings, path: Path) -> object:
 
 def _read(name: str) -> bytes:
     try:
-        with FilePath(name).open("rb") as file:
-            return file.read(MAX_BYTES + 1)
+        with open(name, "rb", opener=_at_once) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file.read(MAX_BYTES + 1)
+            reason = "is not a regular file"
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        remedy = "name a configuration file that exists and can be read"
-        raise SettingsError([Problem(Where(name), "", reason, remedy)]) from None
+    remedy = "name a configuration file that exists and can be read"
+    raise SettingsError([Problem(Where(name), "", reason, remedy)])
+
+
+def _at_once(name: str, flags: int) -> int:
+    """Open without waiting, as for a FIFO's other end, which may never come."""
+    return os.open(name, flags | os.O_NONBLOCK)
 
 
 def _files(settings: Settings) -> Iterator[Finding]:

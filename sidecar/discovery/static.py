@@ -3,76 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from router.model import EndpointGone, EndpointRecord, EndpointSeen, GoneReason, Replica, State
-from router.urls import protocol_of
+from router.model import EndpointGone, EndpointSeen, GoneReason, State
+from sidecar.discovery.planned import first_record, next_record
 from sidecar.telemetry.logs import get_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sidecar.discovery.planned import StaticEndpoint
     from sidecar.discovery.source import Emit
-    from sidecar.settings import Probe, Settings
+    from sidecar.settings import Probe
     from sidecar.upstreams.adapters import SignalAdapter
     from sidecar.upstreams.probes import Ask
 
-NOT_PROBED_YET = "not probed yet"
 FIRST_PROBES_S = 2.0
 """Longest time that the first answers of probes are waited for before what is known goes out all the same."""
 
 _log = get_log("probe")
-
-
-@dataclass(frozen=True, slots=True)
-class StaticReplica:
-    """One model on one static endpoint, and how its readiness is found out (None: it counts as warm)."""
-
-    model: str
-    version: str
-    probe: Probe | None
-
-
-@dataclass(frozen=True, slots=True)
-class StaticEndpoint:
-    """One endpoint of the configuration, merged from every place that names its URL."""
-
-    id: str
-    address: str
-    replicas: tuple[StaticReplica, ...]
-
-
-def static_endpoints(settings: Settings) -> tuple[StaticEndpoint, ...]:
-    """Return the endpoints that ``settings`` names, each URL once.
-
-    The id is the endpoint's ``name``, else the URL's HOST:PORT; all of ``unix:/PATH``, or of a URL whose HOST:PORT is
-    another's already. A model may be named at the endpoint and the endpoint at the model: where both do, the endpoint's
-    own probe counts.
-    """
-    names: dict[str, str] = {}
-    replicas: dict[str, dict[tuple[str, str], StaticReplica]] = {}
-    for endpoint in settings.endpoints:
-        url = _normal(endpoint.url)
-        names[url] = endpoint.name or names.get(url, "")
-        held = replicas.setdefault(url, {})
-        for entry in endpoint.models:
-            model, _, version = entry.partition("@")
-            held[model, version] = StaticReplica(model, version, endpoint.probe)
-    for model_settings in settings.models:
-        for raw in model_settings.endpoints:
-            key = (model_settings.name, "")
-            replica = StaticReplica(model_settings.name, "", model_settings.probe)
-            replicas.setdefault(_normal(raw), {}).setdefault(key, replica)
-    ids: dict[str, str] = {}
-    for url in replicas:
-        place = names.get(url) or url.partition("://")[2] or url
-        ids[url if place in ids else place] = url
-    return tuple(StaticEndpoint(id, url, tuple(replicas[url].values())) for id, url in ids.items())  # noqa: A001
-
-
-def _normal(url: str) -> str:
-    return url.rstrip("/")
 
 
 class StaticSource:
@@ -92,7 +42,7 @@ class StaticSource:
         self._adapter = adapter
         self._clock = clock
         self._endpoints = {endpoint.id: endpoint for endpoint in endpoints}
-        self._records = {endpoint.id: _first_record(endpoint) for endpoint in endpoints}
+        self._records = {endpoint.id: first_record(endpoint) for endpoint in endpoints}
         self._followed: dict[tuple[str, str, Probe], asyncio.Task[None]] = {}  # by id, address and probe
         self._unanswered: set[tuple[str, str, Probe]] = set()
         self._emit: Emit | None = None
@@ -122,11 +72,14 @@ class StaticSource:
             self._tasks.create_task(asyncio.Event().wait(), name="static-forever")
 
     def configure(self, endpoints: tuple[StaticEndpoint, ...]) -> None:
-        """Go by another configuration: say what is new, changed and gone. What probes found stays where they do."""
+        """Go by another configuration: say what is new, then what is gone. What probes found stays.
+
+        Data processes take out nothing before what replaces it has answered (``sidecar.discovery.members``).
+        """
         before, records = self._endpoints, self._records
         self._endpoints = {endpoint.id: endpoint for endpoint in endpoints}
         self._records = {
-            id: _next_record(endpoint, before.get(id), records.get(id))
+            id: next_record(endpoint, before.get(id), records.get(id))
             for id, endpoint in self._endpoints.items()  # noqa: A001
         }
         for id in before.keys() - self._endpoints.keys():  # noqa: A001
@@ -134,11 +87,11 @@ class StaticSource:
         if self._emit is None:
             return
         now = self._clock()
-        for id in before.keys() - self._endpoints.keys():  # noqa: A001
-            self._emit(EndpointGone(id, GoneReason.REMOVED, now))
         for id, record in self._records.items():  # noqa: A001
             if record != records.get(id):
                 self._emit(EndpointSeen(record, now))
+        for id in before.keys() - self._endpoints.keys():  # noqa: A001
+            self._emit(EndpointGone(id, GoneReason.REMOVED, now))
         self._follow_all()
 
     def _follow_all(self) -> None:
@@ -177,38 +130,3 @@ class StaticSource:
                 say = _log.info if signal.state is State.WARM else _log.warning
                 say("probe.changed", id=id, path=probe.path, state=signal.state, reason=signal.reason)
             await asyncio.sleep(probe.interval_s)
-
-
-def _first_record(endpoint: StaticEndpoint) -> EndpointRecord:
-    return EndpointRecord(
-        id=endpoint.id,
-        address=endpoint.address,
-        protocol=protocol_of(endpoint.address),
-        static=True,
-        replicas=tuple(
-            Replica(planned.model, planned.version)
-            if planned.probe is None
-            else Replica(planned.model, planned.version, state=State.COLD, reason=NOT_PROBED_YET)
-            for planned in endpoint.replicas
-        ),
-    )
-
-
-def _next_record(
-    endpoint: StaticEndpoint, before: StaticEndpoint | None, record: EndpointRecord | None
-) -> EndpointRecord:
-    """Return the record of an endpoint under a new configuration.
-
-    What was found there before holds until a probe says something else, also where that is another probe.
-    """
-    first = _first_record(endpoint)
-    if before is None or record is None or before.address != endpoint.address:
-        return first
-    known = {(replica.model, replica.version): replica for replica in record.replicas}
-    return replace(
-        first,
-        replicas=tuple(
-            new if planned.probe is None else known.get((planned.model, planned.version), new)
-            for planned, new in zip(endpoint.replicas, first.replicas, strict=True)
-        ),
-    )

@@ -98,6 +98,77 @@ def test_an_endpoint_that_comes_or_goes_does_so_within_the_time(tmp_path: Path, 
         assert sidecar.stop() == 0
 
 
+def one_model(name: str, *endpoints: str, probe_s: float | None = None) -> dict[str, Any]:
+    """Return settings with one model, the default one. ``probe_s``: how long its endpoints take to answer a probe."""
+    probe = {} if probe_s is None else {"probe": {"path": f"/ready?seconds={probe_s}", "interval_s": 0.5}}
+    return {"models": [{"name": name, "default": True, "endpoints": list(endpoints), **probe}]}
+
+
+CHANGES = {  # from the one to the other and back: model, which origin, how long a probe takes
+    "the only endpoint is another": (("d", 0, None), ("d", 1, None)),
+    "the default model has another name": (("d", 0, None), ("e", 0, None)),
+    "and another endpoint": (("d", 0, None), ("e", 1, None)),
+    "another endpoint that is probed": (("d", 0, 0.0), ("d", 1, 0.0)),
+    "another name, where it is probed": (("d", 0, 0.8), ("e", 0, 0.8)),
+    "another name and endpoint that is slow to answer": (("d", 0, 0.8), ("e", 1, 0.8)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_has_endpoints_before_and_after_has_some_at_every_moment(
+    tmp_path: Path, origins: tuple[str, str], change: str
+) -> None:
+    steps = [one_model(name, origins[place], probe_s=probe_s) for name, place, probe_s in CHANGES[change]]
+    with (
+        running(tmp_path, settings=steps[0]) as sidecar,
+        Load(sidecar.listen, [echo()], clients=8, rate_per_s=500) as load,
+    ):
+        until(lambda: len(load.answers) > 50, "the load runs")
+        for turn in range(1, 5):
+            model, place, _ = CHANGES[change][turn % 2]
+            write_config(tmp_path, steps[turn % 2])
+            sidecar.process.send(signal.SIGHUP)
+            sidecar.process.await_event("config.in_force", count=3 * turn)
+            until(lambda turn=turn: settled(sidecar), "nothing of before is left", within_s=4)  # type: ignore[misc]
+            assert sidecar.open_to(model) == {origins[place][7:]}
+        load.stop()
+        assert load.failed() == [], load.summary()
+        assert not any(event["not_warm"] for event in sidecar.process.events("config.settled"))
+        assert sidecar.stop() == 0
+
+
+@pytest.mark.parametrize("probe_s", [None, 0.3])
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_change_while_nobody_controls_loses_nothing(
+    tmp_path: Path, origins: tuple[str, str], kill: signal.Signals, probe_s: float | None
+) -> None:
+    with (
+        running(tmp_path, settings=one_model("d", origins[0], probe_s=probe_s)) as sidecar,
+        Load(sidecar.listen, [echo()], clients=8, rate_per_s=300) as load,
+    ):
+        until(lambda: len(load.answers) > 50, "the load runs")
+        control = sidecar.process.child("control")
+        os.kill(control, kill)
+        write_config(tmp_path, one_model("e", origins[1], probe_s=probe_s))
+        sidecar.process.send(signal.SIGHUP)
+        sidecar.process.await_event("config.in_force", count=PROCESSES)
+        if kill is signal.SIGSTOP:
+            time.sleep(3.0)  # longer than it would be waited for
+            os.kill(control, signal.SIGCONT)
+        changed_at = time.monotonic()
+        until(lambda: load.answers[-1].worker == origins[1][7:], "they go to the other", within_s=8)
+        until(lambda: settled(sidecar), "nothing of before is left", within_s=4)
+        assert time.monotonic() - changed_at < 8
+        load.stop()
+        assert load.failed() == [], load.summary()
+        assert sidecar.stop() == 0
+
+
+def settled(sidecar: Sidecar) -> bool:
+    """Whether each data process let go what it kept for a change to be without a gap."""
+    return len(sidecar.process.events("config.settled")) == len(sidecar.process.events("config.settling"))
+
+
 def test_a_bad_file_is_named_and_waited_for(tmp_path: Path, origins: tuple[str, str]) -> None:
     with running(tmp_path, settings=settings(origins[0])) as sidecar:
         revision = sidecar.json("/config/status")["revision"]
@@ -115,6 +186,11 @@ def test_a_bad_file_is_named_and_waited_for(tmp_path: Path, origins: tuple[str, 
         sidecar.process.send(signal.SIGUSR2)  # a successor does not come far with it
         assert sidecar.process.await_event("upgrade.failed")["code"] == 2
         assert sidecar.ready()
+        path.unlink()
+        os.mkfifo(path)  # reading it would wait for a writer
+        sidecar.process.await_event("config.problem", count=2)
+        assert sidecar.process.events("config.problem")[-1]["problem"].startswith(f"{path}: is not a regular file: ")
+        path.unlink()
         write_config(tmp_path, settings(origins[0]))
         until(lambda: sidecar.json("/config/status")["bad_since"] is None, "and is over", within_s=2)
         assert sidecar.metric("warmroute_config_bad") == 0

@@ -1,6 +1,7 @@
 """An origin whose streams last as long as the caller asks: ``python streaming_origin.py``, standard library only.
 
 ``GET /stream?seconds=S`` sends an event each 50 ms and ``data: [DONE]`` at the end; ``POST`` gives the body back.
+``GET /ready?seconds=S`` answers after S seconds.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         seconds = float(parse_qs(urlsplit(self.path).query)["seconds"][0])
+        if self.path.startswith("/ready"):
+            time.sleep(seconds)
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")

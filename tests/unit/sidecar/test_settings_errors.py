@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from sidecar.channel import encode
 from sidecar.config.document import MAX_BYTES
 from sidecar.config.load import load_settings, parse_settings
 from sidecar.config.problems import SettingsError
-from sidecar.discovery.static import static_endpoints
+from sidecar.discovery.planned import static_endpoints
 
 GOOD = """\
 version: 1
@@ -642,7 +643,14 @@ def test_errors_are_bounded_in_number_and_length() -> None:
 
 
 def test_file_that_cannot_be_read(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "none.yaml", "No such file or directory"), (tmp_path, "Is a directory")):
+    fifo = tmp_path / "fifo.yaml"
+    os.mkfifo(fifo)  # nobody will ever write to it
+    for path, reason in (
+        (tmp_path / "none.yaml", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (fifo, "is not a regular file"),
+        (Path("/dev/zero"), "is not a regular file"),
+    ):
         with pytest.raises(SettingsError) as caught:
             load_settings(path, {})
         assert str(caught.value) == f"{path}: {reason}: name a configuration file that exists and can be read"

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from router.model import EndpointGone, EndpointSeen, State
+from sidecar.discovery.planned import NOT_PROBED_YET, static_endpoints
 from sidecar.discovery.source import Found
-from sidecar.discovery.static import FIRST_PROBES_S, NOT_PROBED_YET, StaticSource, static_endpoints
+from sidecar.discovery.static import FIRST_PROBES_S, StaticSource
 from sidecar.settings import Settings
 from sidecar.upstreams.adapters import Answer, HttpReadiness
 
@@ -181,10 +182,10 @@ def test_a_new_configuration_says_what_is_new_and_what_is_gone_and_nothing_of_th
         {"models": [{"name": "a", "endpoints": [TWO, "http://127.0.0.1:9003"]}]},
         {"models": [{"name": "a", "endpoints": [TWO]}, {"name": "b", "endpoints": [TWO]}]},
     )
-    assert summed_up(told[1]) == [("127.0.0.1:9001", "removed"), ("127.0.0.1:9003", {"a": "warm"})]
+    assert summed_up(told[1]) == [("127.0.0.1:9003", {"a": "warm"}), ("127.0.0.1:9001", "removed")]
     assert summed_up(told[2]) == [
-        ("127.0.0.1:9003", "removed"),
         ("127.0.0.1:9002", {"a": "warm", "b": "warm"}),
+        ("127.0.0.1:9003", "removed"),
     ]
 
 

@@ -1,0 +1,106 @@
+"""What the configuration says of endpoints, as records for the router. Pure: every process reads it for itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from router.model import EndpointRecord, Replica, State
+from router.urls import protocol_of
+
+if TYPE_CHECKING:
+    from sidecar.settings import Probe, Settings
+
+NOT_PROBED_YET = "not probed yet"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticReplica:
+    """One model on one static endpoint, and how its readiness is found out (None: it counts as warm)."""
+
+    model: str
+    version: str
+    probe: Probe | None
+
+
+@dataclass(frozen=True, slots=True)
+class StaticEndpoint:
+    """One endpoint of the configuration, merged from every place that names its URL."""
+
+    id: str
+    address: str
+    replicas: tuple[StaticReplica, ...]
+
+
+def static_endpoints(settings: Settings) -> tuple[StaticEndpoint, ...]:
+    """Return the endpoints that ``settings`` names, each URL once.
+
+    The id is the endpoint's ``name``, else the URL's HOST:PORT; all of ``unix:/PATH``, or of a URL whose HOST:PORT is
+    another's already. A model may be named at the endpoint and the endpoint at the model: where both do, the endpoint's
+    own probe counts.
+    """
+    names: dict[str, str] = {}
+    replicas: dict[str, dict[tuple[str, str], StaticReplica]] = {}
+    for endpoint in settings.endpoints:
+        url = _normal(endpoint.url)
+        names[url] = endpoint.name or names.get(url, "")
+        held = replicas.setdefault(url, {})
+        for entry in endpoint.models:
+            model, _, version = entry.partition("@")
+            held[model, version] = StaticReplica(model, version, endpoint.probe)
+    for model_settings in settings.models:
+        for raw in model_settings.endpoints:
+            key = (model_settings.name, "")
+            replica = StaticReplica(model_settings.name, "", model_settings.probe)
+            replicas.setdefault(_normal(raw), {}).setdefault(key, replica)
+    ids: dict[str, str] = {}
+    for url in replicas:
+        place = names.get(url) or url.partition("://")[2] or url
+        ids[url if place in ids else place] = url
+    return tuple(StaticEndpoint(id, url, tuple(replicas[url].values())) for id, url in ids.items())  # noqa: A001
+
+
+def _normal(url: str) -> str:
+    return url.rstrip("/")
+
+
+def first_record(endpoint: StaticEndpoint) -> EndpointRecord:
+    """Return the record of an endpoint of which nothing else is known: warm where nothing probes it."""
+    return EndpointRecord(
+        id=endpoint.id,
+        address=endpoint.address,
+        protocol=protocol_of(endpoint.address),
+        static=True,
+        replicas=tuple(
+            Replica(planned.model, planned.version)
+            if planned.probe is None
+            else Replica(planned.model, planned.version, state=State.COLD, reason=NOT_PROBED_YET)
+            for planned in endpoint.replicas
+        ),
+    )
+
+
+def next_record(
+    endpoint: StaticEndpoint, before: StaticEndpoint | None, record: EndpointRecord | None
+) -> EndpointRecord:
+    """Return the record of an endpoint under a new configuration.
+
+    What was found there before holds until a probe says something else, also where that is another probe. A model that
+    is new there has what the same probe found for another.
+    """
+    first = first_record(endpoint)
+    if before is None or record is None or before.address != endpoint.address:
+        return first
+    known = {(replica.model, replica.version): replica for replica in record.replicas}
+    by_probe = {
+        planned.probe: known[planned.model, planned.version]
+        for planned in before.replicas
+        if planned.probe is not None and (planned.model, planned.version) in known
+    }
+    replicas = []
+    for planned, new in zip(endpoint.replicas, first.replicas, strict=True):
+        found = None
+        if planned.probe is not None:
+            found = known.get((planned.model, planned.version)) or by_probe.get(planned.probe)
+        replicas.append(new if found is None else replace(new, state=found.state, reason=found.reason))
+    return replace(first, replicas=tuple(replicas))
