@@ -11,6 +11,8 @@ from router.outcomes import MAYBE_STARTED, NOT_STARTED, AttemptResult
 from router.stats import SlidingCounts
 
 if TYPE_CHECKING:
+    from router.endpoint import Endpoint
+    from router.outcomes import Outcome
     from router.policy import RetryPolicy
     from router.protocols import Rng
 
@@ -35,6 +37,18 @@ class RetryVerdict:
     delay_s: float = 0.0
     denied: RetryDenied | None = None
 
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An attempt that failed where another try was allowed: what its caller is told if nobody can take that."""
+
+    endpoint: Endpoint
+    outcome: Outcome
+    detail: str
+
+
+NOBODY_ELSE: Final = "; no other endpoint is left for a retry"
+"""What is added to the detail then."""
 
 _DENIED: Final = {reason: RetryVerdict(False, 0.0, reason) for reason in RetryDenied}
 

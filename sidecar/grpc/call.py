@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import OUTCOMES, AttemptResult, Outcome
-from router.retry import RetryDenied
+from router.retry import NOBODY_ELSE, Failed, RetryDenied
 from router.routes import NoCandidate
 from sidecar.faults import strike
 from sidecar.grpc.health import OWN
@@ -25,7 +25,6 @@ from sidecar.telemetry.page import Scalar
 if TYPE_CHECKING:
     import asyncio
 
-    from router.endpoint import Endpoint
     from router.routes import Attempt
     from sidecar.grpc.downstream import CallerConnection
     from sidecar.grpc.heads import AnswerHead, CallHead
@@ -183,7 +182,7 @@ class Call:
         if target.route is None:
             self.fail(Outcome.NO_ROUTE, target.why, status=plane.missing(named[0]))
             return
-        self._dispatch(None, plane.clock())
+        self._dispatch(plane.clock())
 
     def _matched(self, data: bytes) -> None:
         """Look at what there is of the first message, and go on where it says enough, or never will."""
@@ -201,15 +200,18 @@ class Call:
             named = named_by_metadata(self.head.asked.model)
         self._route(named)
 
-    def _dispatch(self, tried: Endpoint | None, now: float) -> None:
-        """Choose a worker and send the call there."""
+    def _dispatch(self, now: float, failed: Failed | None = None) -> None:
+        """Choose a worker and send the call there. Where nobody is left for a retry, what ``failed`` is told."""
         plane = self._plane
         shared = plane.shared
         route = self._target.route
         if route is None:
             return
-        attempt = shared.cluster.choose(route, now, shared.rng, tried)
+        attempt = shared.cluster.choose(route, now, shared.rng, None if failed is None else failed.endpoint)
         if isinstance(attempt, NoCandidate):
+            if failed is not None:
+                self.fail(failed.outcome, failed.detail + NOBODY_ELSE)
+                return
             self.fail(attempt.outcome, attempt.detail or attempt.reason.value, retry_after_s=attempt.retry_after_s)
             return
         self._attempt = attempt
@@ -509,18 +511,19 @@ class Call:
             )
             if verdict.allowed:
                 shared.count(Scalar.RETRIES_TOTAL)
-                self._timer_for(verdict.delay_s, lambda: self._retry(attempt.endpoint))
+                failed = Failed(attempt.endpoint, _OUTCOME_OF[result], detail)
+                self._timer_for(verdict.delay_s, lambda: self._retry(failed))
                 return
             if verdict.denied is RetryDenied.BUDGET:
                 shared.count(Scalar.RETRIES_DENIED_TOTAL)
         self.fail(_OUTCOME_OF[result], detail)
 
-    def _retry(self, tried: Endpoint) -> None:
+    def _retry(self, failed: Failed) -> None:
         self._timer = None
         now = self._plane.clock()
         self._quiet_since = now
         self._rearm(now)
-        self._dispatch(tried, now)
+        self._dispatch(now, failed)
 
     def fail(
         self, outcome: Outcome, detail: str, *, status: int | None = None, retry_after_s: float | None = None

@@ -13,6 +13,7 @@ from sidecar.http1.answers import error_answer
 from sidecar.http1.caller import ANSWERING, HEALTH_ONLY, READING
 from sidecar.http1.naming import NamingConnection
 from sidecar.http1.targets import OWN_PATHS
+from sidecar.http1.transports import reset
 from sidecar.telemetry.page import Scalar
 
 LIVE: Final = b"/v2/health/live"
@@ -45,18 +46,13 @@ class BoundedConnection(NamingConnection):
             return True
         return False
 
-    def turn_away(self, *, wait: bool) -> None:
-        """Refuse a connection over the limit, whatever it might have asked for, unless it was answered already.
-
-        ``wait`` for what it may have sent, so that the refusal is read; in a flood there are no descriptors for that.
-        """
+    def turn_away(self) -> None:
+        """Refuse a connection over the limit, whatever it might have asked for, unless it was answered already."""
         if self._phase > READING:
             return
         self._plane.count(Scalar.REFUSED_CONNECTIONS_TOTAL)
         self.transport.write(error_answer(Surface.PLAIN, Outcome.OVERLOADED, TOO_MANY, close=True))
         self._linger()
-        if not wait:
-            self.transport.close()
 
     # --- too slow ---------------------------------------------------------------------------------------------------
 
@@ -107,4 +103,4 @@ class BoundedConnection(NamingConnection):
             self._drop_upstream()
             self._settle(AttemptResult.CANCELLED, now)
             self._cut(Outcome.CLIENT_TIMEOUT)
-        self.transport.abort()
+        reset(self.transport)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from sidecar.http1.forwarding import STRANGER, ListenerRules
 from sidecar.http1.shapes import LEARN_AT
-from sidecar.http1.transports import descriptor, reset, unread
+from sidecar.http1.transports import descriptor, limit_flush, reset, unread
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
@@ -181,6 +181,8 @@ class CallerConnection(asyncio.Protocol):
         self._unflushed = 0
         self.active = False
         self.deadline = self._plane.clock() + LINGER_S
+        if self.gate == HEALTH_ONLY:
+            self._plane.part(self)
         if self._read_paused:
             self._resume_reading()
         if not self.transport.can_write_eof():
@@ -189,12 +191,25 @@ class CallerConnection(asyncio.Protocol):
             self.transport.write_eof()
 
     def _hang_up(self) -> None:
-        """Close so that nobody takes an answer that had begun for a whole one."""
-        if self._head.minor == 0 and not self.transport.is_closing():
+        """Close so that nobody takes an answer that had begun for a whole one.
+
+        Who does not read what waits is not waited for, neither here nor in the kernel, which keeps a closed
+        connection's bytes for minutes where it is left to it (megabytes, of which no limit here knows).
+        """
+        transport = self.transport
+        if self._write_paused or (self._head.minor == 0 and not transport.is_closing()):
             # An HTTP/1.0 answer may end with its connection: only a reset tells it from a whole one.
+            reset(transport)
+        else:
+            limit_flush(transport, CLOSE_STALL_S)
+            transport.close()
+
+    def _end_now(self) -> None:
+        """End the connection; with a reset where something is lost by that, so that nobody keeps the rest."""
+        if self.transport.get_write_buffer_size():
             reset(self.transport)
         else:
-            self.transport.close()
+            self.transport.abort()
 
     def left(self, *, broken: bool) -> None:
         """The caller has gone, and only the kernel knows, because it is not being read; ``broken``: with a reset."""
@@ -257,7 +272,7 @@ class CallerConnection(asyncio.Protocol):
             self._unflushed = unsent
             self.deadline = now + CLOSE_STALL_S
         else:
-            self.transport.abort()
+            self._end_now()
 
     def _pause_reading(self) -> None:
         if not self._read_paused and not self.transport.is_closing():

@@ -137,6 +137,7 @@ class DownstreamConnection(BoundedConnection):
         plane.unread.discard(self)
         if self.gate == HEALTH_ONLY:
             plane.spare.pop(self, None)
+            plane.parting.pop(self, None)
         if plane.draining and not plane.connections:
             plane.drained()
 
@@ -453,7 +454,7 @@ class DownstreamConnection(BoundedConnection):
             else:
                 self._end_with(Outcome.DRAINING, "")
         else:
-            self.transport.abort()
+            self._end_now()
 
 
 def _without_empty_lines(data: bytes) -> bytes:

@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import AttemptResult, Outcome
-from router.retry import RetryDenied
+from router.retry import NOBODY_ELSE, Failed, RetryDenied
 from router.routes import NoCandidate
 from sidecar.faults import strike
 from sidecar.http1.caller import ANSWERING, IDLE
@@ -49,12 +49,15 @@ class ExchangeConnection(EndingConnection):
 
     # --- choosing and sending --------------------------------------------------------------------------------------
 
-    def _dispatch(self, route: Route, tried: Endpoint | None, now: float) -> None:
-        """Choose a worker and send the request there."""
+    def _dispatch(self, route: Route, tried: Endpoint | None, now: float, failed: Failed | None = None) -> None:
+        """Choose a worker and send the request there. Where nobody is left for a retry, what ``failed`` is told."""
         plane = self._plane
         attempt = plane.cluster.choose(route, now, plane.rng, tried)
         while True:
             if isinstance(attempt, NoCandidate):
+                if failed is not None:
+                    self._end_with(failed.outcome, failed.detail + NOBODY_ELSE)
+                    return
                 self._end_with(attempt.outcome, attempt.detail or attempt.reason.value, attempt.retry_after_s)
                 return
             self._attempt = attempt
@@ -268,7 +271,8 @@ class ExchangeConnection(EndingConnection):
             if verdict.allowed:
                 plane.count(Scalar.RETRIES_TOTAL)
                 self._sent_head = numbered(self._sent_head, 1 + self._tries)
-                self._timer = plane.loop.call_later(verdict.delay_s, self._retry, attempt.endpoint)
+                failed = Failed(attempt.endpoint, _OUTCOME_OF[result], detail)
+                self._timer = plane.loop.call_later(verdict.delay_s, self._retry, failed)
                 if self.request_done:  # nobody's time runs meanwhile but the request's own
                     self._wait_for_head(now + verdict.delay_s)
                 return
@@ -287,7 +291,7 @@ class ExchangeConnection(EndingConnection):
         else:
             self._read_on()
 
-    def _retry(self, tried: Endpoint) -> None:
+    def _retry(self, failed: Failed) -> None:
         self._timer = None
         now = self._plane.clock()
         if self.request_done:
@@ -295,7 +299,7 @@ class ExchangeConnection(EndingConnection):
         route = self._target.route
         if route is not None:
             try:
-                self._dispatch(route, tried, now)
+                self._dispatch(route, failed.endpoint, now, failed)
             except Exception as error:  # noqa: BLE001
                 self.crashed(error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from heapq import nsmallest
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from router.model import EndpointEjected
 from router.outcomes import OUTCOME_INDEX, AttemptResult, Outcome
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from router.model import Event
     from router.routes import Attempt
     from sidecar.channel import FaultRule
+    from sidecar.http1.caller import CallerConnection
     from sidecar.http1.downstream import DownstreamConnection
     from sidecar.settings import Limits, ModelTimeouts, Timeouts
     from sidecar.tls.client import UpstreamGate
@@ -50,7 +51,7 @@ _SUCCESS: Final = _RESULT_INDEX[AttemptResult.SUCCESS]
 _REQUEST_SUM: Final = MODEL_OUTCOMES + _SUM
 _ATTEMPT_SUM: Final = ENDPOINT_HISTOGRAM + _SUM
 FEW: Final = 4
-"""Refused connections whose input is waited for where no place is reserved for health."""
+"""Refused connections whose input is waited for beyond as many as have a place reserved for health."""
 TIGHT_LEAST: Final = 64
 """Connections that are accepted however short memory or descriptors are."""
 SHED_LEAST: Final = 16
@@ -106,6 +107,7 @@ class Plane:
         self.other_connections: Collection[object] = ()  # callers' connections over another protocol
         self.unread: set[DownstreamConnection] = set()  # those whose callers do not take what was written
         self.spare: dict[DownstreamConnection, None] = {}  # those over the limit that may ask for health, in order
+        self.parting: dict[CallerConnection, None] = {}  # and those of them that were refused, and are lingering
         self.tight = False  # memory or descriptors are short: connections are given up as they come to rest
         self.refusing = ""  # why no new request is taken, where that is so
         self.most_connections = limits.connections
@@ -290,8 +292,16 @@ class Plane:
         if len(self.spare) > self._spare_places:
             oldest = next(iter(self.spare))
             del self.spare[oldest]
-            flood = self.callers > self.most_connections + 2 * self._spare_places + FEW
-            oldest.turn_away(wait=not flood)
+            oldest.turn_away()
+
+    def part(self, connection: CallerConnection) -> None:
+        """Let one over the limit that was refused linger, as many as have places; the oldest is cut off for it."""
+        self.spare.pop(cast("DownstreamConnection", connection), None)
+        self.parting[connection] = None
+        if len(self.parting) > self._spare_places + FEW:
+            oldest = next(iter(self.parting))
+            del self.parting[oldest]
+            oldest.transport.close()
 
     def refuse(self, why: str) -> None:
         """Answer every new request with 503 and ``why``, but for questions after health; "": take them again."""

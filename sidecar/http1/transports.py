@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
@@ -32,6 +33,17 @@ def unread(transport: asyncio.BaseTransport) -> bool:
 def reset(transport: asyncio.Transport) -> None:
     """End a connection with a reset: what was sent and not read is lost, and the other side knows at once."""
     sock = transport.get_extra_info("socket")
-    if sock is not None and not transport.is_closing():
+    if sock is not None and (not transport.is_closing() or transport.get_write_buffer_size()):  # else it may be closed
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
     transport.abort()
+
+
+def limit_flush(transport: asyncio.Transport, seconds: float) -> None:
+    """Have the kernel give up a connection whose peer takes nothing for so long (tcp(7), TCP_USER_TIMEOUT).
+
+    It goes for what is left to the kernel when the connection is closed, too.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is not None and not transport.is_closing():
+        with suppress(OSError):  # a Unix socket keeps nothing back
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))

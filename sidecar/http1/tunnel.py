@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 HALF_OPEN_S: Final = 30.0
 """Longest silence of a tunnel that one side has ended."""
 
+_CUTS: Final = frozenset({Outcome.TUNNEL_IDLE, Outcome.DRAIN_CUT})
+"""Ends that are warmroute's own doing: whoever does not read then gets no time for it."""
 _CALLER: Final = 1
 _WORKER: Final = 2
 _BOTH: Final = 3
@@ -123,4 +125,7 @@ class TunnelConnection(CallerConnection):
         self.active = False
         self._unflushed = 0
         self.deadline = plane.clock() + LINGER_S
-        self.transport.close()
+        if outcome in _CUTS:
+            self._hang_up()
+        else:
+            self.transport.close()

@@ -287,14 +287,31 @@ async def long_answer(origin: OriginConnection) -> None:
     await origin.ended()
 
 
-@on_data_path(long_answer, timeouts=Timeouts(try_s=0.2))
-async def test_a_caller_that_does_not_read_is_not_the_workers_fault(path: DataPath) -> None:
-    client = await path.connect(receive_buffer=4096)
-    await client.send(request())
-    await path.until(lambda: path.outcomes, "counted")
-    assert path.outcomes == {"client_timeout": 1}
-    assert path.results == {"cancelled": 1}
-    await client.ended()
+@pytest.mark.parametrize(
+    ("timeouts", "outcome"),
+    [
+        (Timeouts(try_s=0.2), "client_timeout"),
+        (Timeouts(total_s=0.2), "deadline_exceeded"),
+        (Timeouts(stream_idle_s=0.2), "client_timeout"),
+    ],
+)
+def test_a_caller_that_does_not_read_is_not_the_workers_fault(timeouts: Timeouts, outcome: str) -> None:
+    """And it is reset: closed in order, the kernel would keep for minutes what nobody takes."""
+
+    @on_data_path(long_answer, timeouts=timeouts)
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect(receive_buffer=4096)
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.send(request())
+        await path.until(lambda: path.outcomes, "counted")
+        assert path.outcomes == {outcome: 1}
+        assert set(path.results) <= {"cancelled", "outrun"}
+        await path.until(lambda: not path.plane.connections, "gone at once", within_s=0.5)
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        with pytest.raises(ConnectionResetError):
+            await client.reader.read()
+
+    scenario()
 
 
 # --- by model ---------------------------------------------------------------------------------------------------------

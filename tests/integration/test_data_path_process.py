@@ -173,7 +173,7 @@ def test_a_new_control_process_is_told_what_the_one_before_knew(tmp_path: Path) 
             address = f"http://127.0.0.1:{closed.getsockname()[1]}"
         data.snapshot(address)
         first = data.receive(Listening)
-        assert data.once() == 503
+        assert data.once() == 502
         ejected = data.receive(EndpointEjected)
         data.send(Ping(time.monotonic(), "another"))
         assert data.receive(Listening) == first

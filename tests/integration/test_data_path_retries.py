@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
     CHUNKED,
     DataPath,
+    Full,
     OriginConnection,
     Refusing,
     answer,
@@ -41,6 +43,30 @@ def test_a_request_that_was_refused_goes_to_another_worker(body: bytes) -> None:
         (event,) = path.shared
         assert isinstance(event, EndpointEjected)
         assert (event.id, event.cause) == ("o0", EjectCause.QUARANTINE)
+
+    scenario()
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "outcome", "why"),
+    [
+        (Refusing, 502, b"connect_failed", b"o0: Connection refused"),
+        (Full, 504, b"connect_timeout", b"o0: no connection in 0.1 s"),
+        (resets, 502, b"upstream_reset", b"o0: the connection failed (ConnectionResetError) before the response head"),
+    ],
+)
+def test_where_nobody_is_left_for_a_retry_the_failure_is_told(
+    script: Any, status: int, outcome: bytes, why: bytes
+) -> None:
+    @on_data_path(script, idempotent=True, timeouts=Timeouts(connect_s=0.1))
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        got = await client.ask(request())
+        assert (got.status, got.value(b"warmroute-outcome")) == (status, outcome)
+        assert why + b"; no other endpoint is left for a retry" in got.body
+        assert got.values(b"Retry-After") == []
+        assert path.outcomes == {outcome.decode(): 1}
+        assert sum(path.results.values()) == 1
 
     scenario()
 

@@ -131,7 +131,7 @@ async def test_a_worker_that_is_not_let_in_is_a_line_in_the_log(
 ) -> None:
     caplog.set_level(logging.WARNING)
     speak(path, tmp_path, allowed_names=["spiffe://a.test/x"])
-    assert (await (await path.connect()).ask(request())).status == 503
+    assert (await (await path.connect()).ask(request())).status == 502
     lines: dict[str, Any] = {record.getMessage(): vars(record)["warmroute_fields"] for record in caplog.records}
     rejected = lines["tls.peer_rejected"]
     assert (rejected["endpoint"], rejected["names"]) == ("o0", ("spiffe://a.test/y",))
@@ -289,7 +289,7 @@ async def test_certificates_follow_their_files(path: DataPath, tmp_path: Path) -
     await path.until(lambda: path.scalar(Scalar.TLS_RELOADS_TOTAL) == 1, "taken", LOOK_WAIT_S)
     assert (await client.ask(request())).status == 200, "what stands goes on"
     path.pool()._idle[0].drop()
-    assert (await client.ask(request())).status == 503
+    assert (await client.ask(request())).status == 502
     await asyncio.sleep(0.1)  # the quarantine
     write(tmp_path / "ca.pem", AUTHORITY.pem)
     tls.tick(path.plane.clock())

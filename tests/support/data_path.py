@@ -408,7 +408,7 @@ class DataPath:
             assert len(pool._idle) == len(pool.open_connections)
             pool.close()
         await self.until(lambda: not any(pool.open_connections for pool in pools), "pools closed")
-        assert self.errors == []
+        assert self.errors == [], self.errors
 
 
 @contextlib.asynccontextmanager

@@ -11,7 +11,7 @@ from router.matching import Surface
 from router.outcomes import Outcome
 from sidecar.http1.answers import error_answer
 from sidecar.http1.downstream import DownstreamConnection
-from sidecar.http1.plane import TIGHT_LEAST
+from sidecar.http1.plane import FEW, TIGHT_LEAST
 from sidecar.meters import Meters
 from sidecar.overload import LATE_TICKS, LEAST_MEMORY_BYTES, SAMPLE_S, Guard
 from sidecar.settings import Overload
@@ -322,9 +322,33 @@ def test_the_newest_connections_over_the_limit_have_the_places(full: Rig) -> Non
     assert len(full.plane.connections) == 1
 
 
-def test_in_a_flood_nobody_is_waited_for(full: Rig) -> None:
-    transports = [full.connect()[1] for _ in range(20)]
-    assert [transport.closing for transport in transports] == [False] * 6 + [True] * 12 + [False] * 2
+def test_in_a_flood_only_the_newest_refused_are_waited_for(full: Rig) -> None:
+    made = [full.connect() for _ in range(20)]
+    assert [transport.closing for _, transport in made] == [True] * 12 + [False] * 8
+    for connection, _ in made:
+        connection.connection_lost(None)
+    assert not full.plane.spare
+    assert not full.plane.parting
+
+
+def test_those_that_linger_behind_their_refusal_hold_places_too(full: Rig) -> None:
+    """Half a request each, refused at once: not one of them may be kept beyond the places that there are."""
+    unfinished = post(b"hello")[:-2]
+    made = [full.connect() for _ in range(20)]
+    for connection, transport in made[-2:]:
+        connection.data_received(unfinished)
+        assert transport.written.startswith(b"HTTP/1.1 503 ")
+    for _ in range(20):
+        connection, transport = full.connect()
+        connection.data_received(unfinished)
+        made.append((connection, transport))
+        assert transport.written.startswith(b"HTTP/1.1 503 ")
+        assert not transport.closing
+        assert sum(not one.closing for _, one in made) <= 2 + FEW
+    assert len(full.plane.parting) == 2 + FEW
+    down, transport = full.connect()
+    down.data_received(LIVE)
+    assert transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 def test_a_place_that_is_free_again_is_a_whole_one(full: Rig) -> None:

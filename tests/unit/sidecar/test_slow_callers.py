@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sidecar.http1.caller import LAME_DUCK_S
+from sidecar.http1.caller import CLOSE_STALL_S, LAME_DUCK_S, LINGER_S
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.connection import UpstreamConnection
 from tests.support.by_hand import Bench, bench
@@ -227,6 +227,29 @@ def test_one_that_asks_and_never_reads_is_cut_between_requests_too(by_hand: Benc
     by_hand.connection.connection_lost(None)
     by_hand.check_rest()
     assert by_hand.outcomes() == 1
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_at_the_end_of_the_grace_period_nobody_is_waited_for_who_does_not_read(by_hand: Bench, reads: bool) -> None:
+    unread(by_hand, 100_000)
+    if reads:
+        by_hand.transport.unsent_bytes = 0
+        by_hand.connection.resume_writing()
+    by_hand.connection.cut_for_drain()
+    assert closed(by_hand)
+    assert cut(by_hand) is not reads
+
+
+def test_an_answer_that_was_cut_has_its_time_to_arrive_and_no_more(by_hand: Bench) -> None:
+    unread(by_hand, 100_000)
+    by_hand.connection.resume_writing()
+    by_hand.transport.unsent_bytes = 1000  # under the mark, and no byte of it taken
+    by_hand.connection.cut_for_drain()
+    at(by_hand, LINGER_S)
+    at(by_hand, LINGER_S + CLOSE_STALL_S - 1)
+    assert not cut(by_hand)
+    at(by_hand, LINGER_S + CLOSE_STALL_S)
+    assert cut(by_hand)
 
 
 # --- age ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from router.model import EndpointGone, GoneReason
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http2 import frames
 from sidecar.http2.frames import WINDOW, Code
@@ -312,6 +313,21 @@ def test_a_connect_that_is_refused_is_tried_on_another_worker() -> None:
         bench.loop.fire()
         bench.answer(bench.worker)
         assert (bench.results, bench.outcomes) == ({"connect_refused": 1, "success": 1}, {"ok": 1})
+
+
+def test_where_nobody_is_left_for_a_retry_the_failure_is_told() -> None:
+    with grpc_bench() as bench:
+        bench.cluster.apply(EndpointGone("o1", GoneReason.REMOVED, bench.now), bench.now)
+        bench.loop.refuse = 1
+        bench.caller.head(1, call_fields())
+        bench.caller.data(1, message(b"ask"), end=True)
+        bench.now += 0.01
+        bench.loop.fire()
+        (trailers,) = bench.caller.got(frames.HEADERS)
+        assert (trailers.value(b"grpc-status"), trailers.value(b"warmroute-outcome")) == (b"14", b"connect_failed")
+        assert trailers.value(b"grpc-message").endswith(b"; no other endpoint is left for a retry")
+        assert b"grpc-retry-pushback-ms" not in trailers.names()
+        assert (bench.results, bench.outcomes) == ({"connect_refused": 1}, {"connect_failed": 1})
 
 
 def test_calls_that_a_goaway_left_out_are_sent_again_to_the_same_worker_unseen() -> None:
