@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sidecar.http1.caller import CallerConnection
 
 _HALF: Final = select.EPOLLRDHUP
-_RESET: Final = select.EPOLLERR | select.EPOLLHUP  # these are always told
+_RESET: Final = select.EPOLLERR  # always told, as EPOLLHUP is: that is but two ends in order, ours and the caller's
 
 
 class Hangups:
@@ -56,7 +56,7 @@ class Hangups:
                 epoll = self._epoll = select.epoll()
                 self._loop.add_reader(epoll.fileno(), self._tell)
             # a tunnel's caller may end its half while bytes of it still wait to be read
-            epoll.register(fd, _RESET if connection.phase == TUNNEL else _HALF)
+            epoll.register(fd, 0 if connection.phase == TUNNEL else _HALF)
             self._by_fd[fd] = connection
             self._fds[connection] = fd
 

@@ -79,19 +79,23 @@ class TunnelConnection(CallerConnection):
         return upstream is not None and self._finished(_WORKER, self.transport)
 
     def _finished(self, side: int, to: asyncio.Transport) -> bool:
-        """Pass on that ``side`` has ended (over TLS as close_notify); where both have, the tunnel is over."""
+        """Pass on that ``side`` has ended (over TLS as close_notify); where both have, the tunnel is over.
+
+        Where the other side has just been lost, that is about to be told, and is how the tunnel ends.
+        """
         self._ended |= side
-        if self._ended == _BOTH or to.is_closing():
+        if self._ended == _BOTH:
             self._end_tunnel(Outcome.OK, AttemptResult.SUCCESS)
             return False
         self.active = True
-        to.write_eof()
+        if not to.is_closing():
+            to.write_eof()
         return True
 
     def tunnel_lost(self, exc: Exception | None) -> None:
         """The worker's connection is gone."""
         self._upstream = None
-        if exc is None or self._ended:
+        if exc is None or self._ended & _WORKER:
             self._end_tunnel(Outcome.OK, AttemptResult.SUCCESS)
         else:
             self._end_tunnel(Outcome.UPSTREAM_CUT, AttemptResult.CUT)

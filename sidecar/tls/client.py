@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from sidecar.telemetry.logs import Throttle, get_log
 from sidecar.telemetry.page import Scalar
-from sidecar.tls.material import Follower, client_context, material_of, plain
-from sidecar.tls.names import AllowList, PeerNames, peer_names
+from sidecar.tls.material import Follower, Terms, plain
+from sidecar.tls.names import PeerNames, peer_names
 from sidecar.tls.transport import TlsTransport
 
 if TYPE_CHECKING:
@@ -44,11 +44,7 @@ class UpstreamGate:
         page: Page,
         audit: Audit,
     ) -> None:
-        self.follower = Follower(UPSTREAM, material_of(tls), lambda: client_context(tls, alpn))
-        self.server_name = tls.server_name
-        self.allowed = AllowList(tls.allowed_names)
-        self._tls = tls
-        self._alpn = alpn
+        self.follower = Follower(UPSTREAM, tls, alpn)
         self._loop = loop
         self._page = page
         self._audit = audit
@@ -56,11 +52,7 @@ class UpstreamGate:
 
     def configure(self, tls: UpstreamTls) -> None:
         """Go by this from the next connection on."""
-        if tls != self._tls:
-            self._tls = tls
-            self.server_name = tls.server_name
-            self.allowed = AllowList(tls.allowed_names)
-            self.follower = self.follower.changed_to(material_of(tls), lambda: client_context(tls, self._alpn))
+        self.follower = self.follower.changed_to(tls)
 
     async def connect(self, endpoint: str, application: Callable[[], Application], host: str, port: int) -> Application:
         """Return the protocol of a new connection to a worker whose certificate is good. Time is the caller's to bound.
@@ -71,17 +63,19 @@ class UpstreamGate:
             ValueError: ``host`` is no name that can be asked for.
         """
         follower = self.follower
-        if follower.context is None:  # nothing needed it before
+        if follower.terms is None:  # nothing needed it before
             change = await asyncio.to_thread(follower.look)
             if change is not None:
                 follower.take(change)
-        context = follower.context
-        if context is None:
+        terms = follower.terms
+        if terms is None:
             raise TlsError(f"TLS: {follower.error}")
-        opening = _Opening(self, endpoint, application, self._loop.create_future())
-        name = self.server_name or host
+        opening = _Opening(self, terms, endpoint, application, self._loop.create_future())
+        name = terms.server_name or host
         _, session = await self._loop.create_connection(
-            lambda: TlsTransport(self._loop, context, opening, timeout_s=None, server_name=name, server_side=False),
+            lambda: TlsTransport(
+                self._loop, terms.context, opening, timeout_s=None, server_name=name, server_side=False
+            ),
             host,
             port,
         )
@@ -108,16 +102,18 @@ class UpstreamGate:
 
 
 class _Opening(Generic[Application]):
-    """One session in the making: its owner, and the future that its maker waits for."""
+    """One session in the making: its owner, what it goes by, and the future that its maker waits for."""
 
     def __init__(
         self,
         gate: UpstreamGate,
+        terms: Terms,
         endpoint: str,
         application: Callable[[], Application],
         done: asyncio.Future[Application],
     ) -> None:
         self._gate = gate
+        self._terms = terms
         self._endpoint = endpoint
         self._application = application
         self.done = done
@@ -126,9 +122,10 @@ class _Opening(Generic[Application]):
         """Compare names, where there is a list of them."""
         if self.done.done():  # whoever wanted it has gone
             return None
-        if self._gate.allowed.entries:
+        allowed = self._terms.allowed
+        if allowed.entries:
             names = peer_names(session.object.getpeercert())
-            why = self._gate.allowed.refusal(names)
+            why = allowed.refusal(names)
             if why:
                 self._gate.refused(self._endpoint, names, why)
                 shown = ", ".join(names.all[:4]) or "none"

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import re
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sidecar.settings import ClientAuth, TlsVersion, UpstreamTls
+from sidecar.tls.names import AllowList
 
 if TYPE_CHECKING:
     from sidecar.settings import ListenerTls
@@ -112,6 +113,32 @@ def client_context(tls: UpstreamTls, alpn: tuple[str, ...]) -> ssl.SSLContext:
     return context
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """One context and the rules of the same configuration: a handshake goes by one of these from beginning to end.
+
+    Apart they are unsafe: a client's context verifies no name where there is a list to compare with, and what a list
+    lets in are the names that one CA vouches for.
+    """
+
+    context: ssl.SSLContext
+    allowed: AllowList
+    server_name: str | None = None
+    """Of workers: the name to ask for, where it is not the endpoint's own."""
+
+
+def terms_of(tls: ListenerTls | UpstreamTls, alpn: tuple[str, ...]) -> Terms:
+    """Return what a listener, or connections to workers, go by with their files as they are now.
+
+    Raises:
+        MaterialError: the files cannot be used.
+    """
+    allowed = AllowList(tls.allowed_names)
+    if isinstance(tls, UpstreamTls):
+        return Terms(client_context(tls, alpn), allowed, tls.server_name)
+    return Terms(server_context(tls, alpn), allowed)
+
+
 def check_files(tls: ListenerTls | UpstreamTls) -> None:
     """Try whether the files can be used, as they are now.
 
@@ -164,48 +191,52 @@ def plain(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a look at the files found: a new context, or why there is none."""
+    """What a look at the files found: new terms, or why there are none."""
 
     digest: bytes
-    context: ssl.SSLContext | None
+    terms: Terms | None
     error: str
 
 
 class Follower:
-    """One context that follows its files. ``name`` says in logs and metrics what it is for."""
+    """The terms of one configuration, which follow its files. ``name`` says in logs and metrics what they are for."""
 
-    def __init__(self, name: str, files: Material, build: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(self, name: str, tls: ListenerTls | UpstreamTls, alpn: tuple[str, ...]) -> None:
         self.name: Final = name
-        self.files: Final = files
-        self.context: ssl.SSLContext | None = None
+        self.tls: Final = tls
+        self.terms: Terms | None = None
         self.error = ""  # of the files as they are, where they cannot be used
-        self._build = build
+        self._alpn: Final = alpn
+        self._files: Final = material_of(tls)
         self._digest = b""
 
-    def changed_to(self, files: Material, build: Callable[[], ssl.SSLContext]) -> Follower:
-        """Return a follower of other files, or of the same ones for another context. It goes on with this context.
+    def changed_to(self, tls: ListenerTls | UpstreamTls) -> Follower:
+        """Return a follower of another configuration: this one where it is the same.
 
-        The files are read here and now: they were found good a moment ago.
+        The files are read here and now: they were found good a moment ago. Where they no longer are, it goes on with
+        the terms that there were, as a whole, until they are good; the next look says so.
         """
-        new = Follower(self.name, files, build)
-        new.context = self.context
-        if self.context is not None:
+        if tls == self.tls:
+            return self
+        new = Follower(self.name, tls, self._alpn)
+        new.terms = self.terms
+        if self.terms is not None:
             change = new.look()
-            if change is not None:
+            if change is not None and change.terms is not None:
                 new.take(change)
         return new
 
     def look(self) -> Change | None:
         """Return what changed, or None. Reads files and may take a while: meant for a thread; changes nothing."""
         try:
-            contents = self.files.read()
+            contents = self._files.read()
         except MaterialError as error:
             return self._failure(b"", error)
         digest = hashlib.sha256(repr(sorted(contents.items())).encode()).digest()
-        if digest == self._digest and self.context is not None and not self.error:
+        if digest == self._digest and self.terms is not None and not self.error:
             return None
         try:
-            return Change(digest, self._build(), "")
+            return Change(digest, terms_of(self.tls, self._alpn), "")
         except MaterialError as error:
             return self._failure(digest, error)
 
@@ -213,8 +244,8 @@ class Follower:
         return None if str(error) == self.error and digest == self._digest else Change(digest, None, str(error))
 
     def take(self, change: Change) -> None:
-        """Go by what :meth:`look` found: new handshakes use the new context, none is disturbed."""
+        """Go by what :meth:`look` found: new handshakes go by the new terms, none is disturbed."""
         self._digest = change.digest
         self.error = change.error
-        if change.context is not None:
-            self.context = change.context
+        if change.terms is not None:
+            self.terms = change.terms

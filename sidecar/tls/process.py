@@ -91,14 +91,14 @@ class ProcessTls:
         change = follower.look()
         if change is not None:
             follower.take(change)
-            if change.context is None:  # it was good when the sidecar started, so it is being changed right now
+            if change.terms is None:  # it was good when the sidecar started, so it is being changed right now
                 _log.error("tls.unusable", of=follower.name, why=change.error, remedy="put good files there")
 
     def tick(self, now: float) -> None:
         """Look after files and gauges; called once a second."""
         self._audit.flush(now)
         followers = [gate.follower for gate in self._gates.values()]
-        followers += [gate.follower for gate in self._upstreams.values() if gate.follower.context is not None]
+        followers += [gate.follower for gate in self._upstreams.values() if gate.follower.terms is not None]
         if followers and self._looking is None:
             self._looking = self._loop.run_in_executor(None, _look, followers)  # a mount may hang
             self._looking.add_done_callback(self._looked)
@@ -113,7 +113,7 @@ class ProcessTls:
             return
         for follower, change in found.result():
             follower.take(change)
-            good = change.context is not None
+            good = change.terms is not None
             self._page.words[
                 self._page.scalar(Scalar.TLS_RELOADS_TOTAL if good else Scalar.TLS_RELOADS_FAILED_TOTAL)
             ] += 1

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Scalar
-from sidecar.tls.material import Follower, material_of, plain, server_context
-from sidecar.tls.names import AllowList, PeerNames, peer_names
+from sidecar.tls.material import Follower, Terms, plain
+from sidecar.tls.names import PeerNames, peer_names
 from sidecar.tls.transport import TlsTransport
 
 if TYPE_CHECKING:
@@ -87,10 +87,7 @@ class ListenerGate:
         handshake_s: float,
     ) -> None:
         self.name: Final = name
-        self.follower = Follower(name, material_of(tls), lambda: server_context(tls, alpn))
-        self._tls = tls
-        self._alpn = alpn
-        self._allowed = AllowList(tls.allowed_names)
+        self.follower = Follower(name, tls, alpn)
         self._application = application
         self._loop = loop
         self._page = page
@@ -103,30 +100,26 @@ class ListenerGate:
     def configure(self, tls: ListenerTls, handshake_s: float) -> None:
         """Go by this from the next connection on."""
         self.handshake_s = handshake_s
-        if tls != self._tls:
-            self._tls = tls
-            self._allowed = AllowList(tls.allowed_names)
-            self.follower = self.follower.changed_to(material_of(tls), lambda: server_context(tls, self._alpn))
+        self.follower = self.follower.changed_to(tls)
 
     def enter(self) -> asyncio.Protocol:
         """Return the protocol of a connection that was just accepted."""
-        context = self.follower.context
-        if context is None or not self._room():
+        terms = self.follower.terms
+        if terms is None or not self._room():
             self._count(Scalar.TLS_HANDSHAKES_REFUSED_TOTAL)
             return Refused()
         self.handshakes += 1
-        return TlsTransport(self._loop, context, self, timeout_s=self.handshake_s, server_side=True)
+        entering = _Entering(self, terms)
+        return TlsTransport(self._loop, terms.context, entering, timeout_s=self.handshake_s, server_side=True)
 
-    # --- the session's owner --------------------------------------------------------------------------------------
-
-    def established(self, session: TlsTransport) -> asyncio.Protocol | None:
+    def established(self, session: TlsTransport, terms: Terms) -> asyncio.Protocol | None:
         """Let a peer in whose names are allowed."""
         self.handshakes -= 1
         self._count(Scalar.TLS_HANDSHAKES_TOTAL)
         _acknowledge(session)
-        if self._allowed.entries:
+        if terms.allowed.entries:
             names = peer_names(session.object.getpeercert())
-            why = self._allowed.refusal(names)
+            why = terms.allowed.refusal(names)
             if why:
                 self._reject(session, why, names)
                 return None
@@ -147,6 +140,22 @@ class ListenerGate:
 
     def _count(self, member: Scalar) -> None:
         self._page.words[self._page.scalar(member)] += 1
+
+
+class _Entering:
+    """One session in the making: its owner, and what it goes by."""
+
+    def __init__(self, gate: ListenerGate, terms: Terms) -> None:
+        self._gate = gate
+        self._terms = terms
+
+    def established(self, session: TlsTransport) -> asyncio.Protocol | None:
+        """Ask the gate, which may have other terms by now."""
+        return self._gate.established(session, self._terms)
+
+    def failed(self, session: TlsTransport, error: Exception) -> None:
+        """There is no session."""
+        self._gate.failed(session, error)
 
 
 def _acknowledge(session: TlsTransport) -> None:

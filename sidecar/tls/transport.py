@@ -70,7 +70,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     __slots__ = (
         "_alive",
         "_application",
-        "_deaf",
+        "_backlog",
+        "_broken",
         "_ended",
         "_failure",
         "_half_closed",
@@ -81,6 +82,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         "_object",
         "_outgoing",
         "_owner",
+        "_partial",
         "_raw",
         "_state",
         "_timeout_s",
@@ -114,7 +116,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._ended = False  # the peer said that it sends no more
         self._told = False  # and the application knows
         self._half_closed = False  # and we said so
-        self._deaf = False
+        self._backlog: list[bytes] = []  # decrypted, and not given to the application yet
+        self._partial = False  # the last that came is a part of a record
+        self._broken: Exception | None = None  # what is behind that cannot be read
         self._heard = False  # the application was given something
         self._failure: Exception | None = None
         self._timeout_s = timeout_s
@@ -132,7 +136,12 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     @property
     def unread(self) -> bool:
         """Whether something arrived that the application was not given yet."""
-        return self._incoming.pending > 0 or (self._ended and not self._told)
+        return (
+            self._incoming.pending > 0
+            or bool(self._backlog)
+            or self._broken is not None
+            or (self._ended and not self._told)
+        )
 
     # --- the plain transport's protocol ---------------------------------------------------------------------------
 
@@ -159,14 +168,23 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         """The plain connection ended in order; whether the session did is another question."""
         if self._state == _HANDSHAKE:
             self._fail_handshake(ConnectionResetError("closed inside the handshake"))
-        elif self._state == _OPEN and self._ended:
-            return True  # the application was told, and wants to go on writing
         elif self._state == _OPEN:
-            self._failure = TruncatedError()
-            if not self.server_side:  # a caller that is gone is gone; an answer cut short must not look whole
-                self._state = _CLOSING
-            elif self._application.eof_received():
-                return True
+            if self.unread:
+                self._deliver()
+            if self._state == _OPEN:
+                return self._ended or self._cut()  # ended: the application was told, and wants to go on writing
+        return False
+
+    def _cut(self) -> bool:
+        """It ended without close_notify; return whether the application wants to go on writing.
+
+        A caller that is gone is gone; but an answer cut short must not look whole, nor may what came be dropped because
+        the rest of its record is missing.
+        """
+        self._failure = TruncatedError()
+        if self.server_side and not self._partial:
+            return bool(self._application.eof_received())
+        self._state = _CLOSING
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -243,11 +261,22 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         """Give the application what can be decrypted, and the end where it is there."""
         if self._held or self._state != _OPEN:
             return
-        pieces: list[bytes] = []
-        failure: Exception | None = None
-        incoming, read = self._incoming, self._object.read
-        if self._deaf:
-            incoming.read()
+        self._decrypt()
+        if self._backlog:
+            pieces, self._backlog = self._backlog, []
+            self._heard = True
+            self._application.data_received(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if self._broken is not None:
+            self._fail(self._broken)
+        elif self._ended:
+            self._tell_end()
+
+    def _decrypt(self) -> None:
+        """Decrypt all that there is, up to the end or to what cannot be read."""
+        incoming, read, add = self._incoming, self._object.read, self._backlog.append
+        if not incoming.pending or self._broken is not None:
+            return
+        self._partial = False
         try:
             while incoming.pending:
                 piece = read(RECORD_BYTES)
@@ -255,22 +284,16 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                     self._ended = True
                     incoming.read()  # nothing may follow (RFC 8446 6.1)
                     break
-                pieces.append(piece)
+                add(piece)
         except ssl.SSLWantReadError:
-            pass
+            self._partial = True
         except ssl.SSLZeroReturnError:
             self._ended = True
         except ssl.SSLError as error:
-            failure = error
+            self._broken = error
+            incoming.read()
         if self._outgoing.pending:  # an answer of OpenSSL's own, such as one to a change of keys, or an alert
             self._flush()
-        if pieces:
-            self._heard = True
-            self._application.data_received(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        if failure is not None:
-            self._fail(failure)
-        elif self._ended:
-            self._tell_end()
 
     def _tell_end(self) -> None:
         if not self._told and not self._held and self._state == _OPEN:
@@ -279,9 +302,6 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 self.close()
 
     def _fail(self, error: Exception) -> None:
-        if self._half_closed:  # what comes is thrown away: that it cannot be read is no matter
-            self._deaf = True
-            return
         self._failure = error
         if isinstance(error, ssl.SSLError) and error.reason in _CERTIFICATE_ALERTS and not self._heard:
             self._failure = RefusedError(f"TLS: our certificate was refused ({error.reason.replace('_', ' ').lower()})")
@@ -332,6 +352,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def write_eof(self) -> None:
         """Say that nothing follows; go on reading."""
         if self._state == _OPEN and not self._half_closed:
+            self._decrypt()  # OpenSSL, where it finds data as it says goodbye, never reads again
             self._half_closed = True
             self._say_goodbye()
             self._raw.write_eof()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from router.urls import protocol_of
 from sidecar.settings import UpstreamTls
 from sidecar.tls.client import UPSTREAM
-from sidecar.tls.material import HTTP1, HTTP2, Follower, client_context, material_of, plain
-from sidecar.tls.names import AllowList, peer_names
+from sidecar.tls.material import HTTP1, HTTP2, Follower, Terms, plain
+from sidecar.tls.names import peer_names
 from sidecar.upstreams.adapters import Answer
 from sidecar.upstreams.health_check import check
 from sidecar.upstreams.pool import SECURE, split_address
@@ -48,14 +48,15 @@ class HttpProber:
 
     def __init__(self, tls: UpstreamTls | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.configure(tls or UpstreamTls())
+        tls = tls or UpstreamTls()
+        self._follower = Follower(UPSTREAM, tls, HTTP1)
+        self._grpc_follower = Follower(UPSTREAM, tls, HTTP2)
+        self._look_at = clock()
 
     def configure(self, tls: UpstreamTls) -> None:
         """Go by this from the next probe over TLS on."""
-        self._follower = Follower(UPSTREAM, material_of(tls), lambda: client_context(tls, HTTP1))
-        self._grpc_follower = Follower(UPSTREAM, material_of(tls), lambda: client_context(tls, HTTP2))
-        self._server_name = tls.server_name
-        self._allowed = AllowList(tls.allowed_names)
+        self._follower = self._follower.changed_to(tls)
+        self._grpc_follower = self._grpc_follower.changed_to(tls)
         self._look_at = self._clock()
 
     async def __call__(self, address: str, path: str, timeout_s: float) -> Answer:
@@ -96,28 +97,30 @@ class HttpProber:
             return await asyncio.open_unix_connection(socket_path, limit=_HEAD_BYTES)
         if not address.startswith((SECURE, SECURE_GRPC)):
             return await asyncio.open_connection(host, port, limit=_HEAD_BYTES)
-        context = await self._context(self._grpc_follower if protocol_of(address) == GRPC else self._follower)
-        name = self._server_name or host
-        reader, writer = await asyncio.open_connection(host, port, limit=_HEAD_BYTES, ssl=context, server_hostname=name)
-        if self._allowed.entries:  # else the name asked for has been verified
-            why = self._allowed.refusal(peer_names(writer.get_extra_info("peercert")))
+        terms = await self._terms(self._grpc_follower if protocol_of(address) == GRPC else self._follower)
+        name = terms.server_name or host
+        reader, writer = await asyncio.open_connection(
+            host, port, limit=_HEAD_BYTES, ssl=terms.context, server_hostname=name
+        )
+        if terms.allowed.entries:  # else the name asked for has been verified
+            why = terms.allowed.refusal(peer_names(writer.get_extra_info("peercert")))
             if why:
                 writer.transport.abort()
                 raise ValueError(f"TLS: {why} by upstream_tls.allowed_names")
         return reader, writer
 
-    async def _context(self, follower: Follower) -> ssl.SSLContext:
-        """Return the context of the files as they are now, or were last when they were good."""
+    async def _terms(self, follower: Follower) -> Terms:
+        """Return the terms of the files as they are now, or were last when they were good."""
         now = self._clock()
-        if now >= self._look_at or follower.context is None:
+        if now >= self._look_at or follower.terms is None:
             self._look_at = now + LOOK_S
             for one in (self._follower, self._grpc_follower):
                 change = await asyncio.to_thread(one.look)
                 if change is not None:
                     one.take(change)
-        if follower.context is None:
+        if follower.terms is None:
             raise ValueError(f"TLS: {follower.error}")
-        return follower.context
+        return follower.terms
 
 
 def _status(head: bytes) -> int:

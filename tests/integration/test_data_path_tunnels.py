@@ -240,6 +240,56 @@ async def test_one_half_may_end_before_the_other(path: DataPath) -> None:
     assert await client.rest() == b"100000"
 
 
+def test_a_worker_that_ends_its_half_first_still_gets_all_that_its_caller_sent() -> None:
+    total = 32 << 20
+    took: list[int] = []
+    full, go = asyncio.Event(), asyncio.Event()
+
+    async def reads_later(origin: OriginConnection) -> None:
+        await origin.request()
+        await origin.send(SWITCHED)
+        await full.wait()
+        origin.writer.write_eof()
+        await go.wait()
+        took.append(len(await origin.reader.read()))
+
+    @on_data_path(reads_later)
+    async def scenario(path: DataPath) -> None:
+        client, _ = await opened(path)
+        (connection,) = path.plane.connections
+        client.writer.write(bytes(total))
+        client.writer.write_eof()
+        await path.until(lambda: connection._read_paused, "the worker is full")
+        full.set()
+        assert await client.rest() == b""
+        await asyncio.sleep(0.05)  # both sides have ended: the kernel calls that a hangup
+        path.plane.hangups.look()
+        go.set()
+        await path.until(lambda: took, "the worker has read to the end")
+        assert took == [total]
+        await path.until(lambda: path.outcomes, "the outcome")
+        assert (path.outcomes, path.results) == ({"ok": 1}, {"success": 1})
+
+    scenario()
+
+
+async def resets_at_the_end(origin: OriginConnection) -> None:
+    await origin.request()
+    await origin.send(SWITCHED + b"half of it")
+    await origin.reader.read()
+    origin.reset()
+
+
+@on_data_path(resets_at_the_end)
+async def test_a_worker_that_breaks_off_behind_its_caller_s_end_is_cut(path: DataPath) -> None:
+    client, _ = await opened(path)
+    assert await client.reader.readexactly(10) == b"half of it"
+    client.writer.write_eof()
+    assert await client.rest() == b""
+    await path.until(lambda: path.outcomes, "the outcome")
+    assert (path.outcomes, path.results) == ({"upstream_cut": 1}, {"cut": 1})
+
+
 @pytest.mark.parametrize("who", ["caller", "worker"])
 def test_whoever_does_not_read_stops_the_other_and_loses_nothing(who: str) -> None:
     total = 32 << 20

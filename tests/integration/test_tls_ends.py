@@ -11,11 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.settings import Limits, Settings
+from sidecar.telemetry.page import Scalar
 from sidecar.tls.material import HTTP1
 from sidecar.tls.process import ProcessTls
+from sidecar.tls.transport import TlsTransport
 from tests.support.certificates import Authority, write
 from tests.support.data_path import (
     Client,
@@ -209,3 +212,88 @@ async def test_a_tunnel_ends_in_order_whichever_side_ends_it(path: DataPath, tmp
                 assert await client.rest() == b""
             await path.until(lambda: not path.plane.connections, "both are gone")
     assert path.outcomes == {"ok": 2}
+
+
+def test_a_worker_that_ends_its_half_first_still_gets_all_that_its_caller_sent(tmp_path: Path) -> None:
+    took: list[int] = []
+    full, go = asyncio.Event(), asyncio.Event()
+
+    async def reads_later(origin: OriginConnection) -> None:
+        await origin.head()
+        await origin.send(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+        await full.wait()
+        origin.writer.write_eof()
+        await go.wait()
+        took.append(len(await origin.reader.read()))
+
+    @on_data_path(reads_later)
+    async def scenario(path: DataPath) -> None:
+        async with over_tls(path, tmp_path) as port:
+
+            def upload() -> None:  # with the standard library's socket, which writes on behind the other side's end
+                with AUTHORITY.client().wrap_socket(
+                    socket.create_connection(("127.0.0.1", port), 5), server_hostname="a.test"
+                ) as sock:
+                    sock.sendall(SWITCH)
+                    assert sock.recv(65536).startswith(b"HTTP/1.1 101 ")
+                    sock.sendall(LARGE * 6)
+                    assert sock.recv(1) == b"", "the worker's end came through"
+                    sock.unwrap().close()
+
+            uploading = asyncio.create_task(asyncio.to_thread(upload))
+            await path.until(lambda: any(c._read_paused for c in path.plane.connections), "the worker is full")
+            (connection,) = path.plane.connections
+            assert isinstance(connection.transport, TlsTransport)
+            full.set()
+            await path.until(lambda: connection._ended, "the worker's end")
+            go.set()
+            await uploading
+            await path.until(lambda: took, "the worker has read to the end")
+        assert took == [6 * len(LARGE)]
+        await path.until(lambda: path.outcomes, "the outcome")
+        assert path.outcomes == {"ok": 1}
+
+    scenario()
+
+
+@pytest.mark.parametrize(("missing", "comes_in"), [("", True), ("no such file", False)])
+@on_data_path(echo)
+async def test_a_reload_lets_no_caller_in_that_neither_configuration_does(
+    path: DataPath, tmp_path: Path, missing: str, comes_in: bool
+) -> None:
+    cert_file, key_file = AUTHORITY.issue("a.test").write(tmp_path, "ours")
+    context = AUTHORITY.client(AUTHORITY.issue("evil.test").write(tmp_path, "evil"))
+    mutual = {"ca_file": write(tmp_path / "ca.pem", AUTHORITY.pem), "client_auth": "required"}
+    base = {"cert_file": cert_file, "key_file": key_file}
+
+    def settings(tls: dict[str, object]) -> Settings:
+        return msgspec.convert({"version": 1, "listeners": [{"address": "127.0.0.1:0", "tls": tls}]}, Settings)
+
+    process = ProcessTls(
+        settings({**base, **mutual, "allowed_names": ["good.test"]}),
+        loop=path.plane.loop,
+        page=path.plane.page,
+        clock=path.plane.clock,
+    )
+    let_in: list[asyncio.Protocol] = []
+
+    def enter() -> asyncio.Protocol:
+        let_in.append(DownstreamConnection(path.plane))
+        return let_in[-1]
+
+    server = await path.plane.loop.create_server(process.guard(0, "in", HTTP1, enter), "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()
+    for number in (1, 2):
+        sock = socket.socket()
+        sock.setblocking(False)
+        await path.plane.loop.sock_connect(sock, address)
+        if number == 1:  # and so in the handshake
+            await path.until(lambda: process.handshakes == 1, "accepted")
+            process.configure(settings({**base, **mutual, "ca_file": missing or mutual["ca_file"]}))
+        _, writer = await asyncio.open_connection(sock=sock, ssl=context, server_hostname="a.test")
+        await path.until(lambda: not process.handshakes, "over")
+        writer.transport.abort()
+        assert len(let_in) == (number == 2 and comes_in)
+    assert path.scalar(Scalar.TLS_PEERS_REJECTED_TOTAL) == 2 - comes_in
+    server.close()
+    await path.until(lambda: not path.plane.connections, "gone")

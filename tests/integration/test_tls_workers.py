@@ -62,13 +62,15 @@ class SecureOrigin(Origin):
         await super().start()
 
 
+def settings_of(upstream: dict[str, Any]) -> Settings:
+    document = {"version": 1, "listeners": [{"address": "127.0.0.1:0"}], "upstream_tls": upstream}
+    return msgspec.convert(document, Settings)
+
+
 def speak(path: DataPath, directory: Path, **upstream: Any) -> ProcessTls:
     """Let the data path speak TLS to workers as ``upstream_tls`` says, and its workers show their certificates."""
     upstream.setdefault("ca_file", write(directory / "ca.pem", AUTHORITY.pem))
-    document = {"version": 1, "listeners": [{"address": "127.0.0.1:0"}], "upstream_tls": upstream}
-    tls = ProcessTls(
-        msgspec.convert(document, Settings), loop=path.plane.loop, page=path.plane.page, clock=path.plane.clock
-    )
+    tls = ProcessTls(settings_of(upstream), loop=path.plane.loop, page=path.plane.page, clock=path.plane.clock)
     path.plane.upstream_tls = tls.upstream
     for origin in path.origins:
         if isinstance(origin, SecureOrigin):
@@ -275,8 +277,8 @@ async def test_files_are_read_before_the_first_request(path: DataPath, tmp_path:
         msgspec.convert(document, Settings), loop=path.plane.loop, page=path.plane.page, clock=path.plane.clock
     )
     tls.prepare()
-    ready = [tls.upstream(alpn).follower.context for alpn in (HTTP1, HTTP2)]
-    assert sum(context is not None for context in ready) == read
+    ready = [tls.upstream(alpn).follower.terms for alpn in (HTTP1, HTTP2)]
+    assert sum(terms is not None for terms in ready) == read
 
 
 @on_data_path(SecureOrigin(echo, "127.0.0.1"))
@@ -295,6 +297,50 @@ async def test_certificates_follow_their_files(path: DataPath, tmp_path: Path) -
     tls.tick(path.plane.clock())
     await path.until(lambda: path.scalar(Scalar.TLS_RELOADS_TOTAL) == 2, "taken", LOOK_WAIT_S)
     assert (await client.ask(request())).status == 200
+
+
+NOT_ALLOWED = "none of its names is allowed"
+
+
+@pytest.mark.parametrize(("files", "then"), [("ca.pem", "certificate is not valid for 'good.test'"), ("", NOT_ALLOWED)])
+@on_data_path(silent)
+async def test_a_reload_lets_no_worker_in_that_neither_configuration_does(
+    path: DataPath, tmp_path: Path, files: str, then: str
+) -> None:
+    tls = speak(path, tmp_path, allowed_names=["good.test"], server_name="good.test")
+    gate, loop = tls.upstream(HTTP1), path.plane.loop
+    context = AUTHORITY.server(AUTHORITY.issue("evil.test").write(tmp_path, "evil"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        for why in (NOT_ALLOWED, then):  # the first is reloaded within its handshake, and may find no file
+            opening = loop.create_task(gate.connect("w", asyncio.Protocol, *listener.getsockname()))
+            accepted, _ = await loop.sock_accept(listener)
+            tls.configure(settings_of({"ca_file": str(tmp_path / (files or "none")), "server_name": "good.test"}))
+            serving = loop.create_task(loop.connect_accepted_socket(asyncio.Protocol, accepted, ssl=context))
+            with pytest.raises(OSError, match=why):
+                await asyncio.wait_for(opening, 5)
+            with contextlib.suppress(OSError):
+                await serving
+
+
+@on_data_path(SecureOrigin(echo, "w.test"))
+async def test_terms_that_a_reload_changes_hold_from_the_next_connection_on(path: DataPath, tmp_path: Path) -> None:
+    tls = speak(path, tmp_path, allowed_names=["w.test"])
+    client = await path.connect()
+    assert (await client.ask(request())).status == 200
+    ca_file = str(tmp_path / "ca.pem")
+    for upstream, status in (
+        ({"server_name": "other.test"}, 503),
+        ({"server_name": "w.test"}, 200),
+        ({"allowed_names": ["other.test"]}, 503),
+        ({"server_name": "other.test", "allowed_names": ["w.test"]}, 200),
+    ):
+        for connection in list(path.pool().open_connections):
+            path.pool().forget(connection)
+            connection.drop()
+        await asyncio.sleep(0.1)  # the quarantine
+        tls.configure(settings_of({"ca_file": ca_file, **upstream}))
+        assert (await client.ask(request())).status == status
 
 
 @on_data_path(silent, policies=ONE_TRY)

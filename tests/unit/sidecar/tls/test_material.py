@@ -13,7 +13,6 @@ from sidecar.tls.material import (
     MaterialError,
     check_files,
     client_context,
-    material_of,
     plain,
     server_context,
 )
@@ -77,7 +76,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, authority: Authority) -> N
 
 
 def follower(tls: ListenerTls) -> Follower:
-    made = Follower("a", material_of(tls), lambda: server_context(tls, HTTP1))
+    made = Follower("a", tls, HTTP1)
     first = made.look()
     assert first is not None
     made.take(first)
@@ -87,12 +86,12 @@ def follower(tls: ListenerTls) -> Follower:
 def test_nothing_is_made_anew_while_nothing_changes(tmp_path: Path, authority: Authority) -> None:
     tls = listener(tmp_path, authority)
     followed = follower(tls)
-    context = followed.context
-    assert context is not None
+    terms = followed.terms
+    assert terms is not None
     os.utime(tls.cert_file)
     write(Path(tls.cert_file), Path(tls.cert_file).read_bytes())
     assert followed.look() is None
-    assert followed.context is context
+    assert followed.terms is terms
 
 
 def test_a_mismatched_pair_keeps_the_old_one_says_so_once_and_is_tried_again(
@@ -100,22 +99,22 @@ def test_a_mismatched_pair_keeps_the_old_one_says_so_once_and_is_tried_again(
 ) -> None:
     tls = listener(tmp_path, authority)
     followed = follower(tls)
-    old = followed.context
+    old = followed.terms
     new = authority.issue("a.test")
     write(Path(tls.cert_file), new.cert)
     change = followed.look()
     assert change is not None
     assert "do not belong together" in change.error
     followed.take(change)
-    assert followed.context is old
+    assert followed.terms is old
     assert followed.look() is None, "said once"
     write(Path(tls.key_file), new.key)
     change = followed.look()
     assert change is not None
     followed.take(change)
     assert followed.error == ""
-    assert followed.context is not None
-    assert followed.context is not old
+    assert followed.terms is not None
+    assert followed.terms is not old
 
 
 def test_files_that_come_back_as_they_were_are_good_again(tmp_path: Path, authority: Authority) -> None:
@@ -150,10 +149,33 @@ def test_links_swapped_as_kubernetes_does_it(tmp_path: Path, authority: Authorit
     (tmp_path / "..new").rename(tmp_path / "..data")
     change = followed.look()
     assert change is not None
-    assert change.context is not None
+    assert change.terms is not None
 
 
 def test_what_openssl_says_is_said_without_where() -> None:
     assert plain(OSError("odd (_ssl.c:123)")) == "odd"
     assert plain(ConnectionResetError()) == "ConnectionResetError"
     assert plain(ConnectionResetError(104, "Connection reset by peer")) == "Connection reset by peer"
+
+
+def test_terms_change_as_a_whole_or_not_at_all(tmp_path: Path, authority: Authority) -> None:
+    ca_file = Path(write(tmp_path / "ca.pem", authority.pem))
+    named = UpstreamTls(ca_file=str(ca_file), allowed_names=("good.test",), server_name="good.test")
+    followed = Follower("a", named, HTTP1)
+    first = followed.look()
+    assert first is not None
+    followed.take(first)
+    assert followed.changed_to(named) is followed
+    ca_file.unlink()
+    other = followed.changed_to(UpstreamTls(ca_file=str(ca_file)))
+    assert other.terms is followed.terms, "no context without the list that it was made for"
+    change = other.look()
+    assert change is not None
+    assert "No such file" in change.error, "and the next look says why"
+    write(ca_file, authority.pem)
+    change = other.look()
+    assert change is not None
+    other.take(change)
+    assert other.terms is not None
+    assert other.terms.context.check_hostname
+    assert (other.terms.allowed.entries, other.terms.server_name) == ((), None)

@@ -259,6 +259,95 @@ def test_one_side_may_end_and_go_on_reading(contexts: tuple[ssl.SSLContext, ssl.
     assert server.told == ["made", "eof"]
 
 
+def half_closed(contexts: tuple[ssl.SSLContext, ssl.SSLContext], spoilt: bool = False) -> Pair:
+    """Return a pair whose server stopped reading in the middle of what came, and then ended its own half."""
+    pair = joined(contexts)
+    server, client = pair.server.application, pair.client.application
+    server.keep_open = client.keep_open = True
+    server.pause_at = 1
+    client.transport.write(b"a" * 200_000)  # more than is put through at once
+    data = bytearray(pair.client.take())
+    if spoilt:
+        data[-1] ^= 1
+    pair.server.session.data_received(bytes(data))
+    assert 0 < len(server.data) < 200_000
+    server.transport.write_eof()
+    server.pause_at = None
+    pair.pass_on()
+    assert spoilt or client.told == ["made", "eof"]  # else it gets the alert instead
+    assert server.told == ["made"]
+    assert waits(pair.server.session)
+    return pair
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_what_came_before_our_end_is_read_behind_it(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], version: ssl.TLSVersion
+) -> None:
+    contexts[0].maximum_version = version
+    try:
+        pair = half_closed(contexts)
+    finally:
+        contexts[0].maximum_version = ssl.TLSVersion.MAXIMUM_SUPPORTED
+    server, client = pair.server.application, pair.client.application
+    server.transport.resume_reading()
+    pair.server.loop.run()
+    assert server.data == b"a" * 200_000
+    client.transport.write(b"b" * 1000)
+    client.transport.close()
+    pair.pass_on()
+    assert server.data == b"a" * 200_000 + b"b" * 1000
+    assert server.told == ["made", "eof"]
+    assert not waits(pair.server.session)
+
+
+def test_broken_records_behind_our_end_are_told(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    for before in (True, False):
+        pair = half_closed(contexts, spoilt=before)
+        server, client = pair.server.application, pair.client.application
+        server.transport.resume_reading()
+        pair.server.loop.run()
+        if not before:
+            client.transport.write(b"b" * 1000)
+            data = bytearray(pair.client.take())
+            data[-1] ^= 1
+            pair.server.session.data_received(bytes(data))
+        assert pair.server.raw.aborted
+        pair.server.settle()
+        whole = 200_000 // 16384 * 16384 if before else 200_000
+        assert server.data == b"a" * whole, "what came whole arrives"
+        ((lost, error),) = server.told[1:]
+        assert (lost, type(error)) == ("lost", ssl.SSLError)
+
+
+def test_an_end_finds_what_waits_here_first(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    pair = joined(contexts)
+    server = pair.server.application
+    server.transport.pause_reading()
+    pair.client.application.transport.write(b"last words")
+    pair.client.application.transport.close()
+    pair.server.session.data_received(pair.client.take())
+    server.transport.resume_reading()
+    assert not pair.server.session.eof_received(), "it came before the loop did what it was asked to"
+    assert (server.data, server.told) == (b"last words", ["made", "eof"])
+    pair.server.settle()
+    assert server.told[2:] == [("lost", None)]
+
+
+def test_a_caller_that_goes_in_the_middle_of_a_record_is_cut(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    pair = joined(contexts)
+    client, server = pair.client.application, pair.server.application
+    client.transport.write(b"whole")
+    whole = pair.client.take()
+    client.transport.write(b"half")
+    pair.server.session.data_received(whole + pair.client.take()[:-1])
+    assert not pair.server.session.eof_received()
+    pair.server.session.connection_lost(None)
+    assert server.data == b"whole"
+    ((lost, error),) = server.told[1:]
+    assert (lost, type(error)) == ("lost", TruncatedError)
+
+
 def test_who_is_not_let_in_gets_an_end(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     pair = Pair(Side(contexts[0], server=False), Side(contexts[1], server=True, let_in=False))
     pair.pass_on()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,27 @@ def test_tls_is_spoken_as_requests_speak_it(
     else:
         assert got.status is None
         assert answer in got.error
+
+
+def test_a_probe_goes_by_one_configuration_from_its_beginning_to_its_end(tmp_path: Path) -> None:
+    authority = Authority()
+    upstream = UpstreamTls(ca_file=write(tmp_path / "ca.pem", authority.pem), allowed_names=("good.test",))
+    context = authority.server(authority.issue("evil.test").write(tmp_path, "w"))
+
+    async def main() -> Answer:
+        loop = asyncio.get_running_loop()
+        ask = HttpProber(upstream)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            probe = loop.create_task(ask(f"https://127.0.0.1:{listener.getsockname()[1]}", "/", 5.0))
+            accepted, _ = await loop.sock_accept(listener)
+            ask.configure(UpstreamTls(ca_file=upstream.ca_file, server_name="good.test"))
+            serving = loop.create_task(loop.connect_accepted_socket(asyncio.Protocol, accepted, ssl=context))
+            answer = await probe
+            await asyncio.gather(serving, return_exceptions=True)
+            return answer
+
+    assert "none of its names is allowed" in asyncio.run(main()).error
 
 
 def test_tls_files_that_cannot_be_used_are_the_answer() -> None:
