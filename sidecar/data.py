@@ -14,7 +14,6 @@ import secrets
 import signal
 import socket
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -27,7 +26,6 @@ from router.model import (
     EndpointReturned,
     EndpointSeen,
     EndpointsHeard,
-    GoneReason,
     PeerObserved,
     SnapshotBegan,
     SnapshotEnded,
@@ -37,11 +35,10 @@ from router.model import (
 )
 from sidecar.boot import DataPlan
 from sidecar.channel import Channel, ChannelError, FaultsChanged, Hello, Listening, Ping, guard_messages
-from sidecar.discovery.members import Members
-from sidecar.discovery.planned import static_endpoints
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.plane import SWEEP_S, Plane
+from sidecar.membership import Membership, model_timeouts
 from sidecar.overload import Guard
 from sidecar.settings import Protocol, model_policies, router_policies
 from sidecar.sockets import granted
@@ -51,13 +48,11 @@ from sidecar.tls.material import HTTP1, HTTP2
 from sidecar.tls.process import ProcessTls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
+    from collections.abc import Callable
 
     from router.model import Event
-    from router.policy import ModelPolicy
     from sidecar.boot import PlanFile
     from sidecar.grpc.plane import GrpcPlane
-    from sidecar.settings import ModelTimeouts, Settings
 
 TICK_S = 0.1
 OBSERVE_S = 1.0
@@ -66,15 +61,10 @@ FIRST_SNAPSHOT_S = 5.0
 """Longest wait for a snapshot before connections are accepted all the same."""
 MAX_QUEUED = 65536
 """Most connections taken from an accept queue while closing (the largest backlog there is)."""
-SETTLE_S = 2.0
-"""Longest time that what leaves the configuration is kept for newcomers to be found warm, while somebody probes."""
 CONTROL_SILENT_S = 2.0
 """No ping for this long: the control process is gone or stuck."""
-CONTROL_SPEAKS_S = 1.0
-"""No ping for this long: nobody may be probing, and nothing is taken out that probes would have to replace."""
 
 _ROUTER_EVENTS = (
-    EndpointSeen,
     EndpointsHeard,
     EndpointHeld,
     EndpointEjected,
@@ -102,11 +92,7 @@ class DataProcess:
         rng = random.Random(secrets.randbits(64))  # noqa: S311  routing, not secrets
         now = self._clock()
         self._page.begin(os.getpid(), now)
-        self._models = model_policies(settings)
-        self._model_timeouts = _model_timeouts(settings)
-        self._members = Members(static_endpoints(settings))
-        self._settled_by = now
-        self._cluster = Cluster(router_policies(settings), self._models, now, rng=rng.random)
+        self._cluster = Cluster(router_policies(settings), model_policies(settings), now, rng=rng.random)
         self._plane = Plane(
             cluster=self._cluster,
             page=self._page,
@@ -116,9 +102,10 @@ class DataProcess:
             limits=settings.limits,
             timeouts=settings.timeouts,
             share=self._share,
-            model_timeouts=self._model_timeouts,
+            model_timeouts=model_timeouts(settings),
         )
         self._plane.drained = self._finish
+        self._membership = Membership(self._plane, settings, now)
         processes = max(listener.processes for listener in settings.listeners)
         self._guard = Guard(self._plane, settings.overload, processes)
         self._tick_due = now
@@ -127,7 +114,6 @@ class DataProcess:
         self._plane.gauge(Scalar.CONFIG_NOW, plan.sequence)
         self._servers: list[asyncio.Server] = []
         self._sockets: list[tuple[socket.socket, Callable[[], asyncio.Protocol]]] = []
-        self._rules: list[ListenerRules] = []  # by place in the plan's listeners; empty before it accepts
         self._grpc: GrpcPlane | None = None
         self._accepting = False
         self._listening: list[Listening] = []
@@ -185,7 +171,7 @@ class DataProcess:
                 trusted_networks=listener.trusted_networks,
                 model_header=listener.model_header,
             )
-            self._rules.append(rules)
+            self._membership.rules.append(rules)
             factory = self._tls.guard(
                 held.listener, name, _ALPN[listener.protocol], self._factory(rules, listener.protocol)
             )
@@ -279,24 +265,15 @@ class DataProcess:
 
     def _take(self, message: object) -> None:
         now = self._clock()
-        if isinstance(message, EndpointSeen) and message.record.static:
-            record = self._members.seen(message.record)
-            if record is not None:
-                self._share(self._cluster.apply(EndpointSeen(record, message.at), now))
-        elif isinstance(message, EndpointGone):
-            held = self._cluster.endpoints.get(message.id)
-            if held is None or not held.record.static or self._members.gone(message.id):
-                self._share(self._cluster.apply(message, now))
+        if isinstance(message, EndpointSeen | EndpointGone):
+            self._share(self._membership.told(message, now))
         elif isinstance(message, _ROUTER_EVENTS):
             self._share(self._cluster.apply(message, now))
         elif isinstance(message, Ping):
-            if now - self._pinged > CONTROL_SPEAKS_S:  # nobody probed meanwhile
-                self._settled_by = now + SETTLE_S
+            self._membership.pinged(message.epoch, now)
             self._pinged = now
             if message.epoch != self._control_epoch:  # a new control process, which knows nothing of us
                 self._control_epoch = message.epoch
-                self._members.forget_said()
-                self._settled_by = now + SETTLE_S
                 self._say_listening()
                 self._say_guards()
             if self._control_lost:
@@ -308,8 +285,7 @@ class DataProcess:
             self._mode = message.mode
             self._set_mode(message.mode, now)
         elif isinstance(message, SnapshotEnded):
-            self._place_members(now, whole=True)  # they are there whatever was read when it was made
-            self._share(self._cluster.apply(message, now))
+            self._share(self._membership.ended(message, now))
             self._snapshot = True
             self._go.set()
         elif isinstance(message, FaultsChanged):
@@ -335,63 +311,12 @@ class DataProcess:
         before, self._plan = self._plan, plan
         if plan.sequence == before.sequence:
             return
-        members = self._members.records
-        self._members.configure(static_endpoints(plan.settings))
-        self._go_by_plan(members.keys(), now)
+        self._membership.configure(plan.settings, tuple(held.listener for held in plan.listeners), now)
+        self._bury()
         self._guard.configure(plan.settings.overload)
         self._tls.configure(plan.settings)
         self._plane.gauge(Scalar.CONFIG_NOW, plan.sequence)
         self._log.info("config.in_force", revision=plan.revision)
-        if self._members.settling:
-            self._settled_by = now + SETTLE_S
-            self._log.info("config.settling", awaited=sorted(self._members.awaited))
-
-    def _go_by_plan(self, members: Set[str], now: float) -> None:
-        """Go by the settings as far as endpoints and models allow, in one step that no request falls into.
-
-        Models that nobody could be picked for yet do not become anybody's default, and those that they replace stay.
-        ``members`` are the ids that were there before.
-        """
-        settings, awaited = self._plan.settings, self._members.awaited
-        if self._snapshot:
-            self._place_members(now)
-            for id in members - self._members.records.keys():  # noqa: A001
-                held = self._cluster.endpoints.get(id)
-                if held is not None and held.record.static:
-                    self._cluster.apply(EndpointGone(id, GoneReason.REMOVED, now), now)
-        models, timeouts = model_policies(settings), _model_timeouts(settings)
-        if self._members.settling:
-            models = _with_leaving(models, self._models, awaited)
-            timeouts = self._model_timeouts | timeouts
-        self._models, self._model_timeouts = models, timeouts
-        self._cluster.configure(router_policies(settings), models, now)
-        self._plane.configure(settings.limits, settings.timeouts, timeouts)
-        for held_fd, rules in zip(self._plan.listeners, self._rules, strict=False):
-            listener = settings.listeners[held_fd.listener]
-            rules.configure(
-                rules.default_model if listener.default_model in awaited else listener.default_model,
-                trusted_networks=listener.trusted_networks,
-                model_header=listener.model_header,
-            )
-        self._bury()
-
-    def _place_members(self, now: float, *, whole: bool = False) -> None:
-        """Have the endpoints of the configuration in the cluster; ``whole``: name those too that are there."""
-        for id, record in self._members.records.items():  # noqa: A001
-            held = self._cluster.endpoints.get(id)
-            if held is None or (held.record.static and (whole or held.record != record)):
-                self._share(self._cluster.apply(EndpointSeen(record, now), now))
-
-    def _settle(self, now: float) -> None:
-        """Let go what was kept once it can be done without, or was long enough while somebody probes."""
-        cold = self._members.awaited
-        if cold and (now < self._settled_by or now - self._pinged > CONTROL_SPEAKS_S):
-            return
-        members = self._members.records
-        self._members.settle()
-        self._go_by_plan(members.keys(), now)
-        say = self._log.warning if cold else self._log.info
-        say("config.settled", not_warm=sorted(cold))
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -401,8 +326,8 @@ class DataProcess:
         self._guard.ticked(max(0.0, now - self._tick_due), now)
         self._tick_due = now + TICK_S
         self._look_at_plan(now)
-        if self._members.settling:
-            self._settle(now)
+        if self._membership.settle(now):
+            self._bury()
         self._share(self._cluster.apply(Tick(), now))
         self._plane.hangups.look()
         if now >= self._sweep_due:
@@ -491,22 +416,6 @@ class DataProcess:
         """Everything has ended, or was cut; whoever is still in a handshake was accepted too."""
         if not self._accepting and not self._tls.handshakes and not self._ended.done():
             self._ended.set_result(None)
-
-
-def _with_leaving(
-    models: tuple[ModelPolicy, ...], before: tuple[ModelPolicy, ...], awaited: frozenset[str]
-) -> tuple[ModelPolicy, ...]:
-    """Return ``models`` and those of ``before`` that leave; the default one stays where the new one is ``awaited``."""
-    default = next((model.name for model in models if model.default), None)
-    if default in awaited:
-        default = next((model.name for model in before if model.default), default)
-    names = {model.name for model in models}
-    together = (*models, *(model for model in before if model.name not in names))
-    return tuple(replace(model, default=model.name == default) for model in together)
-
-
-def _model_timeouts(settings: Settings) -> dict[str, ModelTimeouts]:
-    return {model.name: model.timeouts for model in settings.models}
 
 
 def run_data(plan: DataPlan, file: PlanFile) -> int:
