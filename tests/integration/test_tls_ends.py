@@ -283,17 +283,19 @@ async def test_a_reload_lets_no_caller_in_that_neither_configuration_does(
 
     server = await path.plane.loop.create_server(process.guard(0, "in", HTTP1, enter), "127.0.0.1", 0)
     address = server.sockets[0].getsockname()
-    for number in (1, 2):
-        sock = socket.socket()
-        sock.setblocking(False)
-        await path.plane.loop.sock_connect(sock, address)
-        if number == 1:  # and so in the handshake
-            await path.until(lambda: process.handshakes == 1, "accepted")
-            process.configure(settings({**base, **mutual, "ca_file": missing or mutual["ca_file"]}))
-        _, writer = await asyncio.open_connection(sock=sock, ssl=context, server_hostname="a.test")
-        await path.until(lambda: not process.handshakes, "over")
-        writer.transport.abort()
-        assert len(let_in) == (number == 2 and comes_in)
+    try:
+        for number in (1, 2):
+            sock = socket.socket()
+            sock.setblocking(False)
+            await path.plane.loop.sock_connect(sock, address)
+            if number == 1:  # and so in the handshake
+                await path.until(lambda: process.handshakes == 1, "accepted")
+                process.configure(settings({**base, **mutual, "ca_file": missing or mutual["ca_file"]}))
+            _, writer = await asyncio.open_connection(sock=sock, ssl=context, server_hostname="a.test")
+            await path.until(lambda: not process.handshakes, "over")
+            writer.transport.abort()
+            assert len(let_in) == (number == 2 and comes_in)
+    finally:
+        server.close()
     assert path.scalar(Scalar.TLS_PEERS_REJECTED_TOTAL) == 2 - comes_in
-    server.close()
     await path.until(lambda: not path.plane.connections, "gone")
