@@ -33,11 +33,14 @@ from sidecar.upstreams.adapters import HttpReadiness
 from sidecar.upstreams.probes import HttpProber
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from aiohttp.web import AppRunner
 
     from sidecar.boot import PlanFile
     from sidecar.discovery.source import DiscoverySource
 
+CANCEL_AGAIN_S = 0.5
 TICK_S = 0.1
 ALONE_S = SPEAKS_S + 1.0
 """After a SIGTERM: a data process that still speaks has run since then, and would be draining if it had got one."""
@@ -45,6 +48,15 @@ ALONE_S = SPEAKS_S + 1.0
 NO_STORE = "none"
 
 _log = get_log("control")
+
+
+async def end_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks until each has ended: a client that just connects may take a cancellation for its own timeout."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
 
 
 class Control:
@@ -108,8 +120,7 @@ class Control:
                 running.append(tasks.create_task(self._tick(), name="tick"))
                 running.append(tasks.create_task(context.certificates.run(), name="certificates"))
                 await self._ended.wait()
-                for task in running:
-                    task.cancel()
+                await end_all(running)
         finally:
             context.keeper.feed.stop()
             if self._runner is not None:

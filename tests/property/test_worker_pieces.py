@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -20,7 +21,7 @@ SHAPES = [(7,), (0,), (3, 2), (3, 1), (2, 0), (2, 1, 3), (1, 1, 1)]
 NUMBERS = [datatype for datatype in Datatype if datatype is not Datatype.BYTES]
 items: st.SearchStrategy[Any] = st.sampled_from(
     [0, 1, 2, 1, 0, 127, 300, 0.5, 1e300, 70000, -1, True, None, "a,[b", {"a": [1]}, [1]]
-)
+).map(copy.deepcopy)  # what is drawn may be changed below
 
 
 def outcome(datatype: Datatype, shape: tuple[int, ...], text: str) -> Any:

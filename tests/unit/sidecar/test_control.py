@@ -1,0 +1,32 @@
+"""How the control process ends what it runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sidecar import control
+
+
+async def _swallows_one() -> None:
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        await asyncio.Event().wait()
+
+
+async def _obeys() -> None:
+    await asyncio.Event().wait()
+
+
+def test_a_task_that_swallows_a_cancellation_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "CANCEL_AGAIN_S", 0.0)
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(one()) for one in (_swallows_one, _obeys)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(control.end_all(tasks), 5)
+        assert all(task.cancelled() for task in tasks)
+
+    asyncio.run(main())
