@@ -72,20 +72,19 @@ class StateWriter:
     @asynccontextmanager
     async def beating(self, *records: EndpointRecord, every_s: float) -> AsyncIterator[None]:
         """Register ``records`` and keep them alive inside the block, through every loss of the store."""
-        tasks = [asyncio.create_task(self._keep(record, every_s)) for record in records]
+        over = asyncio.Event()
+        tasks = [asyncio.create_task(self._keep(record, every_s, over)) for record in records]
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            for task in tasks:
-                with suppress(asyncio.CancelledError):
-                    await task
+            over.set()  # cancelled while it connects, a client would leave its connection open
+            await asyncio.gather(*tasks)
 
-    async def _keep(self, record: EndpointRecord, every_s: float) -> None:
-        while True:
+    async def _keep(self, record: EndpointRecord, every_s: float, over: asyncio.Event) -> None:
+        while not over.is_set():
             with suppress(aioredis.RedisError, OSError):
                 async with asyncio.timeout(1.0):
                     if await self.beat(record) < 0:
                         await self.put(record)
-            await asyncio.sleep(every_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), every_s)
