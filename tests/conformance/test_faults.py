@@ -183,8 +183,8 @@ def test_a_sick_network_to_a_worker_is_told_apart_from_a_slow_one(tmp_path: Path
         sidecar = stack.enter_context(sidecar_process(tmp_path, config))
         for toxin, status, least_s, most_s in TOXINS:
             until(lambda: ask(sidecar, BODY)[:2] == (200, BODY), f"served, before {toxin}")
-            tell({"kill": "fin"})  # the next connection is a new one, which the toxin holds for
-            until(lambda: tell({"stats": 1})["open"] == 0, "no connection")
+            # the next connection is a new one, which the toxin holds for; one may come as others are ended
+            until(lambda: bool(tell({"kill": "fin"})) and tell({"stats": 1})["open"] == 0, "no connection")
             tell({"set": toxin})
             got, body, seconds = ask(sidecar, BODY)
             assert got == status, (toxin, got, seconds)
