@@ -38,13 +38,15 @@ class RetryVerdict:
     denied: RetryDenied | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Failed:
     """An attempt that failed where another try was allowed: what its caller is told if nobody can take that."""
 
-    endpoint: Endpoint
-    outcome: Outcome
-    detail: str
+    __slots__ = ("detail", "endpoint", "outcome")
+
+    def __init__(self, endpoint: Endpoint, outcome: Outcome, detail: str) -> None:
+        self.endpoint: Final = endpoint
+        self.outcome: Final = outcome
+        self.detail: Final = detail
 
 
 NOBODY_ELSE: Final = "; no other endpoint is left for a retry"
