@@ -59,6 +59,8 @@ class Side:
         for event in events:
             if isinstance(event, StreamReset) or getattr(event, "stream_id", 0) not in reset:
                 self._take(event)
+            elif isinstance(event, DataReceived):  # the connection's window is to be given back all the same
+                self.late.append((event.stream_id, event.flow_controlled_length))
         self._send_on()
         back = self.h2.data_to_send()
         if back:
