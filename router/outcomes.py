@@ -116,6 +116,22 @@ BROKEN_OFF: frozenset[AttemptResult] = frozenset({AttemptResult.RESET, AttemptRe
 """Those of them after which it may well accept the next connection: no reason to turn away the last that is left."""
 
 
+OUTCOME_OF: dict[AttemptResult, Outcome] = {
+    AttemptResult.CONNECT_REFUSED: Outcome.CONNECT_FAILED,
+    AttemptResult.CONNECT_TIMEOUT: Outcome.CONNECT_TIMEOUT,
+    AttemptResult.REFUSED: Outcome.UPSTREAM_RESET,
+    AttemptResult.RESET: Outcome.UPSTREAM_RESET,
+    AttemptResult.PROTOCOL: Outcome.UPSTREAM_PROTOCOL,
+    AttemptResult.CALL_FAILED: Outcome.UPSTREAM_PROTOCOL,
+    AttemptResult.HEAD_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
+    AttemptResult.CUT: Outcome.UPSTREAM_CUT,
+    AttemptResult.STREAM_IDLE: Outcome.STREAM_IDLE,
+    AttemptResult.TRY_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
+    AttemptResult.CANCELLED: Outcome.OVERLOADED,
+}
+"""What a request ends in whose last attempt failed so."""
+
+
 class Reason(StrEnum):
     """Why a replica may not be picked, and why a request found no candidate."""
 

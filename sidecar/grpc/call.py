@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from router.outcomes import OUTCOMES, AttemptResult, Outcome
+from router.outcomes import OUTCOME_OF, OUTCOMES, AttemptResult, Outcome
 from router.retry import NOBODY_ELSE, Failed, RetryDenied
 from router.routes import NoCandidate
 from sidecar.faults import strike
@@ -43,20 +43,6 @@ SOON_S: Final = 0.5
 """A deadline this near gets a timer of its own; the sweep sees to the others until then."""
 
 _SERVICE_FIELD: Final = (1, 0)
-
-_OUTCOME_OF: Final[dict[AttemptResult, Outcome]] = {
-    AttemptResult.CONNECT_REFUSED: Outcome.CONNECT_FAILED,
-    AttemptResult.CONNECT_TIMEOUT: Outcome.CONNECT_TIMEOUT,
-    AttemptResult.REFUSED: Outcome.UPSTREAM_RESET,
-    AttemptResult.RESET: Outcome.UPSTREAM_RESET,
-    AttemptResult.PROTOCOL: Outcome.UPSTREAM_PROTOCOL,
-    AttemptResult.CALL_FAILED: Outcome.UPSTREAM_PROTOCOL,
-    AttemptResult.HEAD_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
-    AttemptResult.CUT: Outcome.UPSTREAM_CUT,
-    AttemptResult.STREAM_IDLE: Outcome.STREAM_IDLE,
-    AttemptResult.TRY_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
-    AttemptResult.CANCELLED: Outcome.OVERLOADED,
-}
 
 
 class Call:
@@ -495,7 +481,7 @@ class Call:
         answered = self.phase >= ANSWERING
         self._settle(result, now)
         if answered:
-            self.fail(_OUTCOME_OF[result] if result is AttemptResult.STREAM_IDLE else Outcome.UPSTREAM_CUT, detail)
+            self.fail(OUTCOME_OF[result] if result is AttemptResult.STREAM_IDLE else Outcome.UPSTREAM_CUT, detail)
             return
         self._tries += 1
         if result is not AttemptResult.CANCELLED and self.head.asked.attempt == 1:  # else a proxy before us tries again
@@ -511,12 +497,12 @@ class Call:
             )
             if verdict.allowed:
                 shared.count(Scalar.RETRIES_TOTAL)
-                failed = Failed(attempt.endpoint, _OUTCOME_OF[result], detail)
+                failed = Failed(attempt.endpoint, OUTCOME_OF[result], detail)
                 self._timer_for(verdict.delay_s, lambda: self._retry(failed))
                 return
             if verdict.denied is RetryDenied.BUDGET:
                 shared.count(Scalar.RETRIES_DENIED_TOTAL)
-        self.fail(_OUTCOME_OF[result], detail)
+        self.fail(OUTCOME_OF[result], detail)
 
     def _retry(self, failed: Failed) -> None:
         self._timer = None

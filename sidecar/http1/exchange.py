@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from router.outcomes import AttemptResult, Outcome
+from router.outcomes import OUTCOME_OF, AttemptResult, Outcome
 from router.retry import NOBODY_ELSE, Failed, RetryDenied
 from router.routes import NoCandidate
 from sidecar.faults import strike
@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from router.routes import Route
     from sidecar.upstreams.connection import UpstreamConnection
     from sidecar.upstreams.pool import Upstream
-
-_OUTCOME_OF: Final[dict[AttemptResult, Outcome]] = {
-    AttemptResult.CONNECT_REFUSED: Outcome.CONNECT_FAILED,
-    AttemptResult.CONNECT_TIMEOUT: Outcome.CONNECT_TIMEOUT,
-    AttemptResult.RESET: Outcome.UPSTREAM_RESET,
-    AttemptResult.PROTOCOL: Outcome.UPSTREAM_PROTOCOL,
-    AttemptResult.HEAD_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
-    AttemptResult.CUT: Outcome.UPSTREAM_CUT,
-    AttemptResult.STREAM_IDLE: Outcome.STREAM_IDLE,
-    AttemptResult.CANCELLED: Outcome.OVERLOADED,
-    AttemptResult.TRY_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
-}
 
 _VIA_END: Final = VIA + b"\r\n"
 _CUTS: Final = frozenset({AttemptResult.CUT, AttemptResult.STREAM_IDLE, AttemptResult.TRY_TIMEOUT})
@@ -251,7 +239,7 @@ class ExchangeConnection(EndingConnection):
             return
         self._settle(result, now)
         if answered:
-            self._cut(_OUTCOME_OF[result] if result in _CUTS else Outcome.UPSTREAM_CUT, broken, detail)
+            self._cut(OUTCOME_OF[result] if result in _CUTS else Outcome.UPSTREAM_CUT, broken, detail)
             return
         if self._watch is not None and self._hedge_takes_over(self._watch):
             return
@@ -271,7 +259,7 @@ class ExchangeConnection(EndingConnection):
             if verdict.allowed:
                 plane.count(Scalar.RETRIES_TOTAL)
                 self._sent_head = numbered(self._sent_head, 1 + self._tries)
-                failed = Failed(attempt.endpoint, _OUTCOME_OF[result], detail)
+                failed = Failed(attempt.endpoint, OUTCOME_OF[result], detail)
                 self._timer = plane.loop.call_later(verdict.delay_s, self._retry, failed)
                 if self.request_done:  # nobody's time runs meanwhile but the request's own
                     self._wait_for_head(now + verdict.delay_s)
@@ -281,7 +269,7 @@ class ExchangeConnection(EndingConnection):
         if self._watch is not None and left_s <= 0:
             self._end_with(Outcome.DEADLINE_EXCEEDED, f"{self._watch.limit}; {detail}")
         else:
-            self._end_with(_OUTCOME_OF[result], detail)
+            self._end_with(OUTCOME_OF[result], detail)
 
     def upstream_full(self, *, full: bool) -> None:
         """The worker's side is full, or no longer: read the request's body accordingly."""
