@@ -8,7 +8,7 @@ once all the same: each draw checks ``Candidate.open_until``.
 
 from __future__ import annotations
 
-from math import ceil, exp, inf, log
+from math import exp, inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +24,7 @@ from router.pickers import AliasPicker
 from router.retry import RetryBudget, RetryVerdict, judge_retry
 from router.routes import PROBE, TRIAL, Attempt, NoCandidate, Route, expected_wait, second_wins
 from router.scorers import default_scorers
-from router.stats import LEAST_MS, MOST_MS, LogBuckets
+from router.stats import LEAST_MS, MOST_MS
 from router.tables import IDLE_REBUILD_S, REBUILD_S, USED_FOR, Tables
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def no_jitter() -> float:
 class Cluster:
     """The fleet as one process of one sidecar sees it.
 
+    ``generation`` changes with the set of routes, so that a shell may remember what :meth:`route` said.
+
     Args:
         policies: all tunables.
         models: what configuration says of models; each has a route even while nobody serves it. Models that endpoints
@@ -87,9 +89,9 @@ class Cluster:
         self._given_filters = filters
         self._given_scorers = scorers
         self._fleet = fleet = Fleet(policies, models, self._filters(policies), now)
+        self.generation = fleet.generation
         self._tables = Tables(fleet, policies, self._scorers(policies), picker)
         self._endpoints = MappingProxyType(fleet.endpoints)
-        self._scale = LogBuckets(policies.latency.relative_error).scale
         self._decay = -1 / policies.latency.ewma_decay_s
         self._budget = RetryBudget(policies.retry, now)
         self._calls = self._budget.calls
@@ -117,12 +119,12 @@ class Cluster:
         processes of a sidecar are configured alike, within a tick.
         """
         self.policies = policies
-        self._scale = LogBuckets(policies.latency.relative_error).scale
         self._decay = -1 / policies.latency.ewma_decay_s
         self._budget.configure(policies.retry, now)
         self._calls = self._budget.calls
         self._tables.configure(policies, self._scorers(policies))
         self._fleet.configure(policies, models, self._filters(policies), now)
+        self.generation = self._fleet.generation
 
     def _filters(self, policies: Policies) -> Sequence[Filter]:
         given = self._given_filters
@@ -138,11 +140,6 @@ class Cluster:
     def mode(self) -> StoreMode:
         """How far the shared state can be trusted."""
         return self._fleet.mode
-
-    @property
-    def generation(self) -> int:
-        """A number that changes with the set of routes, so that a shell may remember what :meth:`route` said."""
-        return self._fleet.generation
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:
@@ -172,7 +169,9 @@ class Cluster:
     def route(self, model: str, version: str = "", protocol: str = HTTP) -> Route | None:
         """Return the route of a model, or of one version of it; None where there is none (see :meth:`missing`)."""
         if protocol != HTTP:
-            return self._fleet.find(model, version, protocol, self._swept_at)
+            found = self._fleet.find(model, version, protocol, self._swept_at)
+            self.generation = self._fleet.generation
+            return found
         return self._fleet.routes.get(f"{model}@{version}" if version else model)
 
     def missing(self, model: str, version: str = "", protocol: str = HTTP) -> Reason:
@@ -216,8 +215,18 @@ class Cluster:
                 calls.turn(now)
             calls.yes += 1
             if now < route.due:
-                drawn, draw = route.drawn, route.draw
-                first, second = drawn[draw(rng)], drawn[draw(rng)]
+                drawn = route.drawn
+                table = route.table
+                if table is not None:  # AliasPicker.draw by hand: this is every request
+                    size, keep, alias = table.size, table.keep, table.alias
+                    position = rng() * size
+                    index = int(position)
+                    first = drawn[index if position - index < keep[index] else alias[index]]
+                    position = rng() * size
+                    index = int(position)
+                    second = drawn[index if position - index < keep[index] else alias[index]]
+                else:
+                    first, second = drawn[route.draw(rng)], drawn[route.draw(rng)]
                 if now < first.open_until and now < second.open_until:
                     endpoint = first.endpoint
                     if first is not second:
@@ -341,27 +350,37 @@ class Cluster:
         """
         if attempt.ended:
             return ()
+        endpoint = attempt.endpoint
+        if result is _SUCCESS and not endpoint.guarded:
+            self.learn(endpoint, (self.succeeded(attempt, now),), now)
+            return ()
+        attempt.ended = True
+        endpoint.in_flight -= 1
+        return self._done_with_care(attempt, result, now, retry_after_s)
+
+    def succeeded(self, attempt: Attempt, now: float) -> float:
+        """Release an attempt that succeeded on an endpoint that is not ``guarded``; return what it took, seconds.
+
+        The cheap half of :meth:`done` in the usual case: what choices go by is brought up to date at once, the rest
+        is to be told to :meth:`learn`, for many attempts together and within a tick.
+        """
         attempt.ended = True
         endpoint = attempt.endpoint
         endpoint.in_flight -= 1
-        if result is not _SUCCESS or endpoint.guarded:
-            return self._done_with_care(attempt, result, now, retry_after_s)
-        # Latency.sample and Breaker.record by hand: this is every request
-        latency = endpoint.latency
-        ms = (now - attempt.started) * 1000.0
+        seconds = now - attempt.started
+        ms = seconds * 1000.0
         if not LEAST_MS <= ms <= MOST_MS:
             ms = min(max(ms, LEAST_MS), MOST_MS)
-        index = ceil(log(ms) * self._scale)
-        fresh = latency.fresh
-        fresh[index] = fresh.get(index, 0) + 1
+        latency = endpoint.latency  # Latency.average by hand: this is every request
         average = latency.ewma_ms
         latency.ewma_ms = ms if ms >= average else ms + (average - ms) * exp((now - latency.ewma_at) * self._decay)
         latency.ewma_at = now
-        calls = endpoint.breaker.calls
-        if now >= calls.ends:
-            calls.turn(now)
-        calls.yes += 1
-        return ()
+        return seconds
+
+    def learn(self, endpoint: Endpoint, seconds: Sequence[float], now: float) -> None:
+        """Learn what attempts took that :meth:`succeeded`, in seconds: for quantiles and for the breaker."""
+        endpoint.latency.count(seconds)
+        endpoint.breaker.calls.add(len(seconds), 0, now)
 
     def opened(self, attempt: Attempt, now: float) -> tuple[Event, ...]:
         """Learn that an attempt became a tunnel: that is its success, but it is in flight until :meth:`closed`."""
@@ -511,7 +530,9 @@ class Cluster:
 
     def apply(self, event: Event, now: float) -> tuple[Event, ...]:
         """Take one event; return those that sibling processes should hear of because of it."""
-        return self._handlers[type(event)](event, now) or ()
+        out = self._handlers[type(event)](event, now)
+        self.generation = self._fleet.generation
+        return out or ()
 
     def _on_ejected(self, event: EndpointEjected, now: float) -> None:
         endpoint = self._fleet.endpoints.get(event.id)

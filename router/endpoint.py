@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import ceil, exp, inf, log
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,10 +11,15 @@ from router.model import Replica, State
 from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow, rebucketed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from router.model import EndpointRecord
     from router.outcomes import Reason
     from router.policy import LatencyPolicy, Policies
     from router.routes import Route
+
+_LEAST_S: Final = LEAST_MS / 1000
+_MOST_S: Final = MOST_MS / 1000
 
 SETTLE_S: Final = 0.5
 """How old the quantiles may be that weights are made from."""
@@ -75,13 +81,24 @@ class Latency:
 
     def sample(self, ms: float, now: float) -> None:
         """Take the duration of an attempt that succeeded."""
+        self.count((ms / 1000,))
+        self.average(ms, now)
+
+    def average(self, ms: float, now: float) -> None:
+        """Take it into the EWMA alone."""
         ms = LEAST_MS if ms < LEAST_MS else min(ms, MOST_MS)
-        index = ceil(log(ms) * self._buckets.scale)
-        fresh = self.fresh
-        fresh[index] = fresh.get(index, 0) + 1
         average = self.ewma_ms
         self.ewma_ms = ms if ms >= average else ms + (average - ms) * exp((now - self.ewma_at) * self._decay)
         self.ewma_at = now
+
+    def count(self, seconds: Sequence[float]) -> None:
+        """Take durations into the sketch alone."""
+        scale = self._buckets.scale
+        if min(seconds) < _LEAST_S or max(seconds) > _MOST_S:
+            seconds = [min(max(one, _LEAST_S), _MOST_S) for one in seconds]
+        fresh = self.fresh
+        for index, count in Counter([ceil(log(one * 1000.0) * scale) for one in seconds]).items():
+            fresh[index] = fresh.get(index, 0) + count
 
     def at_least(self, ms: float, now: float) -> None:
         """Take the duration of an attempt that did not succeed: it can only say "slower than thought"."""

@@ -17,7 +17,7 @@ class AliasPicker:
     Weights are finite and 0 or more; where all are 0, every index is as likely.
     """
 
-    __slots__ = ("_alias", "_keep", "_size")
+    __slots__ = ("alias", "keep", "size")
 
     def __init__(self, weights: Sequence[float]) -> None:
         size = len(weights)
@@ -35,12 +35,12 @@ class AliasPicker:
             scaled[high] = left
             if left < 1.0:
                 small.append(large.pop())
-        self._size = size
-        self._keep = keep
-        self._alias = alias
+        self.size = size
+        self.keep = keep
+        self.alias = alias
 
     def draw(self, rng: Rng) -> int:
-        """Return an index with the probability of its weight."""
-        position = rng() * self._size
+        """Return an index with the probability of its weight. ``Cluster.choose`` has this written out for speed."""
+        position = rng() * self.size
         index = int(position)
-        return index if position - index < self._keep[index] else self._alias[index]
+        return index if position - index < self.keep[index] else self.alias[index]

@@ -100,14 +100,14 @@ class Route:
     ``protocol`` is what its endpoints speak: there are candidates of one protocol only on a route.
 
     The cluster owns everything but the first five fields. ``drawn`` are the candidates in the table, ``draw`` the
-    table; ``busy`` and ``draw_busy`` the same of those that would be in it but pushed back, for when nobody else is
-    left. ``due`` is when the next choice must look closer, ``rebuild_at`` when the tables have to be made again;
-    ``used`` counts down from the last choice.
+    table (``table`` too, where it is of the usual kind); ``busy`` and ``draw_busy`` the same of those that would be in
+    it but pushed back, for when nobody else is left. ``due`` is when the next choice must look closer, ``rebuild_at``
+    when the tables have to be made again; ``used`` counts down from the last choice.
     """
 
     __slots__ = (
         "key", "model", "version", "policy", "hedging", "protocol",
-        "due", "drawn", "draw", "used",
+        "due", "drawn", "draw", "table", "used",
         "built_at", "busy", "busy_weights", "candidates", "dirty", "draw_busy", "empty_since", "interval_s", "learned",
         "none", "none_at", "rebuild_at", "waiting", "weights", "withdrawn",
     )  # fmt: skip
@@ -124,6 +124,7 @@ class Route:
         self.due = -inf
         self.drawn: list[Candidate] = []
         self.draw: Callable[[Rng], int] = _nothing_to_draw
+        self.table: AliasPicker | None = None
         self.busy: list[Candidate] = []
         self.draw_busy: Callable[[Rng], int] = _nothing_to_draw
         self.used = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from router.explain import View
 from router.outcomes import Reason
+from router.pickers import AliasPicker
 from router.routes import UNMEASURED_MS, weigh
 from router.stats import median
 
@@ -108,7 +109,9 @@ class Tables:
         route.waiting = waiting
         if open_:
             route.weights = weigh(open_, self._scorers, self._policies, self._fleet.mode).weights
-            route.draw = self._picker(route.weights).draw
+            table = self._picker(route.weights)
+            route.draw = table.draw
+            route.table = table if isinstance(table, AliasPicker) else None
             _set_priors(open_)
         if busy:
             route.busy_weights = weigh(busy, self._scorers, self._policies, self._fleet.mode).weights

@@ -325,6 +325,7 @@ class DataProcess:
         self._ticker = self._loop.call_later(TICK_S, self._tick)
         self._guard.ticked(max(0.0, now - self._tick_due), now)
         self._tick_due = now + TICK_S
+        self._plane.settle(now)
         self._look_at_plan(now)
         if self._membership.settle(now):
             self._bury()

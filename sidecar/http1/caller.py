@@ -14,13 +14,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from sidecar.http1.forwarding import STRANGER, ListenerRules
-from sidecar.http1.shapes import LEARN_AT
+from sidecar.http1.head import NO_HEAD
+from sidecar.http1.shapes import Learned
 from sidecar.http1.transports import descriptor, limit_flush, reset, unread
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
-    import re
-
     from router.routes import Attempt
     from sidecar.http1.chunked import ChunkScanner
     from sidecar.http1.head import RequestHead
@@ -72,7 +71,6 @@ class CallerConnection(asyncio.Protocol):
         "_close_after",
         "_discarded",
         "_ended",
-        "_full_reads",
         "_generation",
         "_head",
         "_last_head",
@@ -81,7 +79,9 @@ class CallerConnection(asyncio.Protocol):
         "_peer",
         "_opened_s",
         "_peer_full",
+        "_known_target",
         "_phase",
+        "_plain",
         "_plane",
         "_read_paused",
         "_reader_at",
@@ -90,9 +90,7 @@ class CallerConnection(asyncio.Protocol):
         "_rules",
         "_scanner",
         "_seen",
-        "_shape",
-        "_shaped",
-        "_learn_at",
+        "_learned",
         "_sent_head",
         "_started",
         "_target",
@@ -123,12 +121,10 @@ class CallerConnection(asyncio.Protocol):
         self._phase = NEW
         self._buffer = b""
         self._last_head: RequestHead | None = None
-        self._shape: re.Pattern[bytes] | None = None  # learned from the caller's heads; ``_shaped`` is one that has it
-        self._shaped: RequestHead
-        self._full_reads = 0
-        self._learn_at = LEARN_AT
-        self._head: RequestHead  # of the request in hand; these two are set before anything reads them
-        self._target: Target  # what ``_target_text`` meant at ``_generation`` of the cluster's routes
+        self._learned: Learned[RequestHead] = Learned()
+        self._head = NO_HEAD  # of the request in hand
+        self._target: Target  # of the request in hand; these two are set before anything reads them
+        self._known_target: Target  # what ``_target_text`` meant at ``_generation`` of the cluster's routes
         self._target_text = b""
         self._generation = -1
         self._attempt: Attempt | None = None
@@ -141,6 +137,7 @@ class CallerConnection(asyncio.Protocol):
         self._left = 0
         self._started = 0.0
         self._tries = 0
+        self._plain = False  # nothing about the request in hand is special, so far: see ``whole_answer``
         self._ticket = 0
         self._seen = b""
         self._whole = True
@@ -254,6 +251,7 @@ class CallerConnection(asyncio.Protocol):
             self.deadline = min(self.deadline, now + idle_s)
         elif BODY <= self._phase < ANSWERING:
             self._close_after = True
+            self._plain = False
 
     def unsent(self) -> int:
         """Return how many bytes were written that the caller's kernel has not taken yet (tcp(7), SIOCOUTQ)."""

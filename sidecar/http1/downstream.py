@@ -27,8 +27,7 @@ from sidecar.http1.caller import (
     WAITING,
 )
 from sidecar.http1.chunked import ChunkError, ChunkScanner
-from sidecar.http1.head import CHUNKED, HeadError, RequestHead, hopeless, parse_request
-from sidecar.http1.shapes import FORGET_AT, LEARN_AT
+from sidecar.http1.head import HeadError, RequestHead, hopeless, parse_request
 from sidecar.http1.targets import NO_MODEL
 from sidecar.telemetry.page import Scalar
 
@@ -165,12 +164,21 @@ class DownstreamConnection(BoundedConnection):
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def _read_head(self, data: bytes) -> None:
+        head = self._last_head
+        end = head.again(data) if head is not None else 0
+        if head is not None and end:
+            self._begin(head, data, end)
+        else:
+            self._read_another_head(data)
+
+    def _read_another_head(self, data: bytes) -> None:
+        """Read a head that is not like the last one."""
         end = data.find(b"\r\n\r\n") + 4
         if end < 5:  # not whole, or an empty line before the request, which is ignored (RFC 9112 2.2)
             if data.startswith(b"\r\n"):
                 data = _without_empty_lines(data)
                 if len(data) > 1:
-                    self._read_head(data)
+                    self._read_another_head(data)
                     return
             self._read_part_of_head(data)
             return
@@ -180,37 +188,19 @@ class DownstreamConnection(BoundedConnection):
             self._refuse(HeadError(Outcome.HEAD_TOO_LARGE, f"over {limits.head_bytes} bytes"), data)
             return
         raw = data[:end]
-        head = self._last_head
-        if head is None or head.raw != raw:
-            shape = self._shape
-            found = shape.fullmatch(raw) if shape is not None else None
-            if found is not None:
-                self._last_head = head = self._shaped
-                head.like(raw, found)
-                head.raw = raw
-            else:
-                try:
-                    head = parse_request(raw, limits.target_bytes, limits.fields, self._peer)
-                except HeadError as error:
-                    if raw.startswith(b"\r\n"):
-                        self._read_head(_without_empty_lines(data))
-                    else:
-                        self._refuse(error, data)
-                    return
-                self._learn(head)
-        self._begin(head, data, end)
-
-    def _learn(self, head: RequestHead) -> None:
-        """Keep a head that was read in full; learn its shape where this connection has had several like it."""
+        head = self._learned.find(raw)
+        if head is None:
+            try:
+                head = parse_request(raw, limits.target_bytes, limits.fields, self._peer)
+            except HeadError as error:
+                if raw.startswith(b"\r\n"):
+                    self._read_another_head(_without_empty_lines(data))
+                else:
+                    self._refuse(error, data)
+                return
+            self._learned.read_in_full(head, plane.shapes, plane.clock, limits.head_bytes)
         self._last_head = head
-        self._full_reads += 1
-        if self._full_reads > FORGET_AT:
-            self._shape = None
-        if self._full_reads >= self._learn_at and head.fits(head.raw):
-            self._full_reads = 0
-            self._learn_at *= LEARN_AT
-            self._shape = self._plane.shapes.learn(head.raw, self._plane.clock())
-            self._shaped = head
+        self._begin(head, data, end)
 
     def _read_part_of_head(self, data: bytes) -> None:
         plane = self._plane
@@ -238,19 +228,13 @@ class DownstreamConnection(BoundedConnection):
     def _begin(self, head: RequestHead, data: bytes, end: int) -> None:
         """A head is whole: find out what it asks for, take what there is of its body, and hand it on."""
         plane = self._plane
-        self._head = head
-        generation = plane.cluster.generation
-        if head.key == self._target_text and generation == self._generation:
-            target = self._target
-        else:
-            self._target = target = plane.resolve(head.target, self._rules.default_model, head.asked)
-            self._target_text, self._generation = head.key, generation
+        if head is not self._head or plane.cluster.generation != self._generation:
+            self._turn_to(head)
+        self._target = target = self._known_target
         self._started = now = plane.clock()
         self._tries = 0
         self._whole = True
-        self._close_after = self.last or not head.keep_alive
-        self.method = head.method
-        self.old_client = head.minor == 0
+        self._close_after = close = self.last or not head.keep_alive
         length = head.length
         if length == 0:
             self._seen = b""
@@ -258,12 +242,13 @@ class DownstreamConnection(BoundedConnection):
             self.request_done = True
         elif length > 0:
             stop = end + length
-            self._left = stop - len(data)
-            if self._left <= 0:
+            left = stop - len(data)
+            if left <= 0:
                 self._seen = data[end:stop]
-                self._buffer = data[stop:]
+                self._buffer = data[stop:] if left else b""
                 self.request_done = True
             else:
+                self._left = left
                 self._seen = data[end:]
                 self._buffer = b""
                 self.request_done = False
@@ -279,11 +264,16 @@ class DownstreamConnection(BoundedConnection):
         else:
             self._request_id = plane.new_request_id()
             out += b"x-request-id: " + self._request_id + b"\r\n"
-        self._sent_head = out + head.end if head.has_traceparent else out + plane.new_trace() + head.end
+        if head.has_traceparent:
+            self._sent_head = out + head.end
+        else:
+            self._sent_head = out + (plane.traces.pop() if plane.traces else plane.new_trace()) + head.end
         if self.request_done:
+            self._plain = not close and not self.old_client
             self._phase = WAITING
             self.deadline = now + target.times.response_head_s
         else:
+            self._plain = False
             self._phase = BODY
             self._body_at = 0.0
             self._body_from = -length if length > 0 else 0
@@ -292,14 +282,24 @@ class DownstreamConnection(BoundedConnection):
             self._start_watch(now)
         if length > self.gate and self._stopped(length, now):
             return
-        if target.route is None:
+        route = target.route
+        if route is None:
             self._without_route(target, now)
-        elif head.timeout_ms == 0 and self._over(now):
-            return
-        else:
-            self._dispatch(target.route, None, now)
-        if length == CHUNKED and end < len(data) and self._phase == BODY:
+        elif self._watch is None or head.timeout_ms or not self._over(now):
+            self._dispatch(route, None, now)
+        if length < 0 and end < len(data) and self._phase == BODY:
             self._read_body(data[end:])
+
+    def _turn_to(self, head: RequestHead) -> None:
+        """Take over what is not the same as for the request before."""
+        plane = self._plane
+        self._head = head
+        self.method = head.method
+        self.old_client = head.minor == 0
+        generation = plane.cluster.generation
+        if head.key != self._target_text or generation != self._generation:
+            self._known_target = plane.resolve(head.target, self._rules.default_model, head.asked)
+            self._target_text, self._generation = head.key, generation
 
     def _read_body(self, data: bytes) -> None:
         """More of the request's body: pass it on, and keep it while it is small enough to be sent again."""

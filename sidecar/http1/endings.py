@@ -43,6 +43,7 @@ class EndingConnection(TunnelConnection):
             if calm.ends_at < self.deadline:
                 self.deadline = calm.ends_at
             return
+        self._plain = False
         self._watch = watch = Watch(times, self._head.timeout_ms, self._started)
         if watch.told:
             watch.timer = plane.loop.call_later(watch.ends_at - now, self._time_over)

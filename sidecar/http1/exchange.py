@@ -50,7 +50,9 @@ class ExchangeConnection(EndingConnection):
                 return
             self._attempt = attempt
             upstream: Upstream = attempt.endpoint.shell or plane.upstream(attempt.endpoint)
-            if (plane.faults and self._struck(upstream, route, now)) or self._send(upstream, now):
+            if plane.faults and self._struck(upstream, route, now):
+                return
+            if self._send(upstream, now):
                 return
             self._attempt = None
             attempt = plane.cluster.choose_again(attempt, now, plane.rng, tried)
@@ -64,12 +66,14 @@ class ExchangeConnection(EndingConnection):
         if watch is not None and (watch.told or watch.try_s < inf):
             head = self._timed(head, now)
             self._clip()
-        self._upstream = connection = upstream.send(self, head + seen, now)
+        self._upstream = connection = upstream.checkout(now)
         if connection is None:
             if upstream.full:
                 return False
             self._connect(upstream)
-        elif len(seen) > plane.replay_bytes or self._write_paused or self._read_paused:
+            return True
+        connection.begin(self, head + seen)
+        if len(seen) > plane.replay_bytes or self._write_paused or self._read_paused:
             self._settle_in(connection)
         return True
 
@@ -99,6 +103,7 @@ class ExchangeConnection(EndingConnection):
     def _held_back(self, upstream: Upstream) -> None:
         """An injected delay is over."""
         self._timer = None
+        self._plain = False
         now = self._plane.clock()
         if self._attempt is not None:
             self._attempt.started = now
@@ -172,17 +177,7 @@ class ExchangeConnection(EndingConnection):
         plane = self._plane
         attempt = self._attempt
         self._upstream = None
-        if (
-            attempt is None
-            or self._close_after
-            or self._tries
-            or (self._watch is not None and not self._watch.calm)
-            or self.old_client
-            or head.status >= 400
-            or plane.draining
-            or not self.request_done
-            or attempt.started != self._started
-        ):
+        if not self._plain or head.status >= 400 or plane.draining or attempt is None:
             self.transport.write(self.begin_answer(head) + body)
             self.answer_ended(now, head)
             return
@@ -244,6 +239,7 @@ class ExchangeConnection(EndingConnection):
         if self._watch is not None and self._hedge_takes_over(self._watch):
             return
         self._tries += 1
+        self._plain = False
         left_s = inf if self._watch is None else self._watch.ends_at - now
         if result is not AttemptResult.CANCELLED and self._head.attempt == 1:  # else a proxy before us tries again
             verdict = plane.cluster.retry(

@@ -25,6 +25,8 @@ UNTIL_CLOSE: Final = -2
 """Value of ``length`` for a response body that ends with its connection."""
 
 MAX_LENGTH_DIGITS: Final = 18
+MAX_ID_BYTES: Final = 128
+"""Longer request ids are read in full each time."""
 MAX_TIMEOUT_DIGITS: Final = 9
 _NO_UPGRADE: Final[list[bytes]] = []
 
@@ -57,6 +59,7 @@ _REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) (/[!\"$-~\x80
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\t -~\x80-\xff]*)?\r\n")
 _OK: Final = b"HTTP/1.1 200 OK\r\n"
 _KEEP_ALIVE: Final = b"\r\nConnection: keep-alive"
+_VISIBLE: Final = bytes(range(0x21, 0x7F))
 _NONE: Final = 0
 _ALIVE: Final = 1
 _CONTINUED: Final = 2
@@ -84,11 +87,45 @@ class Head:
     ``length`` is in bytes, 0 for none, CHUNKED, or UNTIL_CLOSE.
     """
 
-    __slots__ = ("_edit", "forward", "length")
+    __slots__ = (
+        "_aft",
+        "_before",
+        "_behind",
+        "_edit",
+        "_fore",
+        "_id_at",
+        "_id_group",
+        "_left",
+        "_length_group",
+        "_length_text",
+        "_most",
+        "_most_bytes",
+        "_shape",
+        "forward",
+        "length",
+        "raw",
+    )
 
     _edit: int  # how ``forward`` comes from what was read
+    _shape: re.Pattern[bytes]  # these are of a head whose shape was learned
+    _most_bytes: int
+    _id_group: int
+    _length_group: int
+    _length_text: bytes
+    _before: bytes  # what is around the request id, read and passed on, where that is all that will differ
+    _behind: bytes
+    _id_at: int  # where the id begins, how many bytes are left behind it, and where these end at the latest
+    _left: int
+    _most: int
+    _fore: bytes
+    _aft: bytes
+    raw: bytes
     forward: bytes
     length: int
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self._before = b""
 
     def fits(self, raw: bytes) -> bool:
         """Return whether it is passed on as it came in ``raw``, or with no more than a usual edit."""
@@ -96,14 +133,68 @@ class Head:
         self._edit = _NONE if self.forward == plain else _ALIVE
         return self._edit == _NONE or self.forward == plain.replace(_KEEP_ALIVE, b"", 1)
 
-    def like(self, raw: bytes, found: re.Match[bytes]) -> None:
-        """Become the head of ``raw``, which has the same shape (``found`` is its match): this one fitted its own."""
+    def learn(self, shape: re.Pattern[bytes], most_bytes: int) -> None:
+        """Keep the shape of the head that was read, and which :meth:`fits`; ``most_bytes`` is the limit of a head."""
+        self._shape = shape
+        self._most_bytes = most_bytes
+        self._id_group = shape.groupindex.get("id", 0)
+        self._length_group = shape.groupindex.get("length", 0)
+        self._length_text = b""
+
+    def again(self, data: bytes) -> int:
+        """Become the head that ``data`` begins with, where nothing but the request id differs; return its length, or 0.
+
+        Most heads on a connection are such: only what is around the id has to be compared.
+        """
+        raw = self.raw
+        if data.startswith(raw):
+            return len(raw)
+        before = self._before
+        if before and data.startswith(before):
+            start = self._id_at
+            end = data.find(self._behind, start, self._most)
+            id_ = data[start:end]
+            if end > start and not id_.translate(None, _VISIBLE):
+                self.forward = self._fore + id_ + self._aft
+                end += self._left
+                self.raw = data[:end]
+                return end
+        return 0
+
+    def becomes(self, raw: bytes) -> bool:
+        """Become the head of ``raw`` where that has the learned shape; False, and nothing, where it has another."""
+        found = self._shape.fullmatch(raw)
+        if found is None:
+            return False
+        self.raw = raw
         forward = raw[:-2]
         if self._edit:
             forward = forward.replace(_KEEP_ALIVE, b"", 1) if self._edit == _ALIVE else self._continued(forward)
         self.forward = forward
-        if found.lastindex:
-            self.length = int(found[1])
+        if self._length_group:
+            text = found[self._length_group]
+            if text != self._length_text:
+                self._length_text = text
+                self.length = int(text)
+                self._before = b""  # it would be that of another length
+                return True
+        if self._id_group and self._edit != _CONTINUED:
+            self._aim(raw, found)
+        return True
+
+    def _aim(self, raw: bytes, found: re.Match[bytes]) -> None:
+        start, end = found.span(self._id_group)
+        self._before = fore = raw[:start]
+        self._behind = raw[end:]
+        self._id_at = start
+        self._left = len(raw) - end
+        self._most = min(start + MAX_ID_BYTES + self._left, self._most_bytes)
+        aft = raw[end:-2]
+        if self._edit == _ALIVE:
+            fore = fore.replace(_KEEP_ALIVE, b"", 1)
+            if len(fore) == start:
+                aft = aft.replace(_KEEP_ALIVE, b"", 1)
+        self._fore, self._aft = fore, aft
 
     def _continued(self, forward: bytes) -> bytes:
         return forward
@@ -128,13 +219,11 @@ class RequestHead(Head):
         "method",
         "minor",
         "peer",
-        "raw",
         "target",
         "timeout_ms",
         "upgrade",
     )
 
-    raw: bytes
     asked: bytes
     attempt: int
     end: bytes
@@ -175,6 +264,10 @@ class RequestHead(Head):
             return b""
         start = self.raw.lower().find(b"\r\nx-request-id:") + 15
         return self.raw[start : self.raw.find(b"\r\n", start)].strip(b" \t")
+
+
+NO_HEAD: Final = RequestHead(b"")
+"""Stands where there was no request yet; nothing is to be read of it."""
 
 
 class ResponseHead(Head):
@@ -236,8 +329,7 @@ def parse_request(
     if len(raw) > max_fields * 4 and raw.count(b"\r\n") - 2 > max_fields:
         raise HeadError(Outcome.HEAD_TOO_LARGE, f"more than {max_fields} header fields")
 
-    head = RequestHead()
-    head.raw = raw
+    head = RequestHead(raw)
     head.method = method
     head.target = target
     head.minor = minor
@@ -356,7 +448,7 @@ def parse_response(raw: bytes, method: bytes, max_fields: int = 1000) -> Respons
         status = int(digits)
     if len(raw) > max_fields * 4 and raw.count(b"\r\n") - 2 > max_fields:
         raise HeadError(Outcome.UPSTREAM_PROTOCOL, f"more than {max_fields} header fields")
-    head = ResponseHead()
+    head = ResponseHead(raw)
     head.status = status
     head.keep_alive = minor == b"1"
     head.has_request_id = False

@@ -197,10 +197,10 @@ class HedgingConnection(ExchangeConnection):
             self.crashed(error)
 
     def _send_hedge(self, hedge: Hedge, upstream: Upstream, now: float) -> None:
-        hedge.connection = upstream.send(hedge, self._hedge_head(now) + self._seen, now)
+        hedge.connection = upstream.checkout(now)
         if hedge.connection is not None:
-            return
-        if upstream.full:
+            hedge.connection.begin(hedge, self._hedge_head(now) + self._seen)
+        elif upstream.full:
             self.hedge_failed(hedge, AttemptResult.CANCELLED, "")
             hedge.attempt.endpoint.found_full(now)
         else:

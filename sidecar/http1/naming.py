@@ -160,7 +160,6 @@ class NamingConnection(HedgingConnection):
     def _go_to(self, target: Target, now: float) -> None:
         """Have the request take the route of another target than its own, or end for want of one."""
         self._target = target
-        self._generation = -1  # it is not what the next request's target means
         if target.watched:
             self._end_watch()
             self._start_watch(now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
+from collections import Counter
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -54,8 +55,11 @@ FEW: Final = 4
 """Refused connections whose input is waited for beyond as many as have a place reserved for health."""
 TIGHT_LEAST: Final = 64
 """Connections that are accepted however short memory or descriptors are."""
+TRACES_DRAWN: Final = 32
 SHED_LEAST: Final = 16
 """How many idle connections are closed at least, of those there are, each time that room is made."""
+MOST_TAKEN: Final = 128
+"""So many answers on one endpoint are counted at once, before the tick."""
 SWEEP_S: Final = 0.25
 """How often deadlines are looked at: timeouts are this coarse."""
 
@@ -65,6 +69,8 @@ class Pool(Protocol):
 
     row: int
     sent_bytes: int
+    taken: dict[int, list[float]]
+    """What attempts took that were answered and are not counted yet, seconds, by the metrics row of their model."""
 
     @property
     def pooled(self) -> int: ...  # noqa: D102
@@ -102,6 +108,7 @@ class Plane:
         self._id_prefix = b"%016x-" % rng.getrandbits(64)
         self._id_count = 0
         self._trace_prefix = b"traceparent: 00-%016x" % rng.getrandbits(64)
+        self.traces: list[bytes] = []  # drawn before they are needed: many at once cost less
         self.share = share
         self.connections: set[DownstreamConnection] = set()
         self.other_connections: Collection[object] = ()  # callers' connections over another protocol
@@ -122,6 +129,7 @@ class Plane:
         self.on_drain: list[Callable[[], None]] = []  # called once, as ``draining`` begins: GOAWAY of other protocols
         self.drained: Callable[[], None] = lambda: None
         self.received_bytes = 0
+        self._unsettled: list[tuple[Endpoint, int, list[float]]] = []  # what ``settle`` is to count
         self.tunnels = 0  # open now
         self.shapes = Shapes()
         self.hangups = Hangups(loop)
@@ -164,16 +172,17 @@ class Plane:
     def new_trace(self) -> bytes:
         """Return a line with a new, unsampled trace context (W3C Trace Context, version 00).
 
-        The upper half of the trace id is random per process; the lower half is random per request, and the parent id
-        too (as root spans have it in Zipkin's B3).
+        The upper half of the trace id is random per process; its lower half and the parent id are random per request.
         """
-        bits = b"%016x" % (self._bits(64) | 1)
-        return self._trace_prefix + bits + b"-" + bits + b"-00\r\n"
+        if not self.traces:
+            prefix, pairs = self._trace_prefix, 2 * TRACES_DRAWN
+            drawn = self._bits(64 * pairs).to_bytes(8 * pairs, "little").hex("-", 8).encode()
+            self.traces += [prefix + drawn[at : at + 33] + b"-00\r\n" for at in range(0, len(drawn), 34)]
+        return self.traces.pop()
 
     def new_traceparent(self) -> bytes:
         """Return the value of a new trace context, as above."""
-        bits = b"%016x" % (self._bits(64) | 1)
-        return self._trace_prefix[_TRACE_NAME:] + bits + b"-" + bits + b"-00"
+        return self.new_trace()[_TRACE_NAME:-2]
 
     def upstream(self, endpoint: Endpoint) -> Upstream:
         """Return an endpoint's pool, made at its first use."""
@@ -196,26 +205,54 @@ class Plane:
     # --- endings ------------------------------------------------------------------------------------------------
 
     def answered(self, attempt: Attempt, row: int, now: float) -> None:
-        """Settle the usual case: the first attempt brought a whole answer below 400. The request took as long as it."""
+        """Settle the usual case: the first attempt brought a whole answer below 400. The request took as long as it.
+
+        The router's choices know of it at once; it is counted with others at :meth:`settle`.
+        """
+        endpoint = attempt.endpoint
+        if endpoint.guarded:
+            self.attempt_ended(attempt, AttemptResult.SUCCESS, now)
+            self.request_ended(row, Outcome.OK, now - attempt.started)
+            return
+        pool: Pool = endpoint.shell
+        taken = pool.taken.get(row)
+        if not taken:
+            taken = self._begin_to_count(endpoint, pool, row)
+        taken.append(self.cluster.succeeded(attempt, now))
+        if len(taken) >= MOST_TAKEN:
+            self.settle(now)
+
+    def _begin_to_count(self, endpoint: Endpoint, pool: Pool, row: int) -> list[float]:
+        taken = pool.taken.setdefault(row, [])
+        self._unsettled.append((endpoint, row, taken))
+        return taken
+
+    def settle(self, now: float) -> None:
+        """Count what was answered since the last call: metrics, quantiles, breakers. Each tick, and when it is much.
+
+        Counting many at once costs a third of counting each.
+        """
         words = self.words
-        seconds = now - attempt.started
-        step = bisect_left(BUCKETS_S, seconds)
-        microseconds = int(seconds * 1e6)
-        words[row + _OK] += 1
-        words[row + MODEL_OUTCOMES + step] += 1
-        words[row + _REQUEST_SUM] += microseconds
-        row = attempt.endpoint.shell.row
-        words[row + _SUCCESS] += 1
-        words[row + ENDPOINT_HISTOGRAM + step] += 1
-        words[row + _ATTEMPT_SUM] += microseconds
-        shared = self.cluster.done(attempt, AttemptResult.SUCCESS, now)
-        if shared:
-            self.share(shared)
+        for endpoint, row, taken in self._unsettled:
+            steps = Counter([bisect_left(BUCKETS_S, seconds) for seconds in taken])
+            microseconds = int(sum(taken) * 1e6)
+            number = len(taken)
+            for at in (row + MODEL_OUTCOMES, endpoint.shell.row + ENDPOINT_HISTOGRAM):
+                for step, count in steps.items():
+                    words[at + step] += count
+                words[at + _SUM] += microseconds
+            words[row + _OK] += number
+            words[endpoint.shell.row + _SUCCESS] += number
+            self.cluster.learn(endpoint, taken, now)
+            taken.clear()
+        self._unsettled.clear()
 
     def attempt_ended(
         self, attempt: Attempt, result: AttemptResult, now: float, retry_after_s: float | None = None
     ) -> None:
         """Settle one attempt with the router and the metrics."""
+        if self._unsettled:  # what went well counts before what did not
+            self.settle(now)
         words = self.words
         row = attempt.endpoint.shell.row
         words[row + _RESULT_INDEX[result]] += 1
@@ -366,6 +403,7 @@ class Plane:
 
     def flush(self, now: float) -> None:
         """Write the gauges, drop what left the fleet, age the pools. Once a second."""
+        self.settle(now)
         self.count(Scalar.RECEIVED_BYTES, self.received_bytes)
         self.received_bytes = 0
         self.gauge(Scalar.CONNECTIONS_NOW, self.callers)
@@ -397,6 +435,8 @@ class Plane:
     def bury(self) -> list[str]:
         """Close the pools and end the series of endpoints that left; return their ids."""
         departed = self.cluster.departed
+        if departed:
+            self.settle(self.clock())
         ids = []
         while departed:
             endpoint = departed.pop()

@@ -12,7 +12,14 @@ these can end a line or begin another field.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from sidecar.http1.head import MAX_ID_BYTES, Head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+H = TypeVar("H", bound=Head)
 
 MAX_BYTES: Final = 2048
 """Longer heads have no shape: expressions stay small."""
@@ -21,9 +28,13 @@ MAX_VARYING: Final = 8
 MAX_SHAPES: Final = 256
 """Shapes that one process shares out; over it the list begins anew, and connections keep the one they have."""
 LEARN_AT: Final = 8
-"""Heads that a connection reads in full before its shape is learned; each further time takes eight times as many."""
-FORGET_AT: Final = 16
-"""Heads read in full since a shape was learned after which it is given up: it is not that of most of them."""
+"""Heads that a connection reads in full, since its last shape was learned, before another one is."""
+MAX_LEARNED: Final = 4
+"""Shapes that a connection knows at a time, for it may carry several kinds of message; the one used last goes first."""
+LEARN_AGAIN_S: Final = 1.0
+LEARN_AGAIN_MOST_S: Final = 60.0
+"""How soon after one shape a connection learns the next: at first, then twice as late each time, up to the most. One
+that has learned none for the most begins anew."""
 LEARN_EVERY_S: Final = 0.1
 LEARN_AT_ONCE: Final = 4
 """Making an expression takes half a millisecond to two: callers whose heads have ever new shapes must not buy many. One
@@ -32,9 +43,10 @@ may be made in this time, and so many at once where none was made for long."""
 _FIELD: Final = re.compile(
     rb"\r\n(content-length|x-request-id|traceparent|x-forwarded-for|date): ([^\r]*)", re.IGNORECASE
 )
+_ID: Final = rb"[!-~]{1,%d}" % MAX_ID_BYTES
 _VALUES: Final = {
-    b"content-length": rb"([0-9]{1,18})",
-    b"x-request-id": rb"[!-~]{1,128}",
+    b"content-length": rb"(?P<length>[0-9]{1,18})",
+    b"x-request-id": rb"(?P<id>%b)" % _ID,
     b"traceparent": rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}",
     b"x-forwarded-for": rb"[0-9A-Fa-f.:]{1,64}(?:, ?[0-9A-Fa-f.:]{1,64}){0,15}",
     b"date": rb"[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT",
@@ -44,15 +56,18 @@ _VALUES: Final = {
 def shape_of(raw: bytes) -> bytes | None:
     """Return the expression for heads of ``raw``'s shape, which was read and found good; None where it has none.
 
-    Its one group, where there is one, is the Content-Length.
+    Its groups, where it has them, are ``length``, the Content-Length, and ``id``, the x-request-id.
     """
     if len(raw) > MAX_BYTES:
         return None
     out = []
     position = 0
     for field in _FIELD.finditer(raw):
-        value = _VALUES[field[1].lower()]
+        name = field[1].lower()
+        value = _VALUES[name]
         if re.fullmatch(value, field[2]):
+            if value.startswith(b"(?P") and value in out:  # one of several ids, and a group has its name once
+                value = _ID
             out += [re.escape(raw[position : field.start(2)]), value]
             position = field.end(2)
     if not 0 < len(out) <= 2 * MAX_VARYING:
@@ -81,3 +96,53 @@ class Shapes:
                 self._known.clear()
             known = self._known[shape] = re.compile(shape)
         return known
+
+
+class Learned(Generic[H]):
+    """The shapes that one connection's heads were seen to have, each with a head that has it."""
+
+    __slots__ = ("_again_s", "_full_reads", "_learn_at", "_known")
+
+    def __init__(self) -> None:
+        self._known: list[tuple[bytes, H]] = []  # the one that fitted last comes first
+        self._full_reads = 0
+        self._learn_at = float("-inf")
+        self._again_s = LEARN_AGAIN_S
+
+    def find(self, raw: bytes, method: bytes = b"") -> H | None:
+        """Return a head that has become that of ``raw``; None where none has its shape."""
+        known = self._known
+        for position in range(len(known)):
+            its_method, head = known[position]
+            if its_method == method and head.becomes(raw):
+                if position:
+                    known.insert(0, known.pop(position))
+                return head
+        return None
+
+    def read_in_full(
+        self, head: H, shapes: Shapes, clock: Callable[[], float], most_bytes: int, method: bytes = b""
+    ) -> bool:
+        """Count a head that had none of the shapes; True where it was learned now: it is the first then.
+
+        ``most_bytes`` is the limit of a head; ``method`` that of the request which a response answers: its reading
+        depends on it.
+        """
+        self._full_reads += 1
+        if self._full_reads < LEARN_AT:
+            return False
+        now = clock()
+        if now < self._learn_at or not head.fits(head.raw):
+            return False
+        self._full_reads = 0
+        if now - self._learn_at > LEARN_AGAIN_MOST_S:
+            self._again_s = LEARN_AGAIN_S
+        self._learn_at = now + self._again_s
+        self._again_s = min(2 * self._again_s, LEARN_AGAIN_MOST_S)
+        shape = shapes.learn(head.raw, now)
+        if shape is None:
+            return False
+        head.learn(shape, most_bytes)
+        self._known.insert(0, (method, head))
+        del self._known[MAX_LEARNED:]
+        return True

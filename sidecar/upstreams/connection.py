@@ -15,7 +15,7 @@ from router.outcomes import AttemptResult
 from sidecar.http1.chunked import ChunkError, ChunkScanner
 from sidecar.http1.events import between_events, streams_events
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, HeadError, ResponseHead, parse_response
-from sidecar.http1.shapes import FORGET_AT, LEARN_AT
+from sidecar.http1.shapes import Learned
 from sidecar.http1.transports import reset
 from sidecar.tls.transport import RefusedError, TlsTransport
 
@@ -91,16 +91,11 @@ class UpstreamConnection(asyncio.Protocol):
         "_interims",
         "_last",
         "_last_method",
-        "_last_raw",
         "_left",
-        "_full_reads",
-        "_learn_at",
+        "_learned",
         "_mode",
         "_readable",
         "_scanner",
-        "_shape",
-        "_shaped",
-        "_shaped_method",
         "_tail",
         "_tls",
         "_upstream",
@@ -123,14 +118,9 @@ class UpstreamConnection(asyncio.Protocol):
         self.paused = False
         self.retire_at = upstream.retire_at()
         self.unfit = 0  # why no further request goes out on it: FULL, OLD
-        self._last_raw = b""  # the last head and its reading: workers answer many requests with the same head
+        self._last: ResponseHead | None = None  # workers answer many requests with the same head, or nearly so
         self._last_method = b""
-        self._last: ResponseHead
-        self._shape: re.Pattern[bytes] | None = None  # learned; ``_shaped`` is a head that has it
-        self._shaped: ResponseHead
-        self._shaped_method = b""
-        self._full_reads = 0
-        self._learn_at = LEARN_AT
+        self._learned: Learned[ResponseHead] = Learned()
         self._tail = b""  # the last piece of a stream that went downstream
         self._readable = select.poll()
         self._tls: TlsTransport | None = None
@@ -214,13 +204,14 @@ class UpstreamConnection(asyncio.Protocol):
                 self._upstream.poisoned(self)
                 self.transport.abort()
             return
-        exchange.active = True
         self._upstream.sent_bytes += len(data)
         mode = self._mode
         try:
             if mode == _HEAD:
                 self._read_head(exchange, data)
-            elif mode == _LENGTH:
+                return
+            exchange.active = True
+            if mode == _LENGTH:
                 left = self._left - len(data)
                 if left > 0:
                     self._left = left
@@ -297,41 +288,25 @@ class UpstreamConnection(asyncio.Protocol):
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
+        method = exchange.method
         while True:
-            end = data.find(b"\r\n\r\n") + 4
-            if end == 3:
-                known = data[: len(_BEGIN)]
-                if (
-                    len(data) > self._upstream.max_head_bytes
-                    or _BARE_LF.search(data)
-                    or known != _BEGIN[: len(known)]  # it can become nothing else by waiting
-                ):
-                    self._fail(exchange, "the response head is over the limit or not HTTP")
-                else:
-                    self._buffer = data
-                return
-            if end > self._upstream.max_head_bytes:
-                self._fail(exchange, "the response head is over the limit")
-                return
-            raw = data[:end]
-            method = exchange.method
-            if raw == self._last_raw and method == self._last_method:
-                head = self._last
-            elif (
-                self._shape is not None
-                and method == self._shaped_method
-                and (found := self._shape.fullmatch(raw)) is not None
-            ):
-                self._last = head = self._shaped
-                head.like(raw, found)
-                self._last_raw, self._last_method = raw, method
+            last = self._last
+            end = last.again(data) if last is not None and method == self._last_method else 0
+            if last is not None and end:
+                head = last
             else:
+                end = data.find(b"\r\n\r\n") + 4
+                if end == 3:
+                    self._read_part_of_head(exchange, data)
+                    return
+                if end > self._upstream.max_head_bytes:
+                    self._fail(exchange, "the response head is over the limit")
+                    return
                 try:
-                    head = parse_response(raw, method)
+                    head = self._read_another_head(data[:end], method)
                 except HeadError as error:
                     self._fail(exchange, error.detail)
                     return
-                self._learn(raw, method, head)
             rest = data[end:]
             if head.status >= 200:
                 break
@@ -370,18 +345,27 @@ class UpstreamConnection(asyncio.Protocol):
             self._tail = b""
             self._pass_until_close(exchange, exchange.begin_answer(head), rest)
 
-    def _learn(self, raw: bytes, method: bytes, head: ResponseHead) -> None:
-        """Keep a head that was read in full; learn its shape where this connection has had several like it."""
-        self._last_raw, self._last_method, self._last = raw, method, head
-        self._full_reads += 1
-        if self._full_reads > FORGET_AT:
-            self._shape = None
-        bodiless = method == b"HEAD" or head.status < 200 or head.status in (204, 304)
-        if self._full_reads >= self._learn_at and not bodiless and head.fits(raw):
-            self._full_reads = 0
-            self._learn_at *= LEARN_AT
-            self._shape = self._upstream.shapes.learn(raw, self._upstream.clock())
-            self._shaped, self._shaped_method = head, method
+    def _read_part_of_head(self, exchange: Exchange, data: bytes) -> None:
+        known = data[: len(_BEGIN)]
+        if (
+            len(data) > self._upstream.max_head_bytes
+            or _BARE_LF.search(data)
+            or known != _BEGIN[: len(known)]  # it can become nothing else by waiting
+        ):
+            self._fail(exchange, "the response head is over the limit or not HTTP")
+        else:
+            self._buffer = data
+
+    def _read_another_head(self, raw: bytes, method: bytes) -> ResponseHead:
+        """Read a head that is not like the last one; HeadError where it has no one good reading."""
+        head = self._learned.find(raw, method)
+        if head is None:
+            head = parse_response(raw, method)
+            if head.status >= 200 and head.status not in (204, 304) and method != b"HEAD":
+                upstream = self._upstream
+                self._learned.read_in_full(head, upstream.shapes, upstream.clock, upstream.max_head_bytes, method)
+        self._last, self._last_method = head, method
+        return head
 
     def _read_chunks(self, exchange: Exchange, head: ResponseHead | bytes, data: bytes) -> None:
         """Pass chunks on; with a head, nothing has gone downstream yet, so broken framing can still become a 502."""
@@ -429,7 +413,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.exchange = None
         self._mode = _IDLE
         now = upstream.clock()
-        if clean and head.keep_alive and exchange.request_done and not self.unfit and not self.transport.is_closing():
+        if clean and head.keep_alive and not self.unfit and exchange.request_done:
             upstream.release(self, now)
         else:
             upstream.open_connections.discard(self)

@@ -57,6 +57,7 @@ class Upstream:
         "row",
         "sent_bytes",
         "shapes",
+        "taken",
     )
 
     def __init__(
@@ -86,6 +87,7 @@ class Upstream:
         self._connecting: set[UpstreamConnection] = set()
         self.open_connections: set[UpstreamConnection] = set()
         self.row = page.endpoint_row(id)
+        self.taken: dict[int, list[float]] = {}
         self.closed = False
         self.sent_bytes = 0  # of answers, downstream; the plane takes it away once a second
         self.configure(limits, timeouts)
@@ -114,20 +116,14 @@ class Upstream:
     def checkout(self, now: float) -> UpstreamConnection | None:
         """Return an idle connection that is fit for a request, or None: then connect."""
         idle = self._idle
+        since = now - self._idle_s
         while idle:
             connection = idle.pop()
-            if now - connection.idle_since <= self._idle_s and connection.quiet():
+            if connection.idle_since >= since and connection.quiet():
                 return connection
             self._count(Scalar.UPSTREAM_STALE_TOTAL)
             connection.drop()
         return None
-
-    def send(self, exchange: Exchange, data: bytes, now: float) -> UpstreamConnection | None:
-        """Send a request's beginning on an idle connection and return that, or None: then connect."""
-        connection = self.checkout(now)
-        if connection is not None:
-            connection.begin(exchange, data)
-        return connection
 
     def connect(self, exchange: Exchange, wanted: Callable[[], bool]) -> None:
         """Open a connection and attach it to ``exchange``, or pool it where ``wanted`` no longer says so."""
@@ -185,20 +181,25 @@ class Upstream:
             return
         self._count(Scalar.UPSTREAM_CONNECTIONS_TOTAL)
         if not wanted():
-            self.release(connection, self.clock())
+            if connection.transport.is_closing():
+                connection.drop()
+            else:
+                self.release(connection, self.clock())
         elif connection.transport.is_closing():
             exchange.attempt_failed(AttemptResult.CONNECT_REFUSED, f"{self.id}: closed as soon as it was made")
         else:
             exchange.attached(connection)
 
     def release(self, connection: UpstreamConnection, now: float) -> None:
-        """Take a connection back whose last answer ended cleanly."""
-        if self.closed or len(self._idle) >= self._max_idle or connection.transport.is_closing():
+        """Take a connection back whose last answer ended cleanly, and which is not closing."""
+        idle = self._idle
+        if self.closed or len(idle) >= self._max_idle:
             connection.drop()
             return
-        connection.resume_reading()
+        if connection.paused:
+            connection.resume_reading()
         connection.idle_since = now
-        self._idle.append(connection)
+        idle.append(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:
         """The connection is gone."""

@@ -1,4 +1,4 @@
-"""What one choice costs: ``choose`` alone and ``choose`` + ``done``, at 2, 100 and 1,000 endpoints.
+"""What one choice costs: ``choose`` alone and with the end of its attempt, at 2, 100 and 1,000 endpoints.
 
 Run it with ``python -m tests.bench.pick_bench``; ``make bench`` prints the same lines.
 """
@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 from router.cluster import Cluster
+from router.endpoint import Endpoint
 from router.model import EndpointRecord, EndpointSeen, Replica, Tick
 from router.outcomes import AttemptResult
 from router.policy import ModelPolicy, Policies
@@ -17,6 +18,8 @@ from router.routes import Attempt, Route
 
 SIZES = (2, 100, 1000)
 GIB = 1 << 30
+TOGETHER = 100
+"""Ends that are learned of together, as a data process does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,14 @@ def measure(size: int, calls: int = 20_000, rounds: int = 5) -> Cost:
             assert isinstance(attempt, Attempt)
             cluster.done(attempt, AttemptResult.SUCCESS, at + 0.005)
         begun = time.perf_counter()
-        for _ in range(calls):
-            attempt = cluster.choose(route, at, rng)
-            cluster.done(attempt, AttemptResult.SUCCESS, at + 0.005)  # type: ignore[arg-type]
+        for _ in range(0, calls, TOGETHER):
+            taken: dict[Endpoint, list[float]] = {}
+            for _ in range(TOGETHER):
+                attempt = cluster.choose(route, at, rng)
+                assert isinstance(attempt, Attempt)
+                taken.setdefault(attempt.endpoint, []).append(cluster.succeeded(attempt, at + 0.005))
+            for endpoint, seconds in taken.items():
+                cluster.learn(endpoint, seconds, at + 0.005)
         best_both = min(best_both, time.perf_counter() - begun)
         route.expire()
         begun = time.perf_counter()

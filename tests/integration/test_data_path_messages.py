@@ -363,7 +363,7 @@ async def test_heads_of_a_learned_shape_are_read_right(path: DataPath) -> None:
             got = await client.ask(request(b"GET /g HTTP/1.1", b"X-Request-Id: g%d" % number))
             assert (got.body, got.value(b"x-request-id")) == (b"none", b"g%d" % number)
     (pooled,) = path.pool()._idle
-    assert pooled._shape is not None
+    assert pooled._learned._known
     assert path.outcomes == {"ok": 60 + 2 * 9}
     await client.send(
         post(b"abc", b"X-Request-Id: a b", b"X-Same: 1").replace(b"Content-Length: 3", b"Content-Length: +3")

@@ -147,7 +147,7 @@ def test_an_alias_table_holds_exactly_the_weights(weights: list[float], seed: in
     picker = AliasPicker(weights)
     size, total = len(weights), sum(weights)
     mass = [0.0] * size
-    for index, (keep, alias) in enumerate(zip(picker._keep, picker._alias, strict=True)):
+    for index, (keep, alias) in enumerate(zip(picker.keep, picker.alias, strict=True)):
         mass[index] += keep / size
         mass[alias] += (1 - keep) / size
     for weight, share in zip(weights, mass, strict=True):

@@ -151,9 +151,11 @@ class Bench:
         return [one for pool in pools for one in pool.open_connections if one.exchange is not None]
 
     def outcomes(self) -> int:
+        self.plane.settle(self.now)
         return sum(int(self.plane.words[row + i]) for _, row in self.plane.page.models() for i in range(len(Outcome)))
 
     def results(self) -> int:
+        self.plane.settle(self.now)
         rows = [endpoint.shell.row for endpoint in self.cluster.endpoints.values()]
         return sum(int(self.plane.words[row + i]) for row in rows for i in range(len(AttemptResult)))
 

@@ -365,6 +365,7 @@ class DataPath:
     @property
     def outcomes(self) -> dict[str, int]:
         """How requests ended, over all models, without zeros."""
+        self.plane.settle(time.monotonic())
         counted: Counter[str] = Counter()
         for _, row in self.plane.page.models():
             for index, outcome in enumerate(Outcome):
@@ -374,6 +375,7 @@ class DataPath:
     @property
     def results(self) -> dict[str, int]:
         """How attempts ended, over all endpoints, without zeros."""
+        self.plane.settle(time.monotonic())
         counted: Counter[str] = Counter()
         for _, row in self.plane.page.endpoints():
             for index, result in enumerate(AttemptResult):
@@ -382,6 +384,7 @@ class DataPath:
 
     def timed_requests(self) -> int:
         """Return how many requests the duration histograms hold."""
+        self.plane.settle(time.monotonic())
         first, last = MODEL_OUTCOMES, MODEL_OUTCOMES + len(BUCKETS_S) + 1
         return sum(sum(self.plane.words[row + first : row + last]) for _, row in self.plane.page.models())
 

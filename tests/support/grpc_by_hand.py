@@ -285,6 +285,7 @@ class GrpcBench:
 
     @property
     def outcomes(self) -> dict[str, int]:
+        self.plane.settle(self.now)
         counted: Counter[str] = Counter()
         for _, row in self.plane.page.models():
             for index, outcome in enumerate(Outcome):
@@ -293,6 +294,7 @@ class GrpcBench:
 
     @property
     def results(self) -> dict[str, int]:
+        self.plane.settle(self.now)
         counted: Counter[str] = Counter()
         for _, row in self.plane.page.endpoints():
             for index, result in enumerate(AttemptResult):

@@ -9,7 +9,7 @@ from tests.bench import pick_bench
 
 @dataclass(frozen=True)
 class Choice:
-    """Microseconds for ``Cluster.choose`` alone, and with the ``done`` that ends it, among ``endpoints``."""
+    """Microseconds for ``Cluster.choose`` alone, and with the end of its attempt, among ``endpoints``."""
 
     endpoints: int
     choose_us: float

@@ -168,6 +168,7 @@ def test_an_answer_is_counted_once_for_its_model_and_once_for_its_endpoint(bench
     bench.now += 0.004
     if usual:
         bench.plane.answered(attempt, row, bench.now)
+        bench.plane.settle(bench.now)
     else:
         bench.plane.attempt_ended(attempt, AttemptResult.SUCCESS, bench.now)
         bench.plane.request_ended(row, Outcome.OK, 0.004)

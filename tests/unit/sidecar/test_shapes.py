@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,19 @@ from hypothesis import strategies as st
 
 from sidecar.http1.forwarding import Peer
 from sidecar.http1.head import HeadError, RequestHead, ResponseHead, parse_request, parse_response
-from sidecar.http1.shapes import LEARN_AT_ONCE, LEARN_EVERY_S, MAX_BYTES, MAX_SHAPES, Shapes, shape_of
+from sidecar.http1.shapes import (
+    LEARN_AGAIN_MOST_S,
+    LEARN_AGAIN_S,
+    LEARN_AT,
+    LEARN_AT_ONCE,
+    LEARN_EVERY_S,
+    MAX_BYTES,
+    MAX_LEARNED,
+    MAX_SHAPES,
+    Learned,
+    Shapes,
+    shape_of,
+)
 
 DATE = b"Sun, 29 Nov 2026 13:00:00 GMT"
 TRACE = b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01"
@@ -31,12 +44,17 @@ def response(length: bytes = b"5", date: bytes = DATE, id_: bytes = b"one") -> b
 
 
 def reading(head: RequestHead | ResponseHead) -> dict[str, object]:
-    names = {name for kind in type(head).__mro__ for name in getattr(kind, "__slots__", ())} - {
-        "_edit",
-        "_continuation",
-        "peer",
-    }
-    return {name: getattr(head, name) for name in names}
+    names = {name for kind in type(head).__mro__ for name in getattr(kind, "__slots__", ())} - {"peer"}
+    return {name: getattr(head, name) for name in names if not name.startswith("_")}
+
+
+H = TypeVar("H", RequestHead, ResponseHead)
+
+
+def learned(head: H, raw: bytes) -> H:
+    assert head.fits(raw)
+    head.learn(matcher(raw), 2 * MAX_BYTES)
+    return head
 
 
 def matcher(raw: bytes) -> re.Pattern[bytes]:
@@ -45,20 +63,25 @@ def matcher(raw: bytes) -> re.Pattern[bytes]:
     return re.compile(shape)
 
 
+BODY = b"\r\n\r\n{}"
 VALUES = st.one_of(st.binary(max_size=30), st.text("0123456789abcdefGM-_ :,", max_size=40).map(str.encode))
 
 
-@given(VALUES, VALUES, VALUES)
-def test_a_request_of_a_known_shape_is_read_as_in_full(length: bytes, id_: bytes, trace: bytes) -> None:
-    known = parse_request(request())
-    assert known.fits(known.raw)
-    raw = request(length, id_, trace)
-    found = matcher(request()).fullmatch(raw)
-    if found is None:
-        return
-    known.like(raw, found)
-    known.raw = raw
-    assert reading(known) == reading(parse_request(raw))
+USUAL = st.sampled_from([b"one", b"two", b"three", b"5f0c-%d" % 7])
+LENGTHS = st.one_of(st.sampled_from([b"5", b"6", b"77"]), VALUES)
+
+
+@given(st.lists(st.tuples(LENGTHS, st.one_of(USUAL, VALUES), st.just(TRACE) | VALUES), max_size=8))
+def test_requests_of_a_known_shape_are_read_as_in_full(each: list[tuple[bytes, bytes, bytes]]) -> None:
+    known = learned(parse_request(request()), request())
+    for length, id_, trace in each:
+        raw = request(length, id_, trace)
+        end = known.again(raw + BODY)
+        took = end > 0 or known.becomes(raw)
+        assert took or matcher(request()).fullmatch(raw) is None
+        if took:
+            assert end in (0, len(raw))
+            assert reading(known) == reading(parse_request(raw))
 
 
 PROXY = Peer("198.51.100.1", trusted=True)
@@ -71,7 +94,10 @@ CHAINS = st.one_of(
 
 
 @given(
-    CHAINS, VALUES, st.sampled_from([b"", b"warmroute-attempt: 1\r\n", b"X-Forwarded-Proto: https\r\n"]), st.booleans()
+    CHAINS,
+    st.one_of(USUAL, VALUES),
+    st.sampled_from([b"", b"warmroute-attempt: 1\r\n", b"X-Forwarded-Proto: https\r\n"]),
+    st.booleans(),
 )
 def test_a_trusted_peer_s_chain_is_continued_as_reading_it_in_full_would(
     chain: bytes, id_: bytes, more: bytes, first: bool
@@ -81,15 +107,10 @@ def test_a_trusted_peer_s_chain_is_continued_as_reading_it_in_full_would(
         raw = request(id_=id_, more=line + more if first else more + line)
         return raw.replace(b"Connection: keep-alive\r\n", b"")
 
-    known = parse_request(with_chain(b"203.0.113.9", b"one"), peer=PROXY)
-    assert known.fits(known.raw)
-    raw = with_chain(chain, id_)
-    found = matcher(known.raw).fullmatch(raw)
-    if found is None:
-        return
-    known.like(raw, found)
-    known.raw = raw
-    assert reading(known) == reading(parse_request(raw, peer=PROXY))
+    known = learned(parse_request(with_chain(b"203.0.113.9", b"one"), peer=PROXY), with_chain(b"203.0.113.9", b"one"))
+    for raw in (with_chain(chain, id_), with_chain(chain, b"two"), with_chain(chain, b"one")):
+        if known.again(raw + BODY) or known.becomes(raw):
+            assert reading(known) == reading(parse_request(raw, peer=PROXY))
 
 
 def test_where_more_is_rewritten_than_a_chain_there_is_no_shape() -> None:
@@ -114,26 +135,65 @@ def test_where_more_is_rewritten_than_a_chain_there_is_no_shape() -> None:
 @given(st.integers(0, 10**18 - 1), st.text("abcXYZ0189-_.~!", min_size=1, max_size=128))
 def test_what_usually_differs_may_differ(length: int, id_: str) -> None:
     raw = request(b"%d" % length, id_.encode(), b"00-" + b"0" * 32 + b"-" + b"f" * 16 + b"-00")
-    known = parse_request(request())
-    found = matcher(request()).fullmatch(raw)
-    assert found is not None
-    assert known.fits(known.raw)
-    known.like(raw, found)
+    known = learned(parse_request(request()), request())
+    assert known.becomes(raw)
     assert known.length == length
     assert known.forward == parse_request(raw).forward
 
 
-@given(VALUES, VALUES, VALUES)
-def test_a_response_of_a_known_shape_is_read_as_in_full(length: bytes, date: bytes, id_: bytes) -> None:
-    first = response()
-    known = parse_response(first, b"POST")
-    assert known.fits(first)
-    raw = response(length, date, id_)
-    found = matcher(first).fullmatch(raw)
-    if found is None:
-        return
-    known.like(raw, found)
-    assert reading(known) == reading(parse_response(raw, b"POST"))
+@given(st.lists(st.tuples(LENGTHS, st.just(DATE) | VALUES, st.one_of(USUAL, VALUES)), max_size=8), st.booleans())
+def test_responses_of_a_known_shape_are_read_as_in_full(each: list[tuple[bytes, bytes, bytes]], first: bool) -> None:
+    def answer(length: bytes, date: bytes, id_: bytes) -> bytes:
+        raw = response(length, date, id_)
+        if first:  # what is cut out stands before the id
+            raw = raw.replace(b"Connection: keep-alive\r\n", b"").replace(b"Date:", b"Connection: keep-alive\r\nDate:")
+        return raw
+
+    raw = answer(b"5", DATE, b"one")
+    known = learned(parse_response(raw, b"POST"), raw)
+    for values in each:
+        raw = answer(*values)
+        end = known.again(raw + BODY)
+        took = end > 0 or known.becomes(raw)
+        assert took or matcher(answer(b"5", DATE, b"one")).fullmatch(raw) is None
+        if took:
+            assert end in (0, len(raw))
+            assert reading(known) == reading(parse_response(raw, b"POST"))
+
+
+@pytest.mark.parametrize("length", [b"5", b"6", b"77"])
+def test_the_length_is_that_of_the_head_whatever_came_before(length: bytes) -> None:
+    def turned(length: bytes, id_: bytes) -> bytes:
+        """Return an answer whose length stands behind its id."""
+        return b"HTTP/1.1 200 OK\r\nX-Request-ID: %b\r\nContent-Length: %b\r\n\r\n" % (id_, length)
+
+    for answer in (turned, lambda length, id_: response(length, DATE, id_)):
+        first = answer(b"5", b"one")
+        known = learned(parse_response(first, b"POST"), first)
+        for number, one in enumerate((b"5", b"5", length, b"5", b"5", length, length, b"5")):
+            raw = answer(one, b"id-%d" % number)
+            assert known.again(raw) or known.becomes(raw)
+            assert (known.length, known.forward) == (int(one), parse_response(raw, b"POST").forward)
+
+
+@given(st.integers(0, 60), VALUES)
+def test_what_is_not_whole_is_no_head_again(cut: int, id_: bytes) -> None:
+    known = learned(parse_request(request()), request())
+    assert known.becomes(request(id_=b"two"))
+    assert known.becomes(request(id_=b"three"))
+    raw = request(id_=id_)
+    raw = raw[: max(0, len(raw) - 1 - cut)]
+    assert known.again(raw) == 0
+    assert known.again(request(id_=b"four")) == len(request(id_=b"four"))
+
+
+def test_a_second_id_is_no_reason_to_fail() -> None:
+    raw = request(more=b"X-Request-ID: other\r\nContent-Type: a\r\n").replace(b"Connection: keep-alive\r\n", b"")
+    known = learned(parse_request(raw), raw)
+    for other in (b"other", b"three", b"four"):
+        raw = raw.replace(b"other", other)
+        assert known.becomes(raw)
+        assert known.forward == raw[:-2]
 
 
 @pytest.mark.parametrize(
@@ -206,3 +266,42 @@ def test_few_shapes_are_made_and_those_known_cost_nothing() -> None:
 def test_the_shape_of_a_bad_head_is_never_asked_for() -> None:
     with pytest.raises(HeadError):
         parse_request(request(length=b"x"))
+
+
+def test_a_connection_knows_several_shapes_and_learns_seldom() -> None:
+    shapes, memory, now = Shapes(), Learned[RequestHead](), 100.0
+
+    def read(raw: bytes) -> bool:
+        """Read a head in full; True where its shape was learned."""
+        return memory.read_in_full(parse_request(raw), shapes, lambda: now, 2 * MAX_BYTES)
+
+    kinds = [request(more=b"Kind: %d\r\n" % kind) for kind in range(MAX_LEARNED + 1)]
+    for kind, raw in enumerate(kinds):
+        reads = [read(raw) for _ in range(LEARN_AT)]
+        assert reads.index(True) == (0 if kind else LEARN_AT - 1)  # some were read in full before
+        assert sum(reads) == 1
+        if kind == 0:
+            assert not any(read(kinds[1]) for _ in range(3 * LEARN_AT))  # too early for another one
+        now += LEARN_AGAIN_S * 2**kind
+    assert [memory.find(raw) is not None for raw in kinds] == [False, True, True, True, True]
+    found = memory.find(kinds[1])
+    assert found is not None
+    assert found.raw == kinds[1]
+    assert memory.find(kinds[1], b"HEAD") is None
+
+    now += LEARN_AGAIN_MOST_S * 2  # and then it is as if none had been learned
+    for raw in kinds[:2]:
+        assert sum([read(raw) for _ in range(LEARN_AT)]) == 1
+        now += LEARN_AGAIN_S
+
+
+def test_a_longer_id_does_not_take_a_head_over_its_limit() -> None:
+    raw = request()
+    known = parse_request(raw)
+    assert known.fits(raw)
+    known.learn(matcher(raw), len(raw) + 3)
+    for id_ in (b"two", b"six"):
+        assert known.becomes(request(id_=id_))
+    for more in range(8):
+        longer = request(id_=b"x" * (3 + more))
+        assert known.again(longer) == (len(longer) if more <= 3 else 0)
