@@ -352,7 +352,7 @@ class DownstreamConnection(BoundedConnection):
         if upstream is not None:
             upstream.transport.write(out)
             if self._whole:
-                if len(self._seen) + len(out) <= self._plane.replay_bytes:
+                if len(self._seen) + len(out) <= self._most_kept():
                     self._seen += out
                 else:
                     self._whole = False

@@ -73,7 +73,7 @@ class ExchangeConnection(EndingConnection):
             self._connect(upstream)
             return True
         connection.begin(self, head + seen)
-        if len(seen) > plane.replay_bytes or self._write_paused or self._read_paused:
+        if len(seen) > plane.small_bytes or self._write_paused or self._read_paused:
             self._settle_in(connection)
         return True
 
@@ -120,13 +120,26 @@ class ExchangeConnection(EndingConnection):
 
     def _settle_in(self, connection: UpstreamConnection) -> None:
         """The request is under way on ``connection``: keep what can be sent again, and let what was paused go on."""
-        if len(self._seen) > self._plane.replay_bytes:
-            self._whole = False
-            self._seen = b""
+        self.keep_less()
         if self._write_paused:
             connection.pause_reading()
         if self._read_paused and not self._peer_full:
             self._read_on()
+
+    def _most_kept(self) -> int:
+        """Return how much of a request that is on its way is worth keeping.
+
+        One that must not be done twice is tried again only where no worker saw it, which is rare once it was sent.
+        """
+        plane = self._plane
+        route = self._target.route
+        return plane.replay_bytes if route is not None and route.policy.idempotent else plane.small_bytes
+
+    def keep_less(self) -> None:
+        """Keep no more of a request that is on its way than there is use and room for."""
+        if self._upstream is not None and len(self._seen) > self._most_kept():
+            self._whole = False
+            self._seen = b""
 
     # --- Exchange: what the upstream connection reports --------------------------------------------------------------
 

@@ -60,6 +60,8 @@ SHED_LEAST: Final = 16
 """How many idle connections are closed at least, of those there are, each time that room is made."""
 MOST_TAKEN: Final = 128
 """So many answers on one endpoint are counted at once, before the tick."""
+SMALL_BYTES: Final = 4096
+"""So much of any request is kept until it is answered, where that much may be."""
 SWEEP_S: Final = 0.25
 """How often deadlines are looked at: timeouts are this coarse."""
 
@@ -313,7 +315,11 @@ class Plane:
     def _make_room(self) -> None:
         if not self.tight:
             self.most_connections = min(self.limits.connections, self._most_callers)
-            self.replay_bytes = self.limits.replay_bytes
+            self._keep(self.limits.replay_bytes)
+
+    def _keep(self, replay_bytes: int) -> None:
+        self.replay_bytes = replay_bytes
+        self.small_bytes = min(replay_bytes, SMALL_BYTES)
 
     def _set_gates(self) -> None:
         self.gate = SHUT if self.refusing else self.body_bytes
@@ -351,14 +357,17 @@ class Plane:
         """Memory or descriptors are short: grow no further, and give back what is idle. To be called again and again.
 
         Every answer is its connection's last. Of the connections that ask nothing an eighth is closed at each call, the
-        longest idle first, and half of those to workers. Bodies are not kept for a retry.
+        longest idle first, and half of those to workers. Bodies are not kept for a retry, those of requests that are
+        under way neither.
         """
         if not self.tight:
             self.tight = True
-            self.replay_bytes = 0
+            self._keep(0)
             self.most_connections = min(self.most_connections, max(self.callers, TIGHT_LEAST))
             for connection in self.connections:
                 connection.retire(now, NEVER)
+        for connection in self.connections:
+            connection.keep_less()
         idle = [connection for connection in self.connections if connection.idle]
         closing = nsmallest(max(len(idle) // 8, SHED_LEAST), idle, key=lambda connection: connection.deadline)
         for connection in closing:

@@ -170,11 +170,11 @@ class Bench:
 
 
 @contextmanager
-def bench(*, bounded: bool = False) -> Iterator[Bench]:
+def bench(limits: Limits = SMALL, *, idempotent: bool = True, bounded: bool = False) -> Iterator[Bench]:
     fd = create("fuzz")
     page = Page(fd)
     page.begin(os.getpid(), 0.0)
-    made = Bench(page, bounded=bounded)
+    made = Bench(page, limits, idempotent=idempotent, bounded=bounded)
     try:
         yield made
     finally:

@@ -10,6 +10,8 @@ import pytest
 
 from sidecar.http1.caller import CLOSE_STALL_S, LINGER_BYTES, LINGER_S
 from sidecar.http1.downstream import DownstreamConnection
+from sidecar.http1.plane import SMALL_BYTES
+from sidecar.settings import Limits
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.connection import UpstreamConnection
 from tests.support.by_hand import Bench, bench
@@ -367,4 +369,34 @@ def test_a_connection_that_stood_for_an_instant_too_long_is_not_counted_for_ever
     assert by_hand.transport.written.startswith(b"HTTP/1.1 504 ")
     assert not any(endpoint.shell.open_connections for endpoint in by_hand.cluster.endpoints.values())
     by_hand.connection.connection_lost(None)
+    by_hand.check_rest()
+
+
+@pytest.mark.parametrize("size", [SMALL_BYTES, SMALL_BYTES + 1])
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_body_that_nobody_will_send_again_is_not_kept(idempotent: bool, size: int) -> None:
+    limits = Limits(body_bytes=1 << 20, replay_bytes=2 * SMALL_BYTES)
+    with bench(limits, idempotent=idempotent) as by_hand:
+        down = by_hand.connection
+        for half in (request(b"POST / HTTP/1.1", b"Content-Length: %d" % (2 * size)) + b"x" * size, b"x" * size):
+            down.data_received(half)
+            (worker,) = by_hand.busy
+            kept = len(down._seen)
+            assert kept <= (2 * SMALL_BYTES if idempotent else SMALL_BYTES)
+        assert kept == (2 * size if idempotent and size == SMALL_BYTES else 0)
+        worker.data_received(answer(b"x"))
+        down.connection_lost(None)
+        by_hand.check_rest()
+
+
+def test_where_memory_is_short_nothing_that_was_sent_is_kept(by_hand: Bench) -> None:
+    down = by_hand.connection
+    down.data_received(post(b"hello"))
+    (worker,) = by_hand.busy
+    assert down._seen == b"hello"
+    by_hand.plane.tighten(by_hand.now)
+    assert down._seen == b""
+    worker.connection_lost(None)  # so it cannot be sent again
+    assert b" 502 " in by_hand.transport.written
+    down.connection_lost(None)
     by_hand.check_rest()
