@@ -116,7 +116,15 @@ BROKEN_OFF: frozenset[AttemptResult] = frozenset({AttemptResult.RESET, AttemptRe
 """Those of them after which it may well accept the next connection: no reason to turn away the last that is left."""
 
 
+NO_WINNER: frozenset[AttemptResult] = frozenset({AttemptResult.BUSY, AttemptResult.SERVER_ERROR})
+"""Whole answers that are passed on only where no other try of the request is under way."""
+
+
 OUTCOME_OF: dict[AttemptResult, Outcome] = {
+    AttemptResult.SUCCESS: Outcome.OK,
+    AttemptResult.CLIENT_ERROR: Outcome.UPSTREAM_4XX,
+    AttemptResult.BUSY: Outcome.UPSTREAM_BUSY,
+    AttemptResult.SERVER_ERROR: Outcome.UPSTREAM_5XX,
     AttemptResult.CONNECT_REFUSED: Outcome.CONNECT_FAILED,
     AttemptResult.CONNECT_TIMEOUT: Outcome.CONNECT_TIMEOUT,
     AttemptResult.REFUSED: Outcome.UPSTREAM_RESET,
@@ -129,7 +137,7 @@ OUTCOME_OF: dict[AttemptResult, Outcome] = {
     AttemptResult.TRY_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
     AttemptResult.CANCELLED: Outcome.OVERLOADED,
 }
-"""What a request ends in whose last attempt failed so."""
+"""What a request ends in whose last attempt ended so."""
 
 
 class Reason(StrEnum):

@@ -30,6 +30,15 @@ _VIA_END: Final = VIA + b"\r\n"
 _CUTS: Final = frozenset({AttemptResult.CUT, AttemptResult.STREAM_IDLE, AttemptResult.TRY_TIMEOUT})
 
 
+def result_of(head: ResponseHead) -> AttemptResult:
+    """Return what a whole answer says of its endpoint."""
+    if head.status < 400:
+        return AttemptResult.SUCCESS
+    if head.busy:
+        return AttemptResult.BUSY
+    return AttemptResult.CLIENT_ERROR if head.status < 500 else AttemptResult.SERVER_ERROR
+
+
 class ExchangeConnection(EndingConnection):
     """A caller's connection that can carry a request: the ``Exchange`` that an upstream connection reports to."""
 
@@ -151,6 +160,10 @@ class ExchangeConnection(EndingConnection):
         connection.begin(self, head + self._seen)
         self._settle_in(connection)
 
+    def set_aside(self, head: ResponseHead) -> bool:
+        """An answer of the try in hand is passed on, whatever it says. Hedging stands above: see there."""
+        return False
+
     def begin_answer(self, head: ResponseHead) -> bytes:
         """Return the head that goes downstream."""
         if self._watch is not None:
@@ -216,21 +229,13 @@ class ExchangeConnection(EndingConnection):
         row = self._target.row
         if attempt is None:
             return
-        status = head.status
         self._upstream = None
-        if status < 400 and not self._tries and attempt.started == self._started:
+        if head.status < 400 and not self._tries and attempt.started == self._started:
             plane.answered(attempt, row, now)
         else:
-            if status < 400:
-                result, outcome = AttemptResult.SUCCESS, Outcome.OK
-            elif head.busy:
-                result, outcome = AttemptResult.BUSY, Outcome.UPSTREAM_BUSY
-            elif status < 500:
-                result, outcome = AttemptResult.CLIENT_ERROR, Outcome.UPSTREAM_4XX
-            else:
-                result, outcome = AttemptResult.SERVER_ERROR, Outcome.UPSTREAM_5XX
+            result = result_of(head)
             plane.attempt_ended(attempt, result, now, head.retry_after_s)
-            plane.request_ended(row, outcome, now - self._started)
+            plane.request_ended(row, OUTCOME_OF[result], now - self._started)
         self._attempt = None
         self._next(now)
 

@@ -1,7 +1,8 @@
-"""A second try beside the first: sent where the first is slow, the first response head wins, the loser is cancelled.
+"""A second try beside the first: sent where the first is slow, the first good answer wins, the loser is cancelled.
 
 Until it wins, a hedge is the ``Exchange`` of its own connection, and nothing that it is told goes downstream. When it
-wins, or when the first try fails, the caller's connection takes its place: there is one try in hand again.
+wins, or when the first try fails, the caller's connection takes its place: there is one try in hand again. An answer
+that says that its endpoint failed or pushed back wins nothing while the other try is under way: it is set aside.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.hedging import HedgeDenied
-from router.outcomes import AttemptResult
+from router.outcomes import NO_WINNER, AttemptResult
 from sidecar.faults import strike
 from sidecar.http1.caller import WAITING
-from sidecar.http1.exchange import ExchangeConnection
+from sidecar.http1.exchange import ExchangeConnection, result_of
 from sidecar.http1.forwarding import numbered
 from sidecar.telemetry.page import Scalar
 
@@ -75,6 +76,15 @@ class Hedge:
             self.connection = None
 
     # --- Exchange: what its connection reports ----------------------------------------------------------------------
+
+    def set_aside(self, head: ResponseHead) -> bool:
+        """A failure or back-pressure is no reason to cancel the first try, which goes on."""
+        result = result_of(head)
+        if result not in NO_WINNER:
+            return False
+        self.connection = None
+        self._caller.hedge_failed(self, result, "", head.retry_after_s)
+        return True
 
     def begin_answer(self, head: ResponseHead) -> bytes:
         """It wins; what follows of the answer goes to the caller's connection."""
@@ -224,7 +234,9 @@ class HedgingConnection(ExchangeConnection):
             hedge.connection = connection
             connection.begin(hedge, self._hedge_head(self._plane.clock()) + self._seen)
 
-    def hedge_failed(self, hedge: Hedge, result: AttemptResult, detail: str) -> None:
+    def hedge_failed(
+        self, hedge: Hedge, result: AttemptResult, detail: str, retry_after_s: float | None = None
+    ) -> None:
         """It came to nothing. Where the first try has failed too, that is the request's failure."""
         self._forget_hedge()
         if hedge.promoted:
@@ -232,7 +244,7 @@ class HedgingConnection(ExchangeConnection):
             return
         if result is not AttemptResult.CANCELLED:  # else it was never sent, and a retry is still to be had
             self._tries += 1
-        self._plane.attempt_ended(hedge.attempt, result, self._plane.clock())
+        self._plane.attempt_ended(hedge.attempt, result, self._plane.clock(), retry_after_s)
 
     def hedge_crashed(self, hedge: Hedge, error: Exception) -> None:
         """An error of warmroute's own came up in it: it ends the request, unless that is over; then it is reported."""
@@ -243,7 +255,7 @@ class HedgingConnection(ExchangeConnection):
             self._plane.loop.call_exception_handler(context)
 
     def outrun(self, hedge: Hedge, connection: UpstreamConnection | None) -> None:
-        """Its response head came first: cancel the first try and go on with it."""
+        """Its answer came first: cancel the first try and go on with it."""
         plane = self._plane
         self._forget_hedge()
         self._drop_upstream()
@@ -251,6 +263,21 @@ class HedgingConnection(ExchangeConnection):
         self._tries += 1
         plane.count(Scalar.HEDGES_WON_TOTAL)
         self._take_over(hedge, connection)
+
+    def set_aside(self, head: ResponseHead) -> bool:
+        """The first try's endpoint failed or pushed back: where a hedge is under way, that is the retry."""
+        watch = self._watch
+        attempt = self._attempt
+        if watch is None or watch.hedge is None or watch.hedge.promoted or attempt is None:
+            return False
+        result = result_of(head)
+        if result not in NO_WINNER:
+            return False
+        plane = self._plane
+        self._upstream = self._attempt = None
+        self._peer_full = False
+        plane.attempt_ended(attempt, result, plane.clock(), head.retry_after_s)
+        return self._hedge_takes_over(watch)
 
     def _hedge_takes_over(self, watch: Watch) -> bool:
         """The first try failed and is settled; True where a hedge is under way, which is the retry then."""

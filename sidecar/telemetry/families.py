@@ -25,7 +25,7 @@ TUNNELS_NOW = Family("warmroute_tunnels", _G, "Tunnels open.", _PROCESS)
 RETRIES = Family("warmroute_retries_total", _C, "Attempts made because one before had failed.")
 RETRIES_DENIED = Family("warmroute_retries_denied_total", _C, "Retries that the budget did not allow.")
 HEDGES = Family("warmroute_hedges_total", _C, "Attempts made while the first was waited for.")
-HEDGES_WON = Family("warmroute_hedges_won_total", _C, "Of these, those whose response head came first.")
+HEDGES_WON = Family("warmroute_hedges_won_total", _C, "Of these, those whose answer came first and was passed on.")
 HEDGES_DENIED = Family(
     "warmroute_hedges_denied_total",
     _C,

@@ -48,6 +48,12 @@ class Exchange(Protocol):
     method: bytes
     old_client: bool  # HTTP/1.0: knows no chunks
 
+    def set_aside(self, head: ResponseHead) -> bool:
+        """The final head came, and its status is 429 or more; return whether nobody wants this answer.
+
+        It is not passed on then: another try of the same request is under way and goes on.
+        """
+
     def begin_answer(self, head: ResponseHead) -> bytes:
         """The final head came; return what goes downstream for it, with its empty line."""
 
@@ -326,6 +332,9 @@ class UpstreamConnection(asyncio.Protocol):
             data = rest
         self._head = head
         length = head.length
+        if head.status >= 429 and exchange.set_aside(head):
+            self._let_go(exchange, head, clean=len(rest) == length)
+            return
         if length >= 0:
             extra = len(rest) - length
             if extra == 0:
