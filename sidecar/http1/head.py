@@ -93,6 +93,7 @@ class Head:
         "_behind",
         "_edit",
         "_fore",
+        "_id",
         "_id_at",
         "_id_group",
         "_left",
@@ -100,10 +101,10 @@ class Head:
         "_length_text",
         "_most",
         "_most_bytes",
+        "_raw",
         "_shape",
         "forward",
         "length",
-        "raw",
     )
 
     _edit: int  # how ``forward`` comes from what was read
@@ -114,18 +115,24 @@ class Head:
     _length_text: bytes
     _before: bytes  # what is around the request id, read and passed on, where that is all that will differ
     _behind: bytes
+    _id: bytes
     _id_at: int  # where the id begins, how many bytes are left behind it, and where these end at the latest
     _left: int
     _most: int
     _fore: bytes
     _aft: bytes
-    raw: bytes
+    _raw: bytes  # what was read, while ``_before`` is empty
     forward: bytes
     length: int
 
     def __init__(self, raw: bytes) -> None:
-        self.raw = raw
+        self._raw = raw
         self._before = b""
+
+    @property
+    def raw(self) -> bytes:
+        """The head as it was read."""
+        return self._before + self._id + self._behind if self._before else self._raw
 
     def fits(self, raw: bytes) -> bool:
         """Return whether it is passed on as it came in ``raw``, or with no more than a usual edit."""
@@ -146,19 +153,18 @@ class Head:
 
         Most heads on a connection are such: only what is around the id has to be compared.
         """
-        raw = self.raw
-        if data.startswith(raw):
-            return len(raw)
         before = self._before
-        if before and data.startswith(before):
+        if not before:
+            raw = self._raw
+            return len(raw) if data.startswith(raw) else 0
+        if data.startswith(before):
             start = self._id_at
             end = data.find(self._behind, start, self._most)
             id_ = data[start:end]
             if end > start and not id_.translate(None, _VISIBLE):
+                self._id = id_
                 self.forward = self._fore + id_ + self._aft
-                end += self._left
-                self.raw = data[:end]
-                return end
+                return end + self._left
         return 0
 
     def becomes(self, raw: bytes) -> bool:
@@ -166,7 +172,7 @@ class Head:
         found = self._shape.fullmatch(raw)
         if found is None:
             return False
-        self.raw = raw
+        self._raw = raw
         forward = raw[:-2]
         if self._edit:
             forward = forward.replace(_KEEP_ALIVE, b"", 1) if self._edit == _ALIVE else self._continued(forward)
@@ -185,6 +191,7 @@ class Head:
     def _aim(self, raw: bytes, found: re.Match[bytes]) -> None:
         start, end = found.span(self._id_group)
         self._before = fore = raw[:start]
+        self._id = raw[start:end]
         self._behind = raw[end:]
         self._id_at = start
         self._left = len(raw) - end
@@ -262,8 +269,11 @@ class RequestHead(Head):
         """Return the caller's x-request-id, or nothing."""
         if not self.has_request_id:
             return b""
-        start = self.raw.lower().find(b"\r\nx-request-id:") + 15
-        return self.raw[start : self.raw.find(b"\r\n", start)].strip(b" \t")
+        if self._before:
+            return self._id
+        raw = self._raw
+        start = raw.lower().find(b"\r\nx-request-id:") + 15
+        return raw[start : raw.find(b"\r\n", start)].strip(b" \t")
 
 
 NO_HEAD: Final = RequestHead(b"")

@@ -100,17 +100,17 @@ class UpstreamConnection(asyncio.Protocol):
         "_left",
         "_learned",
         "_mode",
-        "_readable",
         "_scanner",
         "_tail",
-        "_tls",
         "_upstream",
         "exchange",
         "idle_since",
         "paused",
+        "readable",
         "retire_at",
-        "unfit",
+        "tls",
         "transport",
+        "unfit",
     )
 
     def __init__(self, upstream: Upstream) -> None:
@@ -128,8 +128,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._last_method = b""
         self._learned: Learned[ResponseHead] = Learned()
         self._tail = b""  # the last piece of a stream that went downstream
-        self._readable = select.poll()
-        self._tls: TlsTransport | None = None
+        self.readable = select.poll()  # asked before each reuse
+        self.tls: TlsTransport | None = None
         self._head: ResponseHead
         self._scanner: ChunkScanner
         self.transport: asyncio.Transport
@@ -146,14 +146,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._mode = _HEAD
         self._interims = 0
         self.transport.write(data)
-
-    def quiet(self) -> bool:
-        """Return whether nothing, not even an end of file, waits unread on this idle connection.
-
-        The loop may not have come to it yet; asking the kernel costs less than half a microsecond (poll(2), no wait).
-        """
-        tls = self._tls
-        return not self.transport.is_closing() and not self._readable.poll(0) and (tls is None or not tls.unread)
 
     def drop(self) -> None:
         """Close at once; whoever waited was told or has gone.
@@ -196,10 +188,10 @@ class UpstreamConnection(asyncio.Protocol):
         """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)
         if isinstance(transport, TlsTransport):
-            self._tls = transport
+            self.tls = transport
         fd = transport.get_extra_info("socket").fileno()
         if fd >= 0:  # it may be closed already
-            self._readable.register(fd, select.POLLIN)
+            self.readable.register(fd, select.POLLIN)
         self._upstream.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -423,7 +415,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._mode = _IDLE
         now = upstream.clock()
         if clean and head.keep_alive and not self.unfit and exchange.request_done:
-            upstream.release(self, now)
+            idle = upstream.idle  # Upstream.release by hand: this is every request
+            if not self.paused and not upstream.closed and len(idle) < upstream.max_idle:
+                self.idle_since = now
+                idle.append(self)
+            else:
+                upstream.release(self, now)
         else:
             upstream.open_connections.discard(self)
             self.transport.abort()

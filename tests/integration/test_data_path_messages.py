@@ -362,7 +362,7 @@ async def test_heads_of_a_learned_shape_are_read_right(path: DataPath) -> None:
             assert (got.status, got.body, got.value(b"content-length")) == (200, b"", b"4")
             got = await client.ask(request(b"GET /g HTTP/1.1", b"X-Request-Id: g%d" % number))
             assert (got.body, got.value(b"x-request-id")) == (b"none", b"g%d" % number)
-    (pooled,) = path.pool()._idle
+    (pooled,) = path.pool().idle
     assert pooled._learned._known
     assert path.outcomes == {"ok": 60 + 2 * 9}
     await client.send(

@@ -11,6 +11,7 @@ import pytest
 
 from router.model import EndpointGone, EndpointHeld, GoneReason
 from router.outcomes import AttemptResult
+from sidecar.http1.transports import unread
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.pool import split_address
@@ -72,14 +73,14 @@ def test_what_waits_unread_is_seen_before_a_connection_is_used(trace: bytes) -> 
         client = await path.connect()
         await client.ask(post(b"a"))
         pool = path.pool()
-        (connection,) = pool._idle
+        (connection,) = pool.idle
         connection.transport.pause_reading()  # as if the loop had no time yet
         if trace:
             await path.origin.connections[0].send(trace)
         else:
             path.origin.connections[0].close()
         await asyncio.sleep(0.02)
-        assert not connection.quiet()
+        assert unread(connection.transport)
         assert (await client.ask(post(b"b"))).body == b"b"
         assert path.scalar(Scalar.UPSTREAM_STALE_TOTAL) == 1
         assert path.outcomes == {"ok": 2}
@@ -190,16 +191,16 @@ def test_workers_on_unix_sockets_are_pooled_and_looked_at_too(tmp_path: Path) ->
     async def scenario(path: DataPath) -> None:
         client = await path.connect()
         assert (await client.ask(post(b"a"))).body == b"a"
-        (connection,) = path.pool()._idle
+        (connection,) = path.pool().idle
         assert connection.transport.get_extra_info("socket").family == socket.AF_UNIX
-        assert connection.quiet()
+        assert not unread(connection.transport)
         await asyncio.sleep(0.02)
         assert (await client.ask(post(b"b"))).body == b"b"
         assert len(path.origin.connections) == 1
         connection.transport.pause_reading()
         path.origin.connections[0].close()
         await asyncio.sleep(0.02)
-        await path.until(lambda: not connection.quiet(), "the end is seen")
+        await path.until(lambda: unread(connection.transport), "the end is seen")
         await asyncio.sleep(0.02)
         assert (await client.ask(post(b"c"))).body == b"c"
         assert path.scalar(Scalar.UPSTREAM_STALE_TOTAL) == 1

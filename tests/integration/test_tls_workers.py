@@ -290,7 +290,7 @@ async def test_certificates_follow_their_files(path: DataPath, tmp_path: Path) -
     tls.tick(path.plane.clock())
     await path.until(lambda: path.scalar(Scalar.TLS_RELOADS_TOTAL) == 1, "taken", LOOK_WAIT_S)
     assert (await client.ask(request())).status == 200, "what stands goes on"
-    path.pool()._idle[0].drop()
+    path.pool().idle[0].drop()
     assert (await client.ask(request())).status == 502
     await asyncio.sleep(0.1)  # the quarantine
     write(tmp_path / "ca.pem", AUTHORITY.pem)

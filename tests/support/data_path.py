@@ -408,7 +408,7 @@ class DataPath:
         assert self.timed_requests() == sum(self.outcomes.values())
         for pool in pools:
             assert all(connection.exchange is None for connection in pool.open_connections)
-            assert len(pool._idle) == len(pool.open_connections)
+            assert len(pool.idle) == len(pool.open_connections)
             pool.close()
         await self.until(lambda: not any(pool.open_connections for pool in pools), "pools closed")
         assert self.errors == [], self.errors

@@ -45,7 +45,10 @@ def response(length: bytes = b"5", date: bytes = DATE, id_: bytes = b"one") -> b
 
 def reading(head: RequestHead | ResponseHead) -> dict[str, object]:
     names = {name for kind in type(head).__mro__ for name in getattr(kind, "__slots__", ())} - {"peer"}
-    return {name: getattr(head, name) for name in names if not name.startswith("_")}
+    return {name: getattr(head, name) for name in names if not name.startswith("_")} | {
+        "raw": head.raw,
+        "id": head.request_id() if isinstance(head, RequestHead) else b"",
+    }
 
 
 H = TypeVar("H", RequestHead, ResponseHead)
