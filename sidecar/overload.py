@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from router.overload import Level, Resource, level_after
 from sidecar.meters import Meters, max_files, memory_bytes
 from sidecar.telemetry.logs import get_log
-from sidecar.telemetry.page import Scalar
+from sidecar.telemetry.page import OVERLOAD_NOW, Scalar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,11 +34,6 @@ TRIM_S = 10.0
 _SPARE_FILES = 32
 """Descriptors for what is neither a caller's nor a worker's: files that are read again, names that are looked up."""
 
-_LEVELS = {
-    Resource.MEMORY: Scalar.OVERLOAD_MEMORY_NOW,
-    Resource.DESCRIPTORS: Scalar.OVERLOAD_DESCRIPTORS_NOW,
-    Resource.LOOP: Scalar.OVERLOAD_LOOP_NOW,
-}
 _UNITS = {
     Resource.MEMORY: "bytes of memory",
     Resource.DESCRIPTORS: "descriptors",
@@ -150,7 +145,7 @@ class Guard:
 
     def _changed(self, name: Resource, before: Level, level: Level, use: Use) -> None:
         self._levels[name] = level
-        self._plane.gauge(_LEVELS[name], int(level))
+        self._plane.gauge(OVERLOAD_NOW[name], int(level))
         log = self._log.warning if level > before else self._log.info
         log(
             "overload.changed",

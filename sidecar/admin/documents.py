@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from router.outcomes import Reason
+from router.overload import Level
 from router.urls import masked_url
-from sidecar.telemetry.page import Scalar
+from sidecar.telemetry.page import OVERLOAD_NOW, Scalar
 
 if TYPE_CHECKING:
-    from router.explain import Explanation, RouteRow
+    from collections.abc import Iterator
+
+    from router.explain import CandidateRow, Explanation, RouteRow
     from sidecar.admin.context import Context
     from sidecar.channel import FaultRule
 
@@ -61,17 +65,38 @@ def processes(context: Context, now: float) -> list[dict[str, Any]]:
 def not_ready(context: Context, now: float) -> list[str]:
     """Return why this sidecar should get no traffic; nothing where it should. The store alone is never a reason.
 
-    A worker whose quarantine is over counts: only a request finds out whether it answers again.
+    A worker whose quarantine is over counts: only a request finds out whether it answers again. So does one at its
+    limit, which has room again with the next request that ends there.
     """
-    reasons = []
+    reasons: list[str] = []
     if context.draining and not context.handed_over:
         reasons.append("draining")
     if not any(process.speaks(now) for process in context.keeper.processes):
         reasons.append("no data process speaks")
+    reasons += _overloaded(context, now)
     routes = context.keeper.cluster.routes(now)
-    if not any(row.reason is None or row.probe_due for route in routes for row in route.candidates):
+    if not any(_routable(row) for route in routes for row in route.candidates):
         reasons.append(f"no routable worker for any model ({_why_nobody(routes)})")
     return reasons
+
+
+def _routable(row: CandidateRow) -> bool:
+    return row.reason is None or row.reason is Reason.AT_LIMIT or row.probe_due
+
+
+def _overloaded(context: Context, now: float) -> Iterator[str]:
+    """Say which listeners have no data process that takes new requests, of those that speak, and for want of what."""
+    short = [
+        {resource for resource, level in OVERLOAD_NOW.items() if page.words[page.scalar(level)] == Level.HARD}
+        for page in context.pages
+    ]
+    for listener in context.settings.listeners:
+        serving = [
+            short[process.index] for process in context.keeper.processes[: listener.processes] if process.speaks(now)
+        ]
+        if serving and all(serving):
+            names = ", ".join(sorted(set().union(*serving)))
+            yield f"overload: no data process of {listener.address} takes new requests ({names})"
 
 
 def _why_nobody(routes: tuple[RouteRow, ...]) -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 from router.breaker import GuardState
 from router.model import StoreMode
 from router.outcomes import AttemptResult, Outcome
-from router.overload import Resource
 from sidecar.state.view import Count
 from sidecar.telemetry import families as f
 from sidecar.telemetry.page import (
@@ -22,6 +21,7 @@ from sidecar.telemetry.page import (
     MODEL_OUTCOMES,
     MODEL_WORDS,
     OVERFLOW_KEY,
+    OVERLOAD_NOW,
     Page,
     Scalar,
 )
@@ -91,12 +91,6 @@ _PER_PROCESS: dict[Scalar, tuple[Family, float]] = {
     Scalar.TASKS_NOW: (f.PROCESS_TASKS, 1),
 }
 """Scalars by process, with the factor to the family's unit."""
-
-_OVERLOAD = {
-    Resource.MEMORY: Scalar.OVERLOAD_MEMORY_NOW,
-    Resource.DESCRIPTORS: Scalar.OVERLOAD_DESCRIPTORS_NOW,
-    Resource.LOOP: Scalar.OVERLOAD_LOOP_NOW,
-}
 
 _COUNTED: dict[Count, Family] = {
     Count.READS: f.STORE_READS,
@@ -197,7 +191,7 @@ def _scalars(out: Exposition, seen: Seen, now: float) -> None:
         label = str(process.index)
         for scalar, (family, factor) in _PER_PROCESS.items():
             out.add(family, page.words[page.scalar(scalar)] * factor, label)
-        for resource, level in _OVERLOAD.items():
+        for resource, level in OVERLOAD_NOW.items():
             out.add(f.OVERLOAD, page.words[page.scalar(level)], label, resource.value)
         mode_now = page.words[page.scalar(Scalar.STORE_MODE_NOW)]
         for index, mode in enumerate(StoreMode):

@@ -21,6 +21,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from router.outcomes import AttemptResult, Outcome
+from router.overload import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +95,13 @@ class Scalar(IntEnum):
     CONFIG_NOW = 47  # sequence number of the configuration in force
     ACCEPTING_NOW = 48  # 1 from when it accepts connections
 
+
+OVERLOAD_NOW: dict[Resource, Scalar] = {
+    Resource.MEMORY: Scalar.OVERLOAD_MEMORY_NOW,
+    Resource.DESCRIPTORS: Scalar.OVERLOAD_DESCRIPTORS_NOW,
+    Resource.LOOP: Scalar.OVERLOAD_LOOP_NOW,
+}
+"""Where the level of each resource stands."""
 
 SCALAR_WORDS = 64
 _MODELS_AT = 16 + SCALAR_WORDS

@@ -27,6 +27,7 @@ from router.model import (
     StoreChanged,
     StoreMode,
 )
+from router.overload import Level
 from sidecar.channel import FaultsChanged
 from sidecar.control import ALONE_S
 from sidecar.telemetry.page import Scalar
@@ -196,6 +197,41 @@ def test_ready_needs_a_worker_and_a_data_process_that_speaks(tmp_path: Path) -> 
         assert answer.json["reasons"] == ["no data process speaks"]
         speak(control)
         control.until_status("/readyz", 200)
+
+
+def test_ready_needs_a_data_process_that_takes_new_requests(tmp_path: Path) -> None:
+    def level(index: int, level: Level) -> None:
+        page = control.pages[index]
+        page.words[page.scalar(Scalar.OVERLOAD_MEMORY_NOW)] = level
+
+    with ControlProcess(tmp_path, **STATIC) as control:
+        for index in (0, 1):
+            control.hello(index)
+            speak(control, index)
+        control.until_status("/readyz", 200)
+        level(0, Level.HARD)
+        level(1, Level.SOFT)
+        assert control.ask("/readyz").status == 200, "the other one takes them"
+        level(1, Level.HARD)
+        answer = control.ask("/readyz")
+        assert (answer.status, answer.json["reasons"]) == (
+            503,
+            ["overload: no data process of 127.0.0.1:0 takes new requests (memory)"],
+        )
+        level(0, Level.SOFT)
+        assert control.ask("/readyz").status == 200
+
+
+def test_workers_at_their_limit_are_no_reason_to_be_unready(tmp_path: Path) -> None:
+    with ControlProcess(tmp_path, processes=1, limits={"requests_per_endpoint": 2}, **STATIC) as control:
+        control.hello()
+        control.receive(0, whole, "a snapshot")
+        full = Observation("127.0.0.1:9001", 2, None, (), 0, 0)
+        assert control.data[0].send(PeerObserved(0, (full,), time.monotonic()))
+        deadline = time.monotonic() + 5
+        while control.ask("/routes").json["routes"][0]["candidates"][0]["reason"] != "at_limit":
+            assert time.monotonic() < deadline
+        assert control.ask("/readyz").status == 200
 
 
 def test_a_sigterm_drains_and_keeps_serving_a_second_one_is_none(tmp_path: Path) -> None:
