@@ -217,8 +217,11 @@ class Limits(Base, frozen=True):
         int, _doc(Reload.NEW, "a caller that takes a waiting answer slower is cut; 0: however slow", "bytes/s", ge=0)
     ] = 240
     rate_grace_s: Annotated[
-        float, _doc(Reload.NEW, "shortest time over which both rates are measured", "seconds", ge=1, le=3600)
+        float, _doc(Reload.NEW, "shortest time over which the rate of a body is measured", "seconds", ge=1, le=3600)
     ] = 10.0
+    read_grace_s: Annotated[
+        float, _doc(Reload.NEW, "shortest time over which a caller's reading is measured", "seconds", ge=1, le=3600)
+    ] = 60.0
 
 
 class Overload(Base, frozen=True):

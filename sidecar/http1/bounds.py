@@ -10,7 +10,7 @@ from typing import Final
 from router.matching import Surface
 from router.outcomes import AttemptResult, Outcome
 from sidecar.http1.answers import error_answer
-from sidecar.http1.caller import ANSWERING, HEALTH_ONLY, READING
+from sidecar.http1.caller import ANSWERING, HEALTH_ONLY, READING, TUNNEL
 from sidecar.http1.naming import NamingConnection
 from sidecar.http1.targets import OWN_PATHS
 from sidecar.http1.transports import reset
@@ -18,6 +18,8 @@ from sidecar.telemetry.page import Scalar
 
 LIVE: Final = b"/v2/health/live"
 TOO_MANY: Final = "too many connections"
+_FLOWING: Final = frozenset({ANSWERING, TUNNEL})
+"""Phases whose idle time begins anew whenever the caller takes something."""
 
 
 class BoundedConnection(NamingConnection):
@@ -80,22 +82,24 @@ class BoundedConnection(NamingConnection):
                 self._body_at, self._body_from = now, came
 
     def watch_reader(self, now: float) -> None:
-        """Cut a caller that takes too slowly what has piled up for it."""
+        """Cut a caller that takes too slowly what has piled up for it.
+
+        What it takes is what its kernel acknowledges. One whose buffer was full says nothing before a sixteenth of that
+        is free, which may be megabytes: hence a grace of its own.
+        """
         limits = self._plane.limits
-        if not limits.read_rate_bytes_per_s:
-            return
         unsent = self.unsent()
         since = now - self._reader_at
+        if unsent < self._reader_last and self._phase in _FLOWING:
+            self.active = True
+        self._reader_last = unsent
         if not self._reader_at or unsent > self._reader_from:
             self._reader_at, self._reader_from = now, unsent
-        elif since >= limits.rate_grace_s:
+        elif since >= limits.read_grace_s:
             if self._reader_from - unsent < limits.read_rate_bytes_per_s * since:
                 self._too_slow(now)
-                return
-            self._reader_at, self._reader_from = now, unsent
-            if self._phase == ANSWERING:
-                self.deadline = now + self._target.times.stream_idle_s
-                self._clip()
+            else:
+                self._reader_at, self._reader_from = now, unsent
 
     def _too_slow(self, now: float) -> None:
         self._plane.count(Scalar.SLOW_READERS_TOTAL)

@@ -86,6 +86,7 @@ class CallerConnection(asyncio.Protocol):
         "_read_paused",
         "_reader_at",
         "_reader_from",
+        "_reader_last",
         "_request_id",
         "_rules",
         "_scanner",
@@ -110,6 +111,7 @@ class CallerConnection(asyncio.Protocol):
         "method",
         "old_client",
         "request_done",
+        "rest_s",
         "retire_at",
         "transport",
     )
@@ -153,12 +155,14 @@ class CallerConnection(asyncio.Protocol):
         self._body_from = 0
         self._reader_at = 0.0  # the same for what the caller has yet to take
         self._reader_from = 0
+        self._reader_last = 0  # what that was at the last sweep
         self._ended = 0  # of a tunnel: which sides have; and how long it took to open
         self._opened_s = 0.0
         self.active = False
         self.deadline = 0.0
         self.gate = 0  # the longest body, by its length, with which a request passes without a further look
         self.last = False  # the next answer closes the connection
+        self.rest_s = NEVER  # the longest it may be idle, where it is to end
         self.retire_at = NEVER
         self.method = b""
         self.old_client = False
@@ -243,9 +247,11 @@ class CallerConnection(asyncio.Protocol):
     def retire(self, now: float, idle_s: float) -> None:
         """Let the next answer be the last on this connection; one that stays idle for ``idle_s`` more is closed.
 
-        What is being answered goes on to its end, however long that takes.
+        What is being answered goes on to its end, however long that takes: its caller does not know yet, and may ask
+        once more.
         """
         self.last = True
+        self.rest_s = min(self.rest_s, idle_s)
         self.retire_at = NEVER
         if self._phase in (NEW, IDLE):
             self.deadline = min(self.deadline, now + idle_s)

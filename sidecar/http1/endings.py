@@ -237,9 +237,7 @@ class EndingConnection(TunnelConnection):
                 self._linger()
             return
         self._phase = IDLE
-        plane = self._plane
-        # in a drain, one whose answer began before it does not know yet: its next answer says so
-        self.deadline = now + (plane.timeouts.drain_idle_s if plane.draining else plane.keep_alive_s)
+        self.deadline = now + min(self._plane.keep_alive_s, self.rest_s)
         if self._write_paused:  # answers pile up: no further request is taken before the caller reads
             self._pause_reading()
             return

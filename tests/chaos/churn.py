@@ -44,7 +44,7 @@ GROWTH_BYTES = 8 << 20
 """How much more resident memory a process may have at the end than after the first round."""
 SETTINGS = {
     "timeouts": {"upstream_keep_alive_s": 1.0, "keep_alive_s": 5.0, "client_head_s": 2.0, "client_body_idle_s": 2.0},
-    "limits": {"rate_grace_s": 1.0},
+    "limits": {"rate_grace_s": 1.0, "read_grace_s": 1.0},
     "policies": {"quarantine": {"base_s": 0.1, "max_s": 0.5}},
 }
 

@@ -282,7 +282,7 @@ async def test_a_caller_that_stops_reading_is_to_blame_itself(path: DataPath) ->
     client.reset()
 
 
-@on_data_path(floods, limits=Limits(rate_grace_s=0.2))
+@on_data_path(floods, limits=Limits(read_grace_s=0.2))
 async def test_a_caller_that_never_reads_is_cut_long_before_the_stream_would_idle(path: DataPath) -> None:
     client = await path.connect(receive_buffer=4096)
     await client.send(request())
@@ -293,7 +293,7 @@ async def test_a_caller_that_never_reads_is_cut_long_before_the_stream_would_idl
     await path.until(lambda: not path.plane.connections, "gone, for all that is still to be sent")
 
 
-@on_data_path(floods, limits=Limits(rate_grace_s=0.2, read_rate_bytes_per_s=1000))
+@on_data_path(floods, limits=Limits(read_grace_s=0.2, read_rate_bytes_per_s=1000))
 async def test_what_the_caller_s_kernel_takes_counts_as_read(path: DataPath) -> None:
     """Bytes leave the socket's queue by and by, though what waits in front of it stands still for long."""
     client = await path.connect(receive_buffer=4096)

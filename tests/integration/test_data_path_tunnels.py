@@ -353,7 +353,7 @@ async def test_the_time_of_a_request_ends_with_its_101(path: DataPath) -> None:
     assert await client.reader.readexactly(1) == b"x"
 
 
-@on_data_path(echoes, limits=Limits(read_rate_bytes_per_s=1 << 30, rate_grace_s=0.1))
+@on_data_path(echoes, limits=Limits(read_rate_bytes_per_s=1 << 30, read_grace_s=0.1))
 async def test_a_caller_that_does_not_take_what_waits_for_it_is_cut(path: DataPath) -> None:
     client = await path.connect(receive_buffer=65536)
     await client.ask(ASK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from sidecar.http1.caller import CLOSE_STALL_S, LAME_DUCK_S, LINGER_S
@@ -15,6 +16,7 @@ from tests.support.fake_transport import FakeTransport
 
 START = 1000.0
 GRACE_S = 10.0
+READ_GRACE_S = 60.0
 RATE = 240
 ANNOUNCED = b"f4240\r\n"
 """The size line of one large chunk."""
@@ -177,10 +179,10 @@ def unread(by_hand: Bench, size: int) -> UpstreamConnection:
 
 def test_a_caller_that_does_not_take_what_waits_is_cut(by_hand: Bench) -> None:
     worker = unread(by_hand, 100_000)
-    at(by_hand, GRACE_S - 0.1)
+    at(by_hand, READ_GRACE_S - 0.1)
     assert not cut(by_hand)
-    by_hand.transport.unsent_bytes -= int(RATE * GRACE_S) - 1
-    at(by_hand, GRACE_S)
+    by_hand.transport.unsent_bytes -= int(RATE * READ_GRACE_S) - 1
+    at(by_hand, READ_GRACE_S)
     assert cut(by_hand)
     assert worker.transport.is_closing()
     by_hand.connection.connection_lost(None)
@@ -194,25 +196,39 @@ def test_a_caller_that_takes_enough_may_be_slow(by_hand: Bench) -> None:
     """Longer than a stream may idle, too: it is not idle."""
     unread(by_hand, 1_000_000)
     for window in range(1, 60):
-        by_hand.transport.unsent_bytes -= int(RATE * GRACE_S)
-        at(by_hand, window * GRACE_S)
+        by_hand.transport.unsent_bytes -= int(RATE * READ_GRACE_S)
+        at(by_hand, window * READ_GRACE_S)
     assert not closed(by_hand)
+
+
+def test_who_takes_something_now_and_then_is_not_idle_meanwhile(by_hand: Bench) -> None:
+    """A kernel that says nothing for minutes is judged by its own time, and by no shorter one."""
+    by_hand.plane.limits = msgspec.structs.replace(by_hand.plane.limits, read_grace_s=3600.0)
+    unread(by_hand, 1_000_000)
+    idle_s = by_hand.plane.timeouts.stream_idle_s
+    for turn in range(1, 8):
+        by_hand.transport.unsent_bytes -= 1
+        at(by_hand, turn * (idle_s - 10.0))
+        at(by_hand, turn * (idle_s - 10.0) + 0.25)
+    assert not closed(by_hand)
+    at(by_hand, 8 * (idle_s - 10.0) + 20.0)
+    assert cut(by_hand)
 
 
 def test_a_stream_that_has_nothing_to_send_is_not_slow(by_hand: Bench) -> None:
     unread(by_hand, 100_000)
     by_hand.transport.unsent_bytes = 0
     by_hand.connection.resume_writing()
-    at(by_hand, 4 * GRACE_S)
+    at(by_hand, 4 * READ_GRACE_S)
     assert not closed(by_hand)
 
 
 def test_what_is_written_meanwhile_is_not_held_against_the_caller(by_hand: Bench) -> None:
     unread(by_hand, 10_000)
     by_hand.transport.unsent_bytes = 90_000
-    at(by_hand, GRACE_S)
-    by_hand.transport.unsent_bytes = 80_000
-    at(by_hand, 2 * GRACE_S)
+    at(by_hand, READ_GRACE_S)
+    by_hand.transport.unsent_bytes = 70_000
+    at(by_hand, 2 * READ_GRACE_S)
     assert not cut(by_hand)
 
 
@@ -222,7 +238,7 @@ def test_one_that_asks_and_never_reads_is_cut_between_requests_too(by_hand: Benc
     by_hand.connection.pause_writing()
     by_hand.busy[0].data_received(answer(b"x"))
     at(by_hand, 0.0)
-    at(by_hand, GRACE_S)
+    at(by_hand, READ_GRACE_S)
     assert cut(by_hand)
     by_hand.connection.connection_lost(None)
     by_hand.check_rest()
@@ -307,6 +323,27 @@ def test_an_answer_that_began_is_never_cut_for_age(by_hand: Bench) -> None:
     assert by_hand.transport.written.endswith(b"abc")
     assert not closed(by_hand)  # its end was announced as usual: the one after it is the last
     assert b"Connection: close\r\n" in ask(by_hand)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_one_that_was_answered_as_its_age_came_may_ask_once_more_at_once(by_hand: Bench, asks: bool) -> None:
+    by_hand.connection.data_received(request())
+    (worker,) = by_hand.busy
+    worker.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\na")
+    flush_at(by_hand, 3600)
+    by_hand.now = START + 3700
+    worker.data_received(b"bc")
+    at(by_hand, 3700 + LAME_DUCK_S - 0.1)
+    assert not closed(by_hand)
+    if asks:
+        by_hand.connection.data_received(request())
+        at(by_hand, 3700 + LAME_DUCK_S)
+        assert not closed(by_hand)
+        by_hand.busy[0].data_received(answer(b"x"))
+        assert b"Connection: close\r\n" in by_hand.transport.written
+    else:
+        at(by_hand, 3700 + LAME_DUCK_S)
+    assert closed(by_hand)
 
 
 def test_one_that_waits_for_its_answer_is_told_with_it(by_hand: Bench) -> None:
