@@ -21,7 +21,7 @@ from sidecar.admin.context import Context
 from sidecar.boot import ControlPlan
 from sidecar.channel import Channel
 from sidecar.discovery.planned import static_endpoints
-from sidecar.discovery.static import StaticSource
+from sidecar.discovery.static import FIRST_PROBES_S, SUCCESSOR_PROBES_S, StaticSource
 from sidecar.settings import model_policies, router_policies
 from sidecar.state.keeper import SPEAKS_S, Keeper
 from sidecar.state.memory import Memory
@@ -72,7 +72,13 @@ class Control:
         clock, rng, settings = time.monotonic, random.SystemRandom().random, plan.settings
         policies = router_policies(settings)
         self._prober = HttpProber(settings.upstream_tls)
-        static = StaticSource(static_endpoints(settings), self._prober, HttpReadiness(), clock=clock)
+        static = StaticSource(
+            static_endpoints(settings),
+            self._prober,
+            HttpReadiness(),
+            clock=clock,
+            first_s=FIRST_PROBES_S if plan.admin_open else SUCCESSOR_PROBES_S,
+        )
         store = None
         if settings.state.url != NO_STORE:
             store = RedisSource(settings.state, policies.freshness, clock=clock, rng=rng)

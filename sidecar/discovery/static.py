@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 
 FIRST_PROBES_S = 2.0
 """Longest time that the first answers of probes are waited for before what is known goes out all the same."""
+SUCCESSOR_PROBES_S = 20.0
+"""The same while another sidecar serves, which knows who is warm: longer, and well within what an upgrade may take."""
 
 _log = get_log("probe")
 
 
 class StaticSource:
-    """The configuration's endpoints. ``clock`` gives monotonic seconds; ``ask`` and ``adapter`` make the probes."""
+    """The configuration's endpoints. ``clock`` gives monotonic seconds; ``ask`` and ``adapter`` make the probes.
+
+    ``first_s`` is the longest time that first answers are waited for; a probe's own timeout is an answer.
+    """
 
     name = "static"
 
@@ -37,7 +42,9 @@ class StaticSource:
         adapter: SignalAdapter,
         *,
         clock: Callable[[], float],
+        first_s: float = FIRST_PROBES_S,
     ) -> None:
+        self._first_s = first_s
         self._ask = ask
         self._adapter = adapter
         self._clock = clock
@@ -54,7 +61,7 @@ class StaticSource:
     @property
     def tried(self) -> bool:
         """Whether all endpoints have been emitted, and each was probed once (or that takes too long)."""
-        return self.complete and (not self._unanswered or self._clock() - self._began_at >= FIRST_PROBES_S)
+        return self.complete and (not self._unanswered or self._clock() - self._began_at >= self._first_s)
 
     @property
     def complete(self) -> bool:

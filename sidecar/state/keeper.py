@@ -124,6 +124,11 @@ class Keeper:
         return self._answered.get(id, -inf)
 
     @property
+    def tried(self) -> bool:
+        """Whether every source's first attempt to learn everything is over, first probes included."""
+        return all(source.tried for source in self.sources)
+
+    @property
     def complete(self) -> bool:
         """Whether all sources have said everything: what is not in the roster is not there."""
         return all(source.complete for source in self.sources)
@@ -248,7 +253,7 @@ class Keeper:
 
     def _greet(self) -> None:
         """Answer those that said hello, as soon as the first attempt to learn everything is over."""
-        if self._expecting and all(source.tried for source in self.sources):
+        if self._expecting and self.tried:
             for index in sorted(self._expecting):
                 self.feed.send_snapshot(index)
             self._expecting.clear()
@@ -318,10 +323,10 @@ class Keeper:
     def tick(self) -> None:
         """Let time pass; called about ten times a second."""
         now = self._clock()
-        if self._recalled and not self.complete and all(source.tried for source in self.sources):
+        if self._recalled and not self.complete and self.tried:
             self._recall()
         self._greet()
-        if not self._told_whole and self.complete:
+        if not self._told_whole and self.complete and self.tried:  # a snapshot sets those going that only start
             self._told_whole = True
             self._drop_recalled()
             self._heard.clear()

@@ -4,11 +4,12 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
 from router.model import EndpointGone, EndpointSeen, State
 from sidecar.discovery.planned import NOT_PROBED_YET, static_endpoints
 from sidecar.discovery.source import Found
-from sidecar.discovery.static import FIRST_PROBES_S, StaticSource
+from sidecar.discovery.static import FIRST_PROBES_S, SUCCESSOR_PROBES_S, StaticSource
 from sidecar.settings import Settings
 from sidecar.upstreams.adapters import Answer, HttpReadiness
 
@@ -216,16 +217,20 @@ def test_another_address_under_the_same_name_is_another_endpoint() -> None:
     assert ask.asked == [(ONE, "/p"), (TWO, "/p")]
 
 
-def test_first_probes_are_part_of_the_first_attempt_but_for_a_while_only() -> None:
+@pytest.mark.parametrize("first_s", [FIRST_PROBES_S, SUCCESSOR_PROBES_S])
+def test_first_probes_are_part_of_the_first_attempt_but_for_a_while_only(first_s: float) -> None:
     async def main() -> None:
         now = [5.0]
         ask = Scripted()
         parts = {"models": [{"name": "a", "endpoints": [ONE], "probe": {"path": "/p"}}]}
-        source = StaticSource(static_endpoints(settings(**parts)), ask, HttpReadiness(), clock=lambda: now[0])
+        source = StaticSource(
+            static_endpoints(settings(**parts)), ask, HttpReadiness(), clock=lambda: now[0], first_s=first_s
+        )
         task = asyncio.create_task(source.run(lambda event: None))
         await turns()
+        now[0] += first_s - 0.1
         assert (source.tried, source.complete) == (False, True)
-        now[0] += FIRST_PROBES_S
+        now[0] += 0.2
         assert source.tried
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -115,6 +115,16 @@ def test_a_hello_is_answered_once_the_first_attempt_to_learn_everything_is_over(
     assert bench.sent(1) == []
 
 
+def test_all_being_known_sets_no_process_going_before_first_probes_are_over(bench: Bench) -> None:
+    bench.source.complete = True
+    bench.keeper.from_data(0, Hello(0, 1, "e"))
+    bench.keeper.tick()
+    assert (bench.sent(0), bench.sent(1)) == ([], [])
+    bench.source.tried = True
+    bench.keeper.tick()
+    assert all(any(isinstance(message, SnapshotEnded) for message in bench.sent(index)) for index in (0, 1))
+
+
 def test_processes_that_did_not_ask_get_a_snapshot_once_and_only_when_all_is_known(bench: Bench) -> None:
     bench.source.tried = True
     bench.seen("a")
