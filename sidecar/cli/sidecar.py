@@ -42,7 +42,9 @@ def sidecar(
         ),
     ] = (),
     processes: Annotated[int | None, Parameter(help="Data processes, of every listener.")] = None,
-    admin: Annotated[str | None, Parameter(help="Admin API, HOST:PORT on loopback; `none` turns it off.")] = None,
+    admin: Annotated[
+        str | None, Parameter(help="Admin API, HOST:PORT on loopback; `none` where --admin-socket is all.")
+    ] = None,
     admin_socket: Annotated[str | None, Parameter(help="Admin API, path of a Unix socket.")] = None,
     idempotent: Annotated[
         bool,

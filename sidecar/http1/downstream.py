@@ -40,6 +40,8 @@ TEDIOUS_BYTES: Final = 4096
 """Read at once, and more than half of it what frames chunks: others have their turn before more of it is read."""
 LOOKED_AT_BYTES: Final = 65536
 """The same where a body is looked at for its model: so much, read at once, may take milliseconds (``model_field``)."""
+LOOKED_AT_LEAST: Final = 256
+"""Beginnings of heads up to this size are looked at whole for each piece."""
 _EMPTY_LINES: Final = re.compile(rb"(?:\r\n)+")
 
 
@@ -75,6 +77,8 @@ class DownstreamConnection(BoundedConnection):
         try:
             if phase <= READING:
                 if self._buffer:
+                    if phase == READING and self._within_line(data):
+                        return
                     data = self._buffer + data
                 self._read_head(data)
             elif phase == BODY:
@@ -201,6 +205,23 @@ class DownstreamConnection(BoundedConnection):
             self._learned.read_in_full(head, plane.shapes, plane.clock, limits.head_bytes)
         self._last_head = head
         self._begin(head, data, end)
+
+    def _within_line(self, data: bytes) -> bool:
+        """Keep a piece of a head with no end of a line, if that decides nothing; True where it was kept.
+
+        Who sends byte by byte must not have all that came before looked at for each of them.
+        """
+        limits = self._plane.limits
+        buffer = self._buffer
+        size = len(buffer) + len(data)
+        if size < LOOKED_AT_LEAST or size > limits.head_bytes:
+            return False
+        if data.find(b"\n") >= 0 or data.find(b"\r") >= 0 or buffer.endswith(b"\r"):
+            return False
+        if size > limits.target_bytes and buffer.find(b"\r\n", 0, limits.target_bytes) < 0:
+            return False
+        self._buffer = buffer + data
+        return True
 
     def _read_part_of_head(self, data: bytes) -> None:
         plane = self._plane

@@ -22,11 +22,13 @@ from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
     from router.endpoint import Endpoint
-    from router.routes import Route
+    from router.routes import Attempt, Route
     from sidecar.upstreams.connection import UpstreamConnection
     from sidecar.upstreams.pool import Upstream
 
 _VIA_END: Final = VIA + b"\r\n"
+IDEMPOTENT_METHODS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", b"DELETE"})
+"""RFC 9110 9.2.2."""
 _CUTS: Final = frozenset({AttemptResult.CUT, AttemptResult.STREAM_IDLE, AttemptResult.TRY_TIMEOUT})
 
 
@@ -250,6 +252,8 @@ class ExchangeConnection(EndingConnection):
         answered = self._phase == ANSWERING
         if attempt is None:
             return
+        if result is AttemptResult.RESET and broken is not None and not answered and self._send_anew(broken, attempt):
+            return
         self._settle(result, now)
         if answered:
             self._cut(OUTCOME_OF[result] if result in _CUTS else Outcome.UPSTREAM_CUT, broken, detail)
@@ -284,6 +288,24 @@ class ExchangeConnection(EndingConnection):
             self._end_with(Outcome.DEADLINE_EXCEEDED, f"{self._watch.limit}; {detail}")
         else:
             self._end_with(OUTCOME_OF[result], detail)
+
+    def _send_anew(self, broken: UpstreamConnection, attempt: Attempt) -> bool:
+        """Send the request on a new connection where a kept one was closed as it was used; True where that is done.
+
+        The worker had given it up before it saw the request, most likely: what may be done twice is not failed for that
+        (RFC 9112 9.3.1). A new connection that ends is a failure.
+        """
+        upstream: Upstream = attempt.endpoint.shell
+        if (
+            not broken.given_up
+            or not self._whole
+            or (self.method not in IDEMPOTENT_METHODS and not attempt.route.policy.idempotent)
+            or upstream.full
+        ):
+            return False
+        self._plane.count(Scalar.UPSTREAM_STALE_TOTAL)
+        self._connect(upstream)
+        return True
 
     def upstream_full(self, *, full: bool) -> None:
         """The worker's side is full, or no longer: read the request's body accordingly."""

@@ -534,8 +534,11 @@ def hopeless(partial: bytes) -> str | None:
     """Say why an unfinished request head can never become a good one, or None while it may."""
     if not _REQUEST_START.match(partial) and partial not in (b"", b"\r"):
         return "not an HTTP request"
-    if partial.count(b"\n") != partial.count(b"\r\n"):  # counting is quick: this is asked for each piece
+    ends = partial.count(b"\r\n")  # counting is quick: this is asked for each piece
+    if partial.count(b"\n") != ends:
         return "bare LF"
+    if partial.count(b"\r") != ends + partial.endswith(b"\r"):
+        return "bare CR"
     return None
 
 

@@ -147,6 +147,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._interims = 0
         self.transport.write(data)
 
+    @property
+    def given_up(self) -> bool:
+        """True of one that ended, kept from an earlier request, before it said anything to the last."""
+        return self.idle_since > 0 and not self._buffer and not self._interims
+
     def drop(self) -> None:
         """Close at once; whoever waited was told or has gone.
 

@@ -369,3 +369,74 @@ async def test_a_caller_that_we_hold_back_is_not_called_slow(path: DataPath) -> 
     assert (await client.answer()).body == body
     await sending
     assert path.outcomes == {"ok": 1}
+
+
+def gives_up(*, begins: bytes = b"", reset: bool = False) -> Any:
+    """Answer the first request on each connection, and end it at the second, perhaps having said something."""
+
+    async def script(origin: OriginConnection) -> None:
+        await origin.send(answer((await origin.request()).body))
+        await origin.request()
+        if begins:
+            await origin.send(begins)
+            await asyncio.sleep(0.01)
+        if reset:
+            origin.reset()
+
+    return script
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize(
+    ("method", "idempotent", "again"),
+    [(b"GET", False, True), (b"PUT", False, True), (b"POST", False, False), (b"POST", True, True)],
+)
+def test_a_kept_connection_that_ends_as_it_is_used_fails_nothing_that_may_be_done_twice(
+    method: bytes, idempotent: bool, again: bool, reset: bool
+) -> None:
+    @on_data_path(gives_up(reset=reset), idempotent=idempotent)
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        asked = request(method + b" / HTTP/1.1", b"Content-Length: 5") + b"hello"
+        assert (await client.ask(asked)).body == b"hello"
+        got = await client.ask(asked)
+        if not again:
+            assert (got.status, path.results) == (502, {"success": 1, "reset": 1})
+            return
+        assert (got.status, got.body) == (200, b"hello")
+        assert [len(one.requests) for one in path.origin.connections] == [2, 1]
+        assert path.origin.connections[0].requests[1].raw == path.origin.connections[1].requests[0].raw
+        assert (path.outcomes, path.results) == ({"ok": 2}, {"success": 2})
+        assert path.scalar(Scalar.UPSTREAM_STALE_TOTAL) == 1
+        assert path.scalar(Scalar.RETRIES_TOTAL) == 0
+        assert path.shared == []
+
+    scenario()
+
+
+@pytest.mark.parametrize("begins", [b"HTTP/1.1 103 Early Hints\r\n\r\n", b"HTTP/1.1 2"])
+def test_one_that_said_anything_before_it_ended_is_a_failure(begins: bytes) -> None:
+    @on_data_path(gives_up(begins=begins))
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        assert (await client.ask(request())).status == 200
+        got = await client.ask(request())
+        if got.status == 103:
+            got = await client.answer()
+        assert got.status == 502
+        assert path.results == {"success": 1, "reset": 1}
+
+    scenario()
+
+
+@on_data_path(gives_up())
+async def test_a_body_that_is_still_coming_goes_on_on_the_new_connection(path: DataPath) -> None:
+    client = await path.connect()
+    assert (await client.ask(request())).status == 200
+    await client.send(request(b"PUT / HTTP/1.1", b"Content-Length: 10") + b"hello")
+    await path.until(lambda: path.scalar(Scalar.UPSTREAM_CONNECTIONS_TOTAL) == 1, "one connection")
+    path.origin.connections[0].reset()
+    await path.until(lambda: path.scalar(Scalar.UPSTREAM_CONNECTIONS_TOTAL) == 2, "a new one")
+    await client.send(b" more")
+    assert (await client.answer()).body == b"hello more"
+    assert path.results == {"success": 2}

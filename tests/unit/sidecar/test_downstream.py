@@ -14,7 +14,7 @@ from sidecar.http1.plane import SMALL_BYTES
 from sidecar.settings import Limits
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.connection import UpstreamConnection
-from tests.support.by_hand import Bench, bench
+from tests.support.by_hand import SMALL, Bench, bench
 from tests.support.data_path import answer, post, request
 from tests.support.fake_transport import FakeTransport
 
@@ -398,5 +398,35 @@ def test_where_memory_is_short_nothing_that_was_sent_is_kept(by_hand: Bench) -> 
     assert down._seen == b""
     worker.connection_lost(None)  # so it cannot be sent again
     assert b" 502 " in by_hand.transport.written
+    down.connection_lost(None)
+    by_hand.check_rest()
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * (SMALL.head_bytes - 32), b""),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * SMALL.head_bytes, b"431"),
+        (b"GET /" + b"x" * SMALL.head_bytes, b"414"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 400 + b"\ny", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 400 + b"\ry", b"400"),
+    ],
+)
+@pytest.mark.parametrize("piece", [1, 7, 300])
+def test_a_head_in_pieces_is_refused_as_soon_as_a_whole_one_would_be(
+    by_hand: Bench, line: bytes, status: bytes, piece: int
+) -> None:
+    down, transport = by_hand.connection, by_hand.transport
+    at = 0
+    while at < len(line) and not transport.written:
+        down.data_received(line[at : at + piece])
+        at += piece
+    assert transport.written.startswith(b"HTTP/1.1 " + status if status else b"")
+    assert bool(transport.written) is bool(status)
+    if not status:
+        down.data_received(b"\r\n\r\n")
+        (worker,) = by_hand.busy
+        worker.data_received(answer(b"x"))
+        assert transport.written.startswith(b"HTTP/1.1 200 ")
     down.connection_lost(None)
     by_hand.check_rest()
