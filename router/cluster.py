@@ -328,7 +328,7 @@ class Cluster:
             if candidate.endpoint.full and candidate.endpoint is not tried and now < candidate.fit_until
         ]
         if full:
-            return explaining.at_limit(route.key, full)
+            return explaining.at_limit(route.key, full, self.policies)
         if tried is not None and any(
             now < candidate.fit_until for candidate in route.candidates if candidate.endpoint is tried
         ):
@@ -464,7 +464,8 @@ class Cluster:
     ) -> Attempt | HedgeDenied:
         """Pick another endpoint to ask while ``attempt`` is waited for, count the attempt there, or say why not.
 
-        Only one that would be drawn: no probe is made with it, nor one that pushed back asked.
+        Only one that would be drawn: no probe is made with it, nor one that pushed back asked. It never takes an
+        endpoint's last free place: that is for first tries.
         """
         route = attempt.route
         denied = may_hedge(
@@ -480,7 +481,7 @@ class Cluster:
         if not self._budget.has_room(now):
             return HedgeDenied.BUDGET
         self._tables.catch_up(route, now)
-        picked = _draw_two_of(route, now, rng, attempt.endpoint, busy=False)
+        picked = _draw_two_of(route, now, rng, attempt.endpoint, busy=False, spare=1)
         if picked is None:
             return HedgeDenied.NOBODY
         self._budget.withdraw(now)
@@ -585,11 +586,13 @@ def _draw_two(route: Route, now: float, rng: Rng, tried: Endpoint | None) -> Can
     return _draw_two_of(route, now, rng, tried, busy=False) or _draw_two_of(route, now, rng, tried, busy=True)
 
 
-def _draw_two_of(route: Route, now: float, rng: Rng, tried: Endpoint | None, *, busy: bool) -> Candidate | None:
-    first = route.draw_one(now, rng, tried, busy=busy)
+def _draw_two_of(
+    route: Route, now: float, rng: Rng, tried: Endpoint | None, *, busy: bool, spare: int = 0
+) -> Candidate | None:
+    first = route.draw_one(now, rng, tried, busy=busy, spare=spare)
     if first is None:
         return None
-    second = route.draw_one(now, rng, tried, busy=busy)
+    second = route.draw_one(now, rng, tried, busy=busy, spare=spare)
     return second if second is not None and second_wins(_wait_ms(first), _wait_ms(second)) else first
 
 

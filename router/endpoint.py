@@ -7,7 +7,7 @@ from math import ceil, exp, inf, log
 from typing import TYPE_CHECKING, Any, Final
 
 from router.breaker import Breaker, GuardState, Quarantine
-from router.model import Replica, State
+from router.model import HTTP, Replica, State
 from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow, rebucketed
 
 if TYPE_CHECKING:
@@ -167,9 +167,10 @@ class Endpoint:
     closed, so an attempt on it is counted as a trial. ``heard_at`` is the arrival of the last word from it,
     ``busy_until`` the time for which it pushed back.
 
-    ``limit`` is how many attempts may be in flight here; ``cap`` the same, or less while its pool has no connection for
-    more; ``most`` what a quick choice goes by: ``cap``, or -1 where it must look closer. ``passed_over`` counts draws
-    that found it full, until the shell takes them.
+    ``limit`` is how many attempts may be in flight here (:func:`limit_of`); ``cap`` the same, or less while its pool
+    has no connection for more all the same: some may be in the making for callers that left. ``most`` is what a quick
+    choice goes by: ``cap``, or -1 where it must look closer. ``passed_over`` counts draws that found it full, until the
+    shell takes them.
     """
 
     __slots__ = (
@@ -196,7 +197,7 @@ class Endpoint:
         self.held = False
         self.gone = False
         self.guarded = False
-        self.limit = self.cap = self.most = policies.requests_per_endpoint or NO_LIMIT
+        self.limit = self.cap = self.most = limit_of(record, policies)
         self.capped_until = -inf
         self.passed_over = 0
         self.peers: dict[int, tuple[int, float, float]] = {}  # source: in flight, EWMA in ms or 0, when reported
@@ -207,7 +208,7 @@ class Endpoint:
 
     def configure(self, policies: Policies, buckets: LogBuckets, now: float) -> None:
         """Go by other policies from now on; counts, guards and what was measured stay."""
-        self.limit = policies.requests_per_endpoint or NO_LIMIT
+        self.limit = limit_of(self.record, policies)
         self.uncap()
         self.latency.configure(policies.latency, buckets, now)
         self.quarantine.policy = policies.quarantine
@@ -264,6 +265,15 @@ class Endpoint:
             return self.latency.ewma_ms
         reported = [ewma for _, ewma, _ in self.peers.values() if ewma]
         return sum(reported) / len(reported) if reported else None
+
+
+def limit_of(record: EndpointRecord, policies: Policies) -> int:
+    """Return how many attempts of one process may be in flight at an endpoint.
+
+    Over HTTP/1.1 each of them takes a connection, so the limit on connections is one on attempts.
+    """
+    limit = policies.requests_per_endpoint or NO_LIMIT
+    return min(limit, policies.connections_per_endpoint or NO_LIMIT) if record.protocol == HTTP else limit
 
 
 class Candidate:

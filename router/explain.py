@@ -274,10 +274,10 @@ def nobody(route: Route, out: Sequence[tuple[Glance, Reason]], policy: Freshness
     return NoCandidate(reason, wait_s, f"{route.key}: none of {len(out)} can be picked: {parts}")
 
 
-def at_limit(key: str, full: Sequence[Endpoint]) -> NoCandidate:
+def at_limit(key: str, full: Sequence[Endpoint], policies: Policies) -> NoCandidate:
     """Say that whoever could take the request has as much in flight as may be."""
     least = min(endpoint.limit for endpoint in full)
-    if any(endpoint.cap < endpoint.limit for endpoint in full):
+    if least != policies.requests_per_endpoint or any(endpoint.cap < endpoint.limit for endpoint in full):
         named = "limits.connections_per_endpoint"
     else:
         named = f"limits.requests_per_endpoint: {least}"

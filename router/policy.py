@@ -206,6 +206,7 @@ class Policies:
     latency: LatencyPolicy = field(default_factory=LatencyPolicy)
     hedging: HedgingPolicy = field(default_factory=HedgingPolicy)
     requests_per_endpoint: int | None = None  # in flight at one endpoint at most, counted by each process for itself
+    connections_per_endpoint: int | None = None  # the same of connections: over HTTP/1.1 each attempt takes one
 
 
 @dataclass(frozen=True, slots=True)

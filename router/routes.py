@@ -152,10 +152,11 @@ class Route:
         elif opened:
             self.rebuild_at = -inf
 
-    def draw_one(self, now: float, rng: Rng, tried: Endpoint | None, *, busy: bool) -> Candidate | None:
+    def draw_one(self, now: float, rng: Rng, tried: Endpoint | None, *, busy: bool, spare: int = 0) -> Candidate | None:
         """Draw by weight among those of a table that may still be picked, ``tried`` apart; None where none may.
 
-        ``busy``: the table of those. A few draws first, as nearly all of a table may be picked; then a look at all.
+        ``busy``: the table of those. ``spare``: so many free places of whoever is drawn are left to others. A few draws
+        first, as nearly all of a table may be picked; then a look at all.
         """
         drawn = self.busy if busy else self.drawn
         if not drawn:
@@ -164,15 +165,17 @@ class Route:
         for _ in range(REDRAWS):
             candidate = drawn[draw(rng)]
             if now < (candidate.fit_until if busy else candidate.open_until) and candidate.endpoint is not tried:
-                if not candidate.endpoint.full:
+                endpoint = candidate.endpoint
+                if endpoint.in_flight + spare < endpoint.cap:
                     return candidate
-                candidate.endpoint.passed_over += 1
+                if endpoint.full:
+                    endpoint.passed_over += 1
         left = [
             (candidate, weight)
             for candidate, weight in zip(drawn, self.busy_weights if busy else self.weights, strict=True)
             if now < (candidate.fit_until if busy else candidate.open_until)
             and candidate.endpoint is not tried
-            and not candidate.endpoint.full
+            and candidate.endpoint.in_flight + spare < candidate.endpoint.cap
         ]
         if not left:
             return None

@@ -539,4 +539,5 @@ def router_policies(settings: Settings) -> Policies:
     return Policies(
         **{field: getattr(settings.policies, field) for field in settings.policies.__struct_fields__},
         requests_per_endpoint=settings.limits.requests_per_endpoint,
+        connections_per_endpoint=settings.limits.connections_per_endpoint,
     )

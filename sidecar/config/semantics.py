@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from router.model import Replica
+from router.model import HTTP, Replica
 from router.urls import protocol_of
 from router.wire import MAX_RECORD_BYTES, replica_bytes
 from sidecar.config.addresses import (
@@ -290,11 +290,18 @@ def _hedge(index: int, settings: Settings) -> Iterator[Finding]:
         yield Finding(path, "needs idempotent: true, as a hedged request may be executed twice")
     if settings.policies.retry.attempts == 0:
         yield Finding(path, "needs policies.retry.attempts of at least 1: a hedge is one of them")
-    places = len(settings.models[index].endpoints) + sum(
-        settings.models[index].name in map(_model_name, endpoint.models) for endpoint in settings.endpoints
-    )
-    if settings.state.url == "none" and places == 1:
+    model = settings.models[index]
+    places = list(model.endpoints) + [
+        endpoint.url for endpoint in settings.endpoints if model.name in map(_model_name, endpoint.models)
+    ]
+    if settings.state.url == "none" and len(places) == 1:
         yield Finding(path, "has no effect: the model has one endpoint, and nobody else to ask", warning=True)
+    elif settings.state.url == "none" and places and all(protocol_of(url) != HTTP for url in places):
+        yield Finding(path, "has no effect: the model has grpc endpoints only, and they are not hedged", warning=True)
+    for name in ("requests_per_endpoint", "connections_per_endpoint"):
+        if getattr(settings.limits, name) == 1:
+            text = f"has no effect: a hedge leaves an endpoint's last place to others, and limits.{name} is 1"
+            yield Finding(path, text, warning=True)
 
 
 def _times(settings: Settings) -> Iterator[Finding]:

@@ -201,6 +201,25 @@ def test_nobody_who_is_out_or_pushed_back_is_asked() -> None:
     assert fleet.hedge(attempt) is HedgeDenied.NOBODY
 
 
+@pytest.mark.parametrize(
+    "policies",
+    [
+        Policies(hedging=HEDGING, requests_per_endpoint=2),
+        Policies(hedging=HEDGING, connections_per_endpoint=2),
+    ],
+)
+def test_a_hedge_leaves_the_last_place_to_others(policies: Policies) -> None:
+    fleet = Fleet("a", "b", "c", policies=policies)
+    first = fleet.first()
+    hedges = [fleet.hedge(first) for _ in range(3)]
+    assert hedges[2] is HedgeDenied.NOBODY
+    assert set(fleet.in_flight().values()) == {1}
+    assert {endpoint.passed_over for endpoint in fleet.cluster.endpoints.values()} == {0}  # nobody is at the limit
+    for _ in range(3):
+        fleet.first()
+    assert set(fleet.in_flight().values()) == {2}
+
+
 def test_who_was_outrun_is_known_to_be_slower() -> None:
     fleet = Fleet("a", "b")
     attempt = fleet.first()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from router.endpoint import NO_LIMIT
@@ -128,6 +130,20 @@ def test_a_pool_without_connections_counts_as_full() -> None:
     assert driven.attempt().endpoint.id == "a"  # something ended there: it is worth another look
 
 
+def test_over_http1_the_limit_on_connections_is_one_on_requests() -> None:
+    driven = fleet("ab", Policies(requests_per_endpoint=3, connections_per_endpoint=2))
+    driven.seen(replace(record("g", address="grpc://g:1"), protocol="grpc"))
+    for _ in range(4):
+        driven.attempt()
+    assert in_flight(driven) == {"a": 2, "b": 2, "g": 0}
+    assert driven.nobody().detail == "m: all 2 that could take it are at their limit (limits.connections_per_endpoint)"
+    assert driven.cluster.endpoints["g"].limit == 3  # its calls share connections
+    driven.cluster.configure(Policies(requests_per_endpoint=2, connections_per_endpoint=9), [], driven.now)
+    assert driven.nobody().detail == "m: all 2 that could take it are at their limit (limits.requests_per_endpoint: 2)"
+    driven.cluster.configure(Policies(connections_per_endpoint=3), [], driven.now)
+    driven.attempt()
+
+
 def test_a_pool_that_something_else_keeps_full_is_looked_at_again() -> None:
     driven = fleet("a", Policies())
     assert isinstance(again(driven, driven.attempt()), NoCandidate)
@@ -157,8 +173,9 @@ def test_choosing_again_comes_to_an_end_whatever_is_due(half_open: bool) -> None
 # --- what people see --------------------------------------------------------------------------------------------------
 
 
-def test_an_explanation_says_who_is_full() -> None:
-    driven = fleet()
+@pytest.mark.parametrize("policies", [LIMITED, Policies(connections_per_endpoint=3)])
+def test_an_explanation_says_who_is_full(policies: Policies) -> None:
+    driven = fleet(policies=policies)
     for _ in range(3):
         driven.to("a")
     rows = {row.endpoint: row for row in driven.cluster.explain(driven.route(), driven.now, driven.rng).rows}
@@ -166,9 +183,12 @@ def test_an_explanation_says_who_is_full() -> None:
     assert (rows["b"].reason, rows["b"].share) == (None, 1.0)
 
 
+@pytest.mark.parametrize("policies", [LIMITED, Policies(connections_per_endpoint=3)])
 @pytest.mark.parametrize(("counts", "full"), [((3, 3), True), ((3, 2), False), ((4, 3), True)])
-def test_the_control_process_goes_by_what_the_others_report(counts: tuple[int, int], full: bool) -> None:
-    driven = fleet("a")
+def test_the_control_process_goes_by_what_the_others_report(
+    policies: Policies, counts: tuple[int, int], full: bool
+) -> None:
+    driven = fleet("a", policies)
     for source, count in enumerate(counts):
         driven.apply(PeerObserved(source, (Observation("a", count, None, (), 0, 0),), driven.now))
     (row,) = driven.cluster.explain(driven.route(), driven.now, driven.rng).rows

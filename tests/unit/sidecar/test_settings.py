@@ -246,11 +246,30 @@ models:
   - {name: a, endpoints: ["http://w:1"], idempotent: true, hedge: true, timeouts: {try_s: 4}}
   - {name: b, endpoints: ["http://w:1", "http://w:2"], idempotent: true, hedge: true, timeouts: {total_s: 3}}
   - {name: c, endpoints: ["http://w:1"], timeouts: {try_s: 9, total_s: 9.5}}
+  - {name: d, endpoints: ["grpc://w:4", "grpc+unix:/run/w"], idempotent: true, hedge: true, timeouts: {try_s: 1}}
+  - {name: e, endpoints: ["grpc://w:4", "http://w:5"], idempotent: true, hedge: true, timeouts: {try_s: 1}}
 """
     assert warnings_of(text) == [
         "w.yaml:3:19: timeouts.try_s: 5: has no effect: total_s (5.0) ends first",
         "w.yaml:5:67: models[0].hedge: true: has no effect: the model has one endpoint, and nobody else to ask",
         "w.yaml:6:107: models[1].timeouts.total_s: 3: try_s (5.0) has no effect: total_s (3.0) ends first",
+        "w.yaml:8:87: models[3].hedge: true: has no effect: the model has grpc endpoints only, and they are not hedged",
+    ]
+
+
+@pytest.mark.parametrize("limit", ["requests_per_endpoint", "connections_per_endpoint"])
+def test_a_hedge_needs_a_second_place(limit: str) -> None:
+    text = """\
+version: 1
+listeners: [{address: "127.0.0.1:0"}]
+models: [{name: a, endpoints: ["http://w:1", "http://w:2"], idempotent: true, hedge: true}]
+limits: """
+    assert warnings_of(text + f"{{{limit}: 2}}\n") == []
+    assert warnings_of(text + f"{{{limit}: 1}}\n") == [
+        (
+            "w.yaml:3:86: models[0].hedge: true: has no effect: a hedge leaves an endpoint's last place to others, "
+            f"and limits.{limit} is 1"
+        )
     ]
 
 
