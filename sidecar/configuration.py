@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sidecar.config.changes import merge, revision
+from sidecar.config.changes import merge, revision, would_break
 from sidecar.config.problems import SettingsError
 from sidecar.config.state import ConfigState
 from sidecar.telemetry.logs import get_log
@@ -100,10 +100,16 @@ class Configuration:
     def _take(self, before: ConfigState, wanted: Settings) -> None:
         merged = merge(self.settings, wanted)
         name = revision(wanted)
-        good = msgspec.structs.replace(before, bad_since=None, problems=())
+        good = msgspec.structs.replace(
+            before, bad_since=None, problems=(), needs_restart=merged.restart[:MOST_SAID], would_break=()
+        )
         if merged.settings == self.settings and name == before.revision:
             self.state = msgspec.structs.replace(good, unchanged=before.unchanged + 1)
             log.info("config.unchanged", revision=name)
+            return
+        broken = would_break(self.settings, wanted, merged)
+        if broken:
+            self._withhold(good, name, (*merged.restart, *merged.applied), broken[:MOST_SAID])
             return
         self.state = msgspec.structs.replace(
             good,
@@ -111,7 +117,6 @@ class Configuration:
             sequence=before.sequence + 1,
             loaded_at=self._wall(),
             applied=merged.applied[:MOST_SAID],
-            needs_restart=merged.restart[:MOST_SAID],
             taken=before.taken + 1,
         )
         self.settings = merged.settings
@@ -124,6 +129,16 @@ class Configuration:
             changes=len(merged.applied),
             need_restart=len(merged.restart),
         )
+
+    def _withhold(self, good: ConfigState, name: str, changes: tuple[Change, ...], broken: tuple[str, ...]) -> None:
+        """Take over nothing: what can be taken over would break something without what cannot."""
+        self.state = msgspec.structs.replace(
+            good, applied=(), needs_restart=changes[:MOST_SAID], would_break=broken, withheld=good.withheld + 1
+        )
+        for problem in broken:
+            log.error("config.would_break", problem=problem)
+        _say("config.needs_restart", changes, remedy=self._remedy)
+        log.error("config.withheld", revision=name, stays=good.revision, need_restart=len(changes), remedy=self._remedy)
 
 
 def _say(event: str, changes: tuple[Change, ...], **fields: str) -> None:

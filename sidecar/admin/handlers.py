@@ -142,7 +142,12 @@ class Handlers:
         if context.config.bad_since is not None:
             revision, problems = before.revision, list(context.config.problems)
             raise RefusedError(409, f"refused, {revision} stays in force", problems=problems)
-        return json_response({"result": "taken" if context.config.taken > before.taken else "unchanged", **document})
+        result = "unchanged"
+        if context.config.would_break:
+            result = "withheld"
+        elif context.config.taken > before.taken:
+            result = "taken"
+        return json_response({"result": result, **document})
 
     def _all_current(self) -> bool:
         """Whether each data process that is up runs with what is in force."""

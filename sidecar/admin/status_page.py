@@ -54,6 +54,8 @@ def _parts(context: Context, now: float) -> Iterator[str]:
     if config.needs_restart:
         paths = ", ".join(change.path for change in config.needs_restart[:8])
         yield f" <b class=warn>needs an upgrade or a restart for {escape(paths)}</b>"
+    if config.would_break:
+        yield f" <b class=bad>nothing of it is in force yet</b>: {escape('; '.join(config.would_break[:3]))}"
     for route in context.keeper.cluster.routes(now):
         if route.version and len({row.version for row in route.candidates}) <= 1:
             continue  # the same table as that of its model

@@ -67,7 +67,8 @@ def show(file: File, /) -> int:
 def reload(*, admin: Admin = ADMIN) -> int:
     """Have a running sidecar load its configuration again, and say what changed once all of it runs with it.
 
-    Exit code 0: taken over, or nothing changed. 1: it cannot be used, with every problem; the one before stays.
+    Exit code 0: taken over, or nothing changed. 1: the one before stays, for it cannot be used, with every problem; or
+    what needs a restart is so bound up with the rest that nothing of it could be taken over (`withheld`).
     """
     answer = admin.ask("POST", "/config/reload", token=admin.token(), accept_errors=True)
     if answer.status >= 300:
@@ -78,7 +79,7 @@ def reload(*, admin: Admin = ADMIN) -> int:
     status = decoded(answer.body, ConfigStatus)
     print(f"{status.result}: {status.revision}, from {status.source}")
     _show(status)
-    return 0
+    return 1 if status.would_break else 0
 
 
 @app.command
@@ -102,6 +103,8 @@ def _show(status: ConfigStatus) -> None:
         print(f"  {change}")
     for change in status.needs_restart:
         print(f"  needs an upgrade or a restart: {change}")
+    for problem in status.would_break:
+        print(f"  nothing of it is in force yet, for without what needs a restart: {problem}")
     behind = [str(process.index) for process in status.processes if not process.current]
     if behind:
         print(f"  not yet in data processes {', '.join(behind)}")

@@ -35,6 +35,7 @@ class ConfigStatus(msgspec.Struct, frozen=True):
     problems: tuple[str, ...]
     applied: tuple[Change, ...]
     needs_restart: tuple[Change, ...]
+    would_break: tuple[str, ...]
     processes: tuple[ProcessConfig, ...]
     result: str = ""
 

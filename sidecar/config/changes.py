@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import inspect
 
-from router.urls import MASK
-from sidecar.config.problems import may_be_secret, shown
+from router.urls import MASK, protocol_of
+from sidecar.config.problems import Path, dotted, may_be_secret, shown
 from sidecar.config.schema import Object, bare, schema
+from sidecar.config.semantics import examine
 from sidecar.config.state import Change
+from sidecar.discovery.planned import static_endpoints
 from sidecar.settings import Endpoint, Listener, Model, Reload, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ABSENT = "absent"
 """Stands for the value of something that is not there."""
@@ -45,6 +50,65 @@ def merge(running: Settings, wanted: Settings) -> Merged:
     settings = walk.struct(schema(), running, wanted, "")
     assert isinstance(settings, Settings)  # noqa: S101  the walk keeps types
     return Merged(settings, tuple(walk.applied), tuple(walk.restart))
+
+
+def would_break(running: Settings, wanted: Settings, merged: Merged) -> tuple[str, ...]:
+    """Return what would be wrong with ``merged``, a line each, although both of what it is made of are good.
+
+    That is what a file could not say either, and a model that would lose the endpoints by which callers reach it now
+    because the listener or the store that goes with the new ones waits for a restart.
+    """
+    if not merged.restart or not merged.applied:
+        return ()  # all of the one, or all of the other
+    found = [
+        f"{_place(merged.settings, one.path)}: {one.remedy}" for one in examine(merged.settings) if not one.warning
+    ]
+    return tuple(dict.fromkeys((*found, *_out_of_reach(running, wanted, merged))))
+
+
+def _out_of_reach(running: Settings, wanted: Settings, merged: Merged) -> Iterator[str]:
+    """Yield which models would have nobody left that they have now."""
+    before, after = _spoken(running), _spoken(merged.settings)
+    stay = [model.name for model in merged.settings.models if model.name in before]
+    to_be = {listener.address: listener.protocol for listener in wanted.listeners}
+    for listener in merged.settings.listeners:
+        if to_be.get(listener.address) is listener.protocol:
+            continue  # it is to be as it is, and what is taken out behind it is meant to be
+        protocol = listener.protocol.value
+        for name in stay:
+            if protocol in before[name] - after.get(name, set()):
+                yield (
+                    f"models[{name}].endpoints: none would be left that speaks {protocol}, as "
+                    f"listeners[{listener.address}] does until a restart"
+                )
+    store = [change.path for change in merged.restart if change.path.startswith("state.")]
+    if store and merged.settings.state.url != "none":
+        for name in stay:
+            if name not in after:
+                yield f"models[{name}].endpoints: none would be left until a restart puts {', '.join(store)} in force"
+
+
+def _spoken(settings: Settings) -> dict[str, set[str]]:
+    """Return what the static endpoints of each model speak that has any."""
+    spoken: dict[str, set[str]] = {}
+    for endpoint in static_endpoints(settings):
+        for replica in endpoint.replicas:
+            spoken.setdefault(replica.model, set()).add(protocol_of(endpoint.address))
+    return spoken
+
+
+def _place(settings: Settings, path: Path) -> str:
+    """Return ``path`` with an item's address, name or URL for its place, as changes are named."""
+    steps: list[str | int] = []
+    value: Any = settings
+    for step in path:
+        value = value[step] if isinstance(step, int) else getattr(value, step, None)
+        key = _KEYS.get(type(value))
+        if isinstance(step, int) and key is not None:
+            steps[-1] = f"{steps[-1]}[{getattr(value, key)}]"
+        else:
+            steps.append(step)
+    return dotted(tuple(steps))
 
 
 class _Walk:

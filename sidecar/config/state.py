@@ -19,7 +19,8 @@ class Change(msgspec.Struct, frozen=True):
 class ConfigState(msgspec.Struct, frozen=True):
     """What the supervisor knows of the configuration. Moments are Unix seconds, ``asked_at`` monotonic ones.
 
-    ``needs_restart`` is what the running processes cannot take over; ``applied`` what the last change did.
+    ``needs_restart`` is what the running processes cannot take over; ``applied`` what the last change did. Where
+    ``would_break`` says what would be wrong with the rest by itself, nothing was taken over, and all of it needs one.
     ``problems`` are those of the source as it is now, where it cannot be used: then what ran before goes on.
     """
 
@@ -33,6 +34,8 @@ class ConfigState(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
     applied: tuple[Change, ...] = ()
     needs_restart: tuple[Change, ...] = ()
+    would_break: tuple[str, ...] = ()
     taken: int = 0
     unchanged: int = 0
+    withheld: int = 0
     refused: int = 0

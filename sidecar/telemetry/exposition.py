@@ -140,7 +140,7 @@ def _config(out: Exposition, state: ConfigState) -> None:
     out.add(f.CONFIG_BAD, state.bad_since is not None)
     out.add(f.CONFIG_BAD_SINCE, state.bad_since or 0)
     out.add(f.CONFIG_NEEDS_RESTART, len(state.needs_restart))
-    for result in ("taken", "unchanged", "refused"):
+    for result in ("taken", "unchanged", "withheld", "refused"):
         out.add(f.CONFIG_RELOADS, getattr(state, result), result)
 
 

@@ -240,6 +240,17 @@ def test_each_class_of_field_takes_effect_where_it_says(tmp_path: Path, origins:
         status = command("config", "status", "--admin", f"unix:{socket}")
         assert (status.returncode, "needs an upgrade" in status.stdout) == (1, True)
 
+        write_config(
+            tmp_path, {**changed, "state": {"url": "redis://127.0.0.1:1"}, "models": [{"name": "listeners-own"}]}
+        )
+        withheld = command("config", "reload", "--admin", f"unix:{socket}")
+        assert (withheld.returncode, withheld.stdout.partition(":")[0]) == (1, "withheld")
+        assert "in force yet, for without what needs a restart: models[listeners-own].name: has no" in withheld.stdout
+        assert (
+            sidecar.metric("warmroute_config_needs_restart") == len(sidecar.json("/config/status")["needs_restart"]) > 3
+        )
+        assert sidecar.ready()
+
         write_config(tmp_path, settings(origins[0], admin=admin, models=[]))
         refused = command("config", "reload", "--admin", f"unix:{socket}")
         assert refused.returncode == 1

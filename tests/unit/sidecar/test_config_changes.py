@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sidecar.config.changes import ABSENT, merge, revision
+from sidecar.config.changes import ABSENT, merge, revision, would_break
 from sidecar.config.reference import fields
 from sidecar.settings import Reload, Settings
 
@@ -102,3 +102,79 @@ def test_every_field_says_when_it_takes_effect() -> None:
     for field in fields():
         if not field.section:
             assert field.reload in {one.value for one in Reload}, field.path
+
+
+HTTP, GRPC = "127.0.0.1:1", "127.0.0.1:2"
+STORE = {"url": "redis://h:1"}
+NO_ENDPOINT = (
+    "models[m].name: has no endpoint and never will: give it endpoints, or set state.url so that workers can register"
+)
+
+
+def two(**parts: Any) -> dict[str, Any]:
+    """A configuration with two listeners that speak HTTP, and two models."""
+    return {
+        "listeners": [{"address": HTTP, "default_model": "m"}, {"address": GRPC, "default_model": "n"}],
+        "endpoints": [],
+        **parts,
+    }
+
+
+M, N = BASE["models"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (  # nothing of it can be taken over, or all of it
+            two(),
+            two(state=STORE),
+            [],
+        ),
+        (two(), two(models=[M, {**N, "endpoints": ["http://h:7"]}]), []),
+        (  # one does not touch the other
+            two(),
+            two(models=[M, {**N, "endpoints": ["http://h:7"]}], logging={"level": "debug"}),
+            [],
+        ),
+        (
+            two(),
+            two(models=[{"name": "m"}, N], state=STORE),
+            [NO_ENDPOINT],
+        ),
+        (
+            two(state=STORE),
+            two(models=[{"name": "m"}, N], state={"url": "redis://h:2", "namespace": "x"}),
+            ["models[m].endpoints: none would be left until a restart puts state.url, state.namespace in force"],
+        ),
+        (two(state=STORE), two(models=[{"name": "m"}, N], state=STORE, logging={"level": "debug"}), []),
+        (
+            two(),
+            two(
+                listeners=[{"address": HTTP, "default_model": "m"}, {"address": GRPC, "protocol": "grpc"}],
+                models=[M, {"name": "n", "endpoints": ["grpc://h:9"]}],
+            ),
+            [f"models[n].endpoints: none would be left that speaks http, as listeners[{GRPC}] does until a restart"],
+        ),
+        (  # what is taken out behind a listener that stays as it is, is meant to be
+            two(),
+            two(models=[{"name": "m", "endpoints": ["grpc://h:9"]}, N], logging={"level": "debug"}),
+            [],
+        ),
+        (
+            two(),
+            two(listeners=[{"address": HTTP, "default_model": "m"}], models=[M]),
+            [f"listeners[{GRPC}].default_model: no such model; declared are: m"],
+        ),
+        (  # an API that must not be open to everybody without a token is not, not even until the restart
+            two(admin={"address": "0.0.0.0:9", "token_file": "/t"}),
+            two(admin={"address": "127.0.0.1:9"}),
+            ["admin.address: must be a loopback address (127.0.0.1 or [::1]), or admin.token_file must be set"],
+        ),
+    ],
+)
+def test_what_would_be_wrong_with_half_of_a_change(
+    before: dict[str, Any], after: dict[str, Any], expected: list[str]
+) -> None:
+    running, wanted = settings(**before), settings(**after)
+    assert list(would_break(running, wanted, merge(running, wanted))) == expected

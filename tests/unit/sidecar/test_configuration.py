@@ -73,6 +73,25 @@ def test_a_bad_one_changes_nothing_and_says_where_and_since_when(path: Path) -> 
     assert (config.state.bad_since, config.state.problems, config.state.unchanged) == (None, (), 1)
 
 
+def test_a_good_one_of_which_half_would_break_something_waits_whole(path: Path) -> None:
+    config, _ = made(path)
+    before = config.settings, config.state.revision
+    path.write_text(
+        GOOD.replace(', endpoints: ["http://h:1"]', "") + 'state: {url: "redis://h:1"}\ntimeouts: {drain_s: 5}\n'
+    )
+    for moment in (1.0, 2.0):
+        config.reload(moment)
+    state = config.state
+    assert (config.settings, state.revision) == before
+    assert (state.withheld, state.taken, state.sequence, state.bad_since) == (2, 0, 0, None)
+    assert {change.path for change in state.needs_restart} == {"state.url", "models[m].endpoints", "timeouts.drain_s"}
+    (problem,) = state.would_break
+    assert problem.startswith("models[m].name: has no endpoint")
+    path.write_text(GOOD)
+    config.reload(3.0)
+    assert (config.state.unchanged, config.state.needs_restart, config.state.would_break) == (1, (), ())
+
+
 def test_a_file_that_is_gone_is_a_bad_one(path: Path) -> None:
     config, _ = made(path)
     path.unlink()
