@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import AttemptResult
 from sidecar.grpc.upstream import WorkerConnection
-from sidecar.http1.caller import NEVER
 from sidecar.telemetry.page import Scalar
 from sidecar.tls.material import HTTP2
-from sidecar.upstreams.pool import split_address
+from sidecar.upstreams.pool import OUR_FAULT, lifetime_s, split_address
 
 if TYPE_CHECKING:
     from sidecar.grpc.call import Call
@@ -24,7 +22,6 @@ MOST_CONNECTIONS: Final = 64
 wait, at most so many:"""
 MOST_QUEUED: Final = 1024
 SECURE: Final = "grpcs://"
-_OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 
 class WorkerPool:
@@ -138,7 +135,7 @@ class WorkerPool:
         except TimeoutError:
             result, detail = AttemptResult.CONNECT_TIMEOUT, f"no connection with its settings in {connect_s} s"
         except (OSError, ValueError) as error:  # ValueError: what a store told us is no address, or no name
-            ours = isinstance(error, OSError) and error.errno in _OUR_FAULT
+            ours = isinstance(error, OSError) and error.errno in OUR_FAULT
             result = AttemptResult.CANCELLED if ours else AttemptResult.CONNECT_REFUSED
             detail = str(getattr(error, "strerror", None) or error)
         except Exception as error:  # noqa: BLE001  the end of what waits here; a task would keep it to itself
@@ -180,9 +177,9 @@ class WorkerPool:
     # --- connections -------------------------------------------------------------------------------------------------
 
     def retire_at(self) -> float:
-        """Return when a connection made now is too old: up to a tenth early, so that not all go at once."""
-        age_s = self._plane.shared.timeouts.upstream_connection_age_s
-        return NEVER if age_s is None else self.clock() + age_s * (1.0 - 0.1 * self._plane.shared.rng())
+        """Return when a connection made now is too old."""
+        shared = self._plane.shared
+        return self.clock() + lifetime_s(shared.timeouts.upstream_connection_age_s, shared.rng)
 
     def became_ready(self, connection: WorkerConnection) -> None:
         """A new connection's settings came, or will never."""

@@ -28,7 +28,7 @@ from sidecar.telemetry.page import (
     bucket,
 )
 from sidecar.tls.material import HTTP1
-from sidecar.upstreams.pool import Upstream
+from sidecar.upstreams.pool import Upstream, lifetime_s
 
 if TYPE_CHECKING:
     import asyncio
@@ -388,9 +388,8 @@ class Plane:
     # --- time ---------------------------------------------------------------------------------------------------
 
     def age_s(self) -> float:
-        """Return how old a new connection may become: up to a tenth less than set, so that not all go at once."""
-        age_s = self.timeouts.connection_age_s
-        return NEVER if age_s is None else age_s * (1.0 - 0.1 * self.rng())
+        """Return how old a new connection may become."""
+        return lifetime_s(self.timeouts.connection_age_s, self.rng)
 
     def sweep(self, now: float) -> None:
         """Look at every deadline once."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sidecar.upstreams.connection import Exchange
 
 _NEVER: Final = float("inf")
-_OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Connect errors that say nothing of the endpoint: this process or host is out of something."""
 CLOSE_STALL_S: Final = 30.0
 """How long a tunnel's worker may take for what was sent before its end."""
@@ -184,7 +184,7 @@ class Upstream:
         except (OSError, ValueError) as error:  # ValueError: what a store told us is no address, or no name
             self._lost(connection)
             if wanted():
-                ours = isinstance(error, OSError) and error.errno in _OUR_FAULT
+                ours = isinstance(error, OSError) and error.errno in OUR_FAULT
                 result = AttemptResult.CANCELLED if ours else AttemptResult.CONNECT_REFUSED
                 exchange.attempt_failed(result, f"{self.id}: {getattr(error, 'strerror', None) or error}")
             return
@@ -227,10 +227,8 @@ class Upstream:
             self.idle.pop(0).drop()
 
     def retire_at(self) -> float:
-        """Return when a connection made now is too old: up to a tenth early, so that not all go at once."""
-        if self._age_s is None:
-            return _NEVER
-        return self.clock() + self._age_s * (1.0 - 0.1 * (self._rng() if self._rng is not None else 0.0))
+        """Return when a connection made now is too old."""
+        return self.clock() + lifetime_s(self._age_s, self._rng)
 
     def expire(self, now: float) -> None:
         """Close what has been idle for too long (the oldest stand first), and what is too old once it is not in use."""
@@ -258,6 +256,11 @@ class Upstream:
 
     def _count(self, member: Scalar) -> None:
         self._page.words[self._page.scalar(member)] += 1
+
+
+def lifetime_s(age_s: float | None, rng: Callable[[], float] | None) -> float:
+    """Return how old a connection may become, seconds: up to a tenth less than set, so that not all go at once."""
+    return _NEVER if age_s is None else age_s * (1.0 - 0.1 * (rng() if rng is not None else 0.0))
 
 
 def split_address(address: str) -> tuple[str, int, str | None]:
