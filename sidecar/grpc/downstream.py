@@ -9,6 +9,7 @@ from sidecar.grpc.heads import CallHeads
 from sidecar.grpc.phases import ENDING
 from sidecar.http1.caller import LAME_DUCK_S, NEVER
 from sidecar.http1.forwarding import STRANGER
+from sidecar.http1.transports import limit_flush, much_unsent, reset, unsent
 from sidecar.http2 import frames
 from sidecar.http2.connection import LINGER_S, RESET_NOISE, Connection
 from sidecar.http2.frames import MAX_STREAM, Code
@@ -40,6 +41,7 @@ class CallerConnection(Connection):
         "_plane",
         "_retire_at",
         "_rules",
+        "_unsent",
         "deadline",
     )
 
@@ -54,6 +56,7 @@ class CallerConnection(Connection):
         self.deadline = 0.0
         self._leaving = 0.0  # when the final GOAWAY is due, 0: not leaving
         self._going = False  # the caller says that it goes
+        self._unsent = 0  # behind its end: what the caller had yet to take when that was looked at
         self._final_id = MAX_STREAM  # streams above it are passed over
 
     @property
@@ -86,7 +89,12 @@ class CallerConnection(Connection):
             self.leave(plane.clock(), shared.timeouts.drain_idle_s)
 
     def eof_received(self) -> bool:
-        """A caller that shuts its side has gone."""
+        """A caller that shuts its side has gone; return whether it stays open for what it may still read."""
+        if much_unsent(self.transport):
+            if not self.ended:
+                self.end()
+            return not self.transport.is_closing()
+        limit_flush(self.transport, self._plane.limits.read_grace_s)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -250,12 +258,29 @@ class CallerConnection(Connection):
         if now < self.deadline or self.streams:
             return
         if self.ended:
-            self.transport.abort()
+            self._part(now)
         elif not self._settled:
             self.fail(Code.PROTOCOL_ERROR, "a preface or settings did not come in time")
         else:
             self.leave(now, LAME_DUCK_S)
             self.deadline = now + LAME_DUCK_S + LINGER_S
+
+    def _part(self, now: float) -> None:
+        """End it for good, unless the caller still takes what waits for it."""
+        transport = self.transport
+        limits = self._plane.limits
+        if not much_unsent(transport):
+            limit_flush(transport, limits.read_grace_s)
+            transport.abort()
+            return
+        waiting = unsent(transport)
+        least = max(1.0, limits.read_rate_bytes_per_s * limits.read_grace_s)
+        if self._unsent and self._unsent - waiting < least:
+            self._plane.shared.count(Scalar.SLOW_READERS_TOTAL)
+            reset(transport)
+            return
+        self._unsent = waiting
+        self.deadline = now + limits.read_grace_s
 
     def cut_for_drain(self) -> None:
         """The grace period is over: end whatever is in hand."""

@@ -5,16 +5,19 @@ None of it is looked at per request: rates are measured in the sweep, and the ga
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 from router.matching import Surface
 from router.outcomes import AttemptResult, Outcome
 from sidecar.http1.answers import error_answer
-from sidecar.http1.caller import ANSWERING, HEALTH_ONLY, READING, TUNNEL
+from sidecar.http1.caller import ANSWERING, HEALTH_ONLY, LINGERING, NEVER, READING, TUNNEL
 from sidecar.http1.naming import NamingConnection
 from sidecar.http1.targets import OWN_PATHS
-from sidecar.http1.transports import reset
+from sidecar.http1.transports import much_unsent, reset, unsent
 from sidecar.telemetry.page import Scalar
+
+if TYPE_CHECKING:
+    from sidecar.http1.downstream import DownstreamConnection
 
 LIVE: Final = b"/v2/health/live"
 TOO_MANY: Final = "too many connections"
@@ -88,18 +91,32 @@ class BoundedConnection(NamingConnection):
         is free, which may be megabytes: hence a grace of its own.
         """
         limits = self._plane.limits
-        unsent = self.unsent()
+        closing = self._phase >= LINGERING
+        if closing and not much_unsent(self.transport):
+            self.end_now()
+            return
+        waiting = unsent(self.transport)
         since = now - self._reader_at
-        if unsent < self._reader_last and self._phase in _FLOWING:
+        if waiting < self._reader_last and self._phase in _FLOWING:
             self.active = True
-        self._reader_last = unsent
-        if not self._reader_at or unsent > self._reader_from:
-            self._reader_at, self._reader_from = now, unsent
+        self._reader_last = waiting
+        if not self._reader_at or waiting > self._reader_from:
+            self._reader_at, self._reader_from = now, waiting
         elif since >= limits.read_grace_s:
-            if self._reader_from - unsent < limits.read_rate_bytes_per_s * since:
+            least = max(int(closing), limits.read_rate_bytes_per_s * since)
+            if self._reader_from - waiting < least:
                 self._too_slow(now)
             else:
-                self._reader_at, self._reader_from = now, unsent
+                self._reader_at, self._reader_from = now, waiting
+
+    def _linger_on(self) -> None:
+        """A closing connection's time is over: end it, unless much waits for its caller, who is watched from now on."""
+        if much_unsent(self.transport):
+            self.deadline = NEVER
+            self._reader_at = 0.0
+            self._plane.unread.add(cast("DownstreamConnection", self))
+        else:
+            self.end_now()
 
     def _too_slow(self, now: float) -> None:
         self._plane.count(Scalar.SLOW_READERS_TOTAL)

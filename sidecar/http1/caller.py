@@ -7,21 +7,18 @@ What concerns requests stands above it: ``endings`` ends a request, ``exchange``
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import sys
-import termios
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from sidecar.http1.forwarding import STRANGER, ListenerRules
 from sidecar.http1.head import NO_HEAD
 from sidecar.http1.shapes import Learned
-from sidecar.http1.transports import descriptor, limit_flush, reset, unread
+from sidecar.http1.transports import limit_flush, much_unsent, reset, unread
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
     from router.routes import Attempt
     from sidecar.http1.chunked import ChunkScanner
+    from sidecar.http1.downstream import DownstreamConnection
     from sidecar.http1.head import RequestHead
     from sidecar.http1.naming import Look
     from sidecar.http1.plane import Plane
@@ -48,8 +45,6 @@ LINGER_BYTES: Final = 1 << 20
 """How long and how much input is read and thrown away behind a refusal, so that the caller can read it (a reset would
 destroy it, RFC 9112 9.6)."""
 ANY_LISTENER: Final = ListenerRules()
-CLOSE_STALL_S: Final = 30.0
-"""How long a closing connection may take too little (``limits.read_rate_bytes_per_s``) of what is still to be sent."""
 LAME_DUCK_S: Final = 1.0
 """How long an idle connection that is to be closed is kept, so that a request already on its way is still answered."""
 NEVER: Final = float("inf")
@@ -99,7 +94,6 @@ class CallerConnection(asyncio.Protocol):
         "_ticket",
         "_timer",
         "_tries",
-        "_unflushed",
         "_upstream",
         "_watch",
         "_whole",
@@ -150,7 +144,6 @@ class CallerConnection(asyncio.Protocol):
         self._write_paused = False
         self._peer_full = False
         self._discarded = 0
-        self._unflushed = 0
         self._body_at = 0.0  # since when, and from where on, the speed of a body is measured; 0: anew at the next sweep
         self._body_from = 0
         self._reader_at = 0.0  # the same for what the caller has yet to take
@@ -179,9 +172,9 @@ class CallerConnection(asyncio.Protocol):
         self._phase = LINGERING
         self._buffer = b""
         self._discarded = 0
-        self._unflushed = 0
         self.active = False
         self.deadline = self._plane.clock() + LINGER_S
+        self._plane.unread.discard(cast("DownstreamConnection", self))
         if self.gate == HEALTH_ONLY:
             self._plane.part(self)
         if self._read_paused:
@@ -191,25 +184,39 @@ class CallerConnection(asyncio.Protocol):
         elif not self.transport.is_closing():
             self.transport.write_eof()
 
-    def _hang_up(self) -> None:
-        """Close so that nobody takes an answer that had begun for a whole one.
+    def _close(self) -> None:
+        """Close behind what was written.
 
-        Who does not read what waits is not waited for, neither here nor in the kernel, which keeps a closed
-        connection's bytes for minutes where it is left to it (megabytes, of which no limit here knows).
+        A closed connection's bytes stay in the kernel for minutes (megabytes, of which no limit here knows), where its
+        caller does not take them. So only the little that one takes at once is left to it, and not without limit; for
+        more than that the caller is waited for here.
         """
+        transport = self.transport
+        if not transport.is_closing():
+            if much_unsent(transport):
+                self._linger()
+                return
+            limit_flush(transport, self._plane.limits.read_grace_s)
+            transport.close()
+        self._phase = CLOSED
+        self.active = False
+        self.deadline = self._plane.clock() + LINGER_S
+
+    def _hang_up(self) -> None:
+        """Close so that nobody takes an answer that had begun for a whole one; who does not read is not waited for."""
         transport = self.transport
         if self._write_paused or (self._head.minor == 0 and not transport.is_closing()):
             # An HTTP/1.0 answer may end with its connection: only a reset tells it from a whole one.
             reset(transport)
         else:
-            limit_flush(transport, CLOSE_STALL_S)
-            transport.close()
+            self._close()
 
-    def _end_now(self) -> None:
+    def end_now(self) -> None:
         """End the connection; with a reset where something is lost by that, so that nobody keeps the rest."""
         if self.transport.get_write_buffer_size():
             reset(self.transport)
         else:
+            limit_flush(self.transport, self._plane.limits.read_grace_s)
             self.transport.abort()
 
     def left(self, *, broken: bool) -> None:
@@ -241,8 +248,7 @@ class CallerConnection(asyncio.Protocol):
         """Close a connection that waits for nothing (draining), unless a request waits in it that was not read yet."""
         pipelined = len(self._buffer) > 1 and not self._write_paused  # it is taken in this turn of the loop
         if self._phase in (NEW, IDLE) and not pipelined and (self._read_paused or not unread(self.transport)):
-            self._phase = CLOSED
-            self.transport.close()
+            self._close()
 
     def retire(self, now: float, idle_s: float) -> None:
         """Let the next answer be the last on this connection; one that stays idle for ``idle_s`` more is closed.
@@ -258,25 +264,6 @@ class CallerConnection(asyncio.Protocol):
         elif BODY <= self._phase < ANSWERING:
             self._close_after = True
             self._plain = False
-
-    def unsent(self) -> int:
-        """Return how many bytes were written that the caller's kernel has not taken yet (tcp(7), SIOCOUTQ)."""
-        waiting = self.transport.get_write_buffer_size()
-        fd = descriptor(self.transport)
-        if fd >= 0:
-            with suppress(OSError):  # no longer a socket
-                waiting += int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0"), sys.byteorder)
-        return waiting
-
-    def _wait_for_flush(self, now: float) -> None:
-        """A closing connection's time is over: end it, unless a slow reader still takes what was written."""
-        unsent = self.unsent() if self.transport.get_write_buffer_size() else 0
-        least = max(1.0, self._plane.limits.read_rate_bytes_per_s * CLOSE_STALL_S)
-        if unsent and (not self._unflushed or self._unflushed - unsent >= least):
-            self._unflushed = unsent
-            self.deadline = now + CLOSE_STALL_S
-        else:
-            self._end_now()
 
     def _pause_reading(self) -> None:
         if not self._read_paused and not self.transport.is_closing():

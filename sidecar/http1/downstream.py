@@ -19,7 +19,6 @@ from sidecar.http1.caller import (
     HEALTH_ONLY,
     IDLE,
     LINGER_BYTES,
-    LINGER_S,
     LINGERING,
     NEW,
     READING,
@@ -29,6 +28,7 @@ from sidecar.http1.caller import (
 from sidecar.http1.chunked import ChunkError, ChunkScanner
 from sidecar.http1.head import HeadError, RequestHead, hopeless, parse_request
 from sidecar.http1.targets import NO_MODEL
+from sidecar.http1.transports import much_unsent, reset
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
@@ -100,23 +100,27 @@ class DownstreamConnection(BoundedConnection):
             elif phase == LINGERING:
                 self._discarded += len(data)
                 if self._discarded > LINGER_BYTES:
-                    self.transport.abort()
+                    if much_unsent(self.transport):
+                        reset(self.transport)
+                    else:
+                        self.transport.abort()
         except Exception as error:  # noqa: BLE001  one connection's end, not the process's
             self.crashed(error)
 
     def eof_received(self) -> bool:
-        """A caller that shuts its side while it waits has gone: the work for it is cancelled. A tunnel has halves."""
+        """A caller that shuts its side while it waits has gone: the work for it is cancelled. A tunnel has halves.
+
+        Returns whether the connection stays open: for what the caller may still read.
+        """
         if self._phase == TUNNEL:
             return self._caller_finished()
         if BODY <= self._phase < LINGERING:
             self._abandon()
             self._hang_up()
-        elif self._phase < BODY:  # the loop closes; what it asked for halfway, or behind that, is not answered
-            self._phase = CLOSED
+        elif self._phase < BODY:  # what it asked for halfway, or behind that, is not answered
             self._buffer = b""
-            self.deadline = self._plane.clock() + LINGER_S
-            self._unflushed = 0
-        return False
+            self._close()
+        return not self.transport.is_closing() and much_unsent(self.transport)
 
     def left(self, *, broken: bool) -> None:
         """The caller has gone, and only the kernel knows. With nothing in hand, a mere end is found in its turn."""
@@ -157,7 +161,8 @@ class DownstreamConnection(BoundedConnection):
     def resume_writing(self) -> None:
         """The caller reads again."""
         self._write_paused = False
-        self._plane.unread.discard(self)
+        if self._phase < LINGERING:  # else it is watched to its end
+            self._plane.unread.discard(self)
         if self._upstream is not None:
             self._upstream.resume_reading()
         elif self._phase <= READING:
@@ -459,7 +464,7 @@ class DownstreamConnection(BoundedConnection):
         elif phase == TUNNEL:
             self._tunnel_expired()
         else:
-            self._wait_for_flush(now)
+            self._linger_on()
 
     def cut_for_drain(self) -> None:
         """The grace period is over: end whatever is in hand."""
@@ -475,7 +480,7 @@ class DownstreamConnection(BoundedConnection):
             else:
                 self._end_with(Outcome.DRAINING, "")
         else:
-            self._end_now()
+            self.end_now()
 
 
 def _without_empty_lines(data: bytes) -> bytes:

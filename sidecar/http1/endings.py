@@ -148,7 +148,6 @@ class EndingConnection(TunnelConnection):
         self._end_watch()
         self._phase = CLOSED
         self.deadline = now + LINGER_S
-        self._unflushed = 0
         self._scanner = None
         self._look = None
         self._seen = b""
@@ -229,10 +228,7 @@ class EndingConnection(TunnelConnection):
         self._peer_full = False
         if self._close_after:  # and the caller was told so
             if self.request_done and not self._buffer:
-                self._phase = LINGERING
-                self.deadline = now + LINGER_S
-                self._unflushed = 0
-                self.transport.close()
+                self._close()
             else:
                 self._linger()
             return
@@ -272,7 +268,6 @@ class EndingConnection(TunnelConnection):
         self._seen = b""
         self._scanner = None
         self._look = None
-        self._unflushed = 0
         self.active = False
         self.deadline = plane.clock() + LINGER_S
         self._hang_up()

@@ -344,7 +344,7 @@ class Plane:
         if len(self.parting) > self._spare_places + FEW:
             oldest = next(iter(self.parting))
             del self.parting[oldest]
-            oldest.transport.close()
+            oldest.end_now()
 
     def refuse(self, why: str) -> None:
         """Answer every new request with 503 and ``why``, but for questions after health; "": take them again."""

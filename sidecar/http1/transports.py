@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import select
 import socket
 import struct
+import sys
+import termios
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
     import asyncio
 
+KERNEL_BYTES: Final = 16384
+"""What a closed connection may leave to the kernel: about what a peer is sent before it has said a word."""
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
@@ -28,6 +33,21 @@ def unread(transport: asyncio.BaseTransport) -> bool:
     ready = select.poll()
     ready.register(fd, select.POLLIN)
     return bool(ready.poll(0))
+
+
+def unsent(transport: asyncio.Transport) -> int:
+    """Return how many bytes were written that the other side's kernel has not taken yet (tcp(7), SIOCOUTQ)."""
+    waiting = transport.get_write_buffer_size()
+    fd = descriptor(transport) if waiting or not transport.is_closing() else -1  # else it may be closed
+    if fd >= 0:
+        with suppress(OSError):  # no longer a socket
+            waiting += int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0"), sys.byteorder)
+    return waiting
+
+
+def much_unsent(transport: asyncio.Transport) -> bool:
+    """Return whether a peer would owe too much for its connection to be left to the kernel."""
+    return unsent(transport) > KERNEL_BYTES or transport.get_write_buffer_size() > 0
 
 
 def reset(transport: asyncio.Transport) -> None:

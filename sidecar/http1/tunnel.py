@@ -127,9 +127,8 @@ class TunnelConnection(CallerConnection):
             upstream.finish()
         self._phase = LINGERING
         self.active = False
-        self._unflushed = 0
         self.deadline = plane.clock() + LINGER_S
         if outcome in _CUTS:
             self._hang_up()
         else:
-            self.transport.close()
+            self._close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
+from sidecar.http1.transports import reset
 from sidecar.http2 import frames
 from sidecar.http2.frames import FRAME_BYTES, HEAD, MAX_STREAM, MAX_WINDOW, WINDOW, Code, ProtocolError
 from sidecar.http2.hpack import Decoder, Encoder
@@ -449,7 +450,7 @@ class Connection(asyncio.Protocol):
         """Forgive noise as time passes; leave a peer that has taken nothing for too long."""
         if self._stuck_at and now - self._stuck_at >= STUCK_S:
             self._stuck_at = 0.0
-            self.transport.abort()
+            reset(self.transport)
         if self._noise:
             self._noise = max(0, self._noise - int(seconds * NOISE_PER_S))
         self._updates_left = min(self._updates_left, UPDATES_SAVED)

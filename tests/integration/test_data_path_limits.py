@@ -15,6 +15,7 @@ from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
     CHUNKED,
+    Client,
     DataPath,
     Full,
     OriginConnection,
@@ -305,6 +306,55 @@ async def test_what_the_caller_s_kernel_takes_counts_as_read(path: DataPath) -> 
         assert path.outcomes == {}
     client.reset()
     await path.until(lambda: path.outcomes, "the end")
+
+
+async def medium(origin: OriginConnection) -> None:
+    """Answer with as much as a kernel takes that sends to somebody who does not read."""
+    while True:
+        await origin.request()
+        await origin.send(answer(b"x" * MEDIUM))
+
+
+MEDIUM = 100_000
+
+
+async def answered_unread(path: DataPath, *fields: bytes) -> Client:
+    client = await path.connect(receive_buffer=4096)
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await client.send(request(b"GET / HTTP/1.1", *fields))
+    return client
+
+
+@on_data_path(medium, limits=Limits(read_grace_s=0.3), timeouts=Timeouts(keep_alive_s=0.5))
+async def test_an_answer_that_is_not_read_is_counted_until_it_is_given_up_however_its_connection_ends(
+    path: DataPath,
+) -> None:
+    last = await answered_unread(path, b"Connection: close")
+    idle = await answered_unread(path)
+    shut = await answered_unread(path)
+    await path.until(lambda: path.outcomes == {"ok": 3}, "the answers")
+    shut.writer.write_eof()
+    await asyncio.sleep(1.0)
+    assert len(path.plane.connections) == 3
+    assert not any(connection.transport.get_write_buffer_size() for connection in path.plane.connections)
+    await path.until(lambda: not path.plane.connections, "given up", 4.0)
+    assert path.scalar(Scalar.SLOW_READERS_TOTAL) == 3
+    for client in (last, idle, shut):
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert await client.ended()  # with a reset: the kernel keeps nothing
+
+
+@on_data_path(medium, timeouts=Timeouts(keep_alive_s=0.2))
+async def test_an_answer_that_is_read_late_arrives_whole_behind_its_connection_s_end(path: DataPath) -> None:
+    last = await answered_unread(path, b"Connection: close")
+    idle = await answered_unread(path)
+    await asyncio.sleep(0.6)
+    for client in (last, idle):
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert (await client.answer()).body == b"x" * MEDIUM
+        assert await client.rest() == b""
+        client.close()
+    await path.until(lambda: not path.plane.connections, "gone at once", 0.5)
 
 
 @on_data_path(echo, models=(ModelPolicy("m"),))

@@ -224,6 +224,31 @@ def test_a_worker_that_leaves_ends_the_other_side_at_once(reset: bool) -> None:
     scenario()
 
 
+async def tells_much_and_breaks(origin: OriginConnection) -> None:
+    await origin.request()
+    await origin.send(SWITCHED)
+    await origin.reader.readexactly(1)
+    await origin.send(bytes(100_000))
+    await origin.reader.readexactly(1)
+    origin.reset()
+
+
+@on_data_path(tells_much_and_breaks, limits=Limits(read_grace_s=0.3))
+async def test_behind_a_tunnel_too_a_caller_counts_until_it_takes_what_was_sent(path: DataPath) -> None:
+    client = await path.connect(receive_buffer=4096)
+    await client.ask(ASK)
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await client.send(b"x")
+    await asyncio.sleep(0.1)
+    await client.send(b"x")
+    await path.until(lambda: path.outcomes == {"upstream_cut": 1}, "the worker's end")
+    await asyncio.sleep(0.2)
+    (connection,) = path.plane.connections
+    assert connection.transport.get_write_buffer_size() == 0
+    await path.until(lambda: not path.plane.connections, "given up", 4.0)
+    assert path.scalar(Scalar.SLOW_READERS_TOTAL) == 1
+
+
 async def answers_at_the_end(origin: OriginConnection) -> None:
     await origin.request()
     await origin.send(SWITCHED)

@@ -18,6 +18,7 @@ class FakeTransport(asyncio.Transport):
         self.half_closed = False
         self.reading = True
         self.unsent_bytes = 0
+        self.options: list[tuple[object, ...]] = []  # what was set on the socket
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         if self.closing or self.half_closed:
@@ -53,11 +54,15 @@ class FakeTransport(asyncio.Transport):
         return self.unsent_bytes
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return _FakeSocket() if name == "socket" else default
+        return _FakeSocket(self.options) if name == "socket" else default
 
 
 class _FakeSocket:
-    def setsockopt(self, *arguments: object) -> None: ...
+    def __init__(self, options: list[tuple[object, ...]]) -> None:
+        self._options = options
+
+    def setsockopt(self, *arguments: object) -> None:
+        self._options.append(arguments)
 
     def fileno(self) -> int:
         return -1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from sidecar.http1.caller import CLOSE_STALL_S, LINGER_BYTES, LINGER_S
+from sidecar.http1.caller import LINGER_BYTES, LINGER_S
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.plane import SMALL_BYTES
 from sidecar.settings import Limits
@@ -18,6 +18,7 @@ from tests.support.by_hand import SMALL, Bench, bench
 from tests.support.data_path import answer, post, request
 from tests.support.fake_transport import FakeTransport
 
+READ_GRACE_S = 60.0
 BAD = b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"
 
 
@@ -193,17 +194,17 @@ def test_a_closing_connection_waits_for_a_reader_that_is_fast_enough_and_for_no_
     (worker,) = by_hand.busy
     worker.data_received(answer(b"x"))
     assert transport.closing
-    least = int(by_hand.plane.limits.read_rate_bytes_per_s * CLOSE_STALL_S)
+    least = int(by_hand.plane.limits.read_rate_bytes_per_s * READ_GRACE_S)
     transport.unsent_bytes = 3 * least
     sweep_at(by_hand, LINGER_S)
     assert not transport.aborted
     transport.unsent_bytes = 2 * least
-    sweep_at(by_hand, LINGER_S + CLOSE_STALL_S)
+    sweep_at(by_hand, LINGER_S + READ_GRACE_S)
     assert not transport.aborted
     transport.unsent_bytes = least + 1
-    sweep_at(by_hand, LINGER_S + 2 * CLOSE_STALL_S - 0.1)
+    sweep_at(by_hand, LINGER_S + 2 * READ_GRACE_S - 0.1)
     assert not transport.aborted
-    sweep_at(by_hand, LINGER_S + 2 * CLOSE_STALL_S)
+    sweep_at(by_hand, LINGER_S + 2 * READ_GRACE_S)
     assert transport.aborted
 
 
@@ -215,7 +216,7 @@ def test_a_caller_that_left_is_not_waited_for_longer_than_any_other(by_hand: Ben
     assert not by_hand.connection.eof_received()
     by_hand.transport.unsent_bytes = 1000
     sweep_at(by_hand, LINGER_S)
-    sweep_at(by_hand, LINGER_S + CLOSE_STALL_S)
+    sweep_at(by_hand, LINGER_S + READ_GRACE_S)
     assert by_hand.transport.aborted
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 
-from sidecar.http1.caller import CLOSE_STALL_S, LAME_DUCK_S, LINGER_S
+from sidecar.http1.caller import LAME_DUCK_S, LINGER_BYTES, LINGER_S
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.connection import UpstreamConnection
 from tests.support.by_hand import Bench, bench
@@ -262,10 +263,118 @@ def test_an_answer_that_was_cut_has_its_time_to_arrive_and_no_more(by_hand: Benc
     by_hand.transport.unsent_bytes = 1000  # under the mark, and no byte of it taken
     by_hand.connection.cut_for_drain()
     at(by_hand, LINGER_S)
-    at(by_hand, LINGER_S + CLOSE_STALL_S - 1)
+    at(by_hand, LINGER_S + READ_GRACE_S - 1)
     assert not cut(by_hand)
-    at(by_hand, LINGER_S + CLOSE_STALL_S)
+    at(by_hand, LINGER_S + READ_GRACE_S)
     assert cut(by_hand)
+
+
+# --- what waits behind an end ----------------------------------------------------------------------------------------
+
+WAITING = 50_000
+
+
+def answered_last(by_hand: Bench) -> None:
+    by_hand.connection.data_received(request(b"GET / HTTP/1.1", b"Connection: close"))
+    by_hand.transport.unsent_bytes = WAITING
+    by_hand.busy[0].data_received(answer(b"x"))
+
+
+def idle_for_too_long(by_hand: Bench) -> None:
+    ask(by_hand)
+    by_hand.transport.unsent_bytes = WAITING
+    by_hand.connection.deadline = START
+    at(by_hand, 0)
+
+
+def shut_by_the_caller(by_hand: Bench) -> None:
+    ask(by_hand)
+    by_hand.transport.unsent_bytes = WAITING
+    assert by_hand.connection.eof_received()
+
+
+def shut_by_the_caller_behind_the_last_answer(by_hand: Bench) -> None:
+    answered_last(by_hand)
+    assert by_hand.connection.eof_received()
+
+
+def cut_in_the_middle(by_hand: Bench) -> None:
+    unread(by_hand, WAITING)
+    by_hand.connection._write_paused = False
+    by_hand.connection.cut_for_drain()
+
+
+ENDS = [
+    answered_last,
+    idle_for_too_long,
+    shut_by_the_caller,
+    shut_by_the_caller_behind_the_last_answer,
+    cut_in_the_middle,
+]
+
+
+def slow_readers(by_hand: Bench) -> int:
+    return by_hand.plane.words[by_hand.plane.page.scalar(Scalar.SLOW_READERS_TOTAL)]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_who_takes_nothing_behind_an_end_is_counted_until_it_is_reset(
+    by_hand: Bench, end: Callable[[Bench], None]
+) -> None:
+    end(by_hand)
+    assert by_hand.transport.half_closed
+    for seconds in (LINGER_S, LINGER_S + READ_GRACE_S - 0.1):
+        at(by_hand, seconds)
+        assert not closed(by_hand)
+    assert by_hand.connection in by_hand.plane.connections
+    at(by_hand, LINGER_S + READ_GRACE_S)
+    assert cut(by_hand)
+    assert slow_readers(by_hand) == 1
+    by_hand.connection.connection_lost(None)
+    by_hand.check_rest()
+    assert not by_hand.plane.unread
+    assert by_hand.outcomes() == 1
+
+
+@pytest.mark.parametrize("rate", [RATE, 0])
+@pytest.mark.parametrize("end", ENDS)
+def test_who_takes_it_slowly_behind_an_end_gets_all_of_it(
+    by_hand: Bench, end: Callable[[Bench], None], rate: int
+) -> None:
+    by_hand.plane.limits = msgspec.structs.replace(by_hand.plane.limits, read_rate_bytes_per_s=rate)
+    end(by_hand)
+    at(by_hand, LINGER_S)
+    taken = int(rate * READ_GRACE_S) or 1
+    for turn in range(1, 4):
+        by_hand.transport.unsent_bytes -= taken
+        by_hand.connection.resume_writing()
+        at(by_hand, LINGER_S + turn * READ_GRACE_S)
+        assert not closed(by_hand)
+    by_hand.transport.unsent_bytes = 0
+    at(by_hand, LINGER_S + 3 * READ_GRACE_S + 0.25)
+    assert closed(by_hand)
+    assert slow_readers(by_hand) == 0
+
+
+def test_who_sends_on_and_takes_nothing_is_reset(by_hand: Bench) -> None:
+    answered_last(by_hand)
+    by_hand.connection.data_received(b"x" * (LINGER_BYTES + 1))
+    assert cut(by_hand)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_kernel_is_left_the_rest_with_a_limit(by_hand: Bench, refused: bool) -> None:
+    """Whether a connection is closed at once, or after the time that a refused caller has to read why."""
+    if refused:
+        by_hand.connection.data_received(b"nonsense\r\n\r\n")
+        assert not closed(by_hand)
+        at(by_hand, LINGER_S)
+    else:
+        by_hand.connection.data_received(request(b"GET / HTTP/1.1", b"Connection: close"))
+        by_hand.busy[0].data_received(answer(b"x"))
+    assert closed(by_hand)
+    limit = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(READ_GRACE_S * 1000))
+    assert by_hand.transport.options == [limit]
 
 
 # --- age ------------------------------------------------------------------------------------------------------------

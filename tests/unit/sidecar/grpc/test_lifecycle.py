@@ -12,6 +12,7 @@ from sidecar.grpc.statuses import Status, encode_message, format_timeout, parse_
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http2 import frames
+from sidecar.http2.connection import LINGER_S
 from sidecar.http2.frames import MAX_STREAM, Code, frame, goaway_frame, settings_frame
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
@@ -123,6 +124,34 @@ def test_a_connection_that_waited_in_the_queue_as_the_drain_began_is_told_too() 
         bench.pass_time(1.0)
         bench.answer(worker)
         assert bench.caller.ended()
+
+
+@pytest.mark.parametrize("takes", [False, True])
+@pytest.mark.parametrize("shuts", [False, True])
+def test_what_a_caller_has_yet_to_take_is_waited_for_as_long_as_it_takes_some(shuts: bool, takes: bool) -> None:
+    with grpc_bench() as bench:
+        bench.answer(bench.call())
+        transport = bench.caller.transport
+        transport.unsent_bytes = 50_000
+        if shuts:
+            assert bench.caller.protocol.eof_received()
+        else:
+            bench.caller.send(goaway_frame(0, Code.NO_ERROR, ""))
+        assert transport.half_closed
+        limits = bench.plane.limits
+        bench.pass_time(LINGER_S + limits.read_grace_s - 0.5)
+        assert not transport.closing
+        if takes:
+            transport.unsent_bytes -= int(limits.read_rate_bytes_per_s * limits.read_grace_s)
+        bench.pass_time(0.5)
+        assert transport.aborted is not takes
+        assert bench.plane.words[bench.plane.page.scalar(Scalar.SLOW_READERS_TOTAL)] == (not takes)
+        if takes:
+            transport.unsent_bytes = 0
+            bench.pass_time(limits.read_grace_s)
+            assert transport.aborted
+        bench.caller.protocol.connection_lost(None)
+        assert bench.outcomes == {"ok": 1}
 
 
 def test_the_end_of_the_grace_period_cuts_calls_with_a_status() -> None:
