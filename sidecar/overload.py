@@ -87,6 +87,7 @@ class Guard:
         self._settings = settings
         share = int(self._memory() * MEMORY_SHARE / self._processes)
         self._most_memory = settings.memory_bytes or max(LEAST_MEMORY_BYTES, share)
+        self._plane.memory_bytes = self._most_memory
         if self._left >= 0:
             self._offer()
 

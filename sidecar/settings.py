@@ -191,7 +191,12 @@ class Limits(Base, frozen=True):
     ] = 8 << 20
     model_prefixes_bytes: Annotated[
         int,
-        _doc(Reload.NEW, "the same of all requests of one process", "bytes", ge=1 << 20),
+        _doc(
+            Reload.NEW,
+            "the same of all requests of one process, a quarter of its memory (`overload`) at most",
+            "bytes",
+            ge=1 << 20,
+        ),
     ] = 256 << 20
     pipelined: Annotated[int, _doc(Reload.NEW, "bytes read ahead of the request being answered", "bytes", ge=4096)] = (
         131072

@@ -26,6 +26,8 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 COUNT_BYTES: Final = 65536
+MEMORY_PARTS: Final = 4
+"""Bodies that have yet to name their model may take one part in so many of what memory this process may have."""
 
 
 class Look:
@@ -123,13 +125,14 @@ class NamingConnection(HedgingConnection):
     def _look_at_all_kept(self) -> None:
         """Refuse the request where bodies that have yet to name their model take too much of this process's memory."""
         plane = self._plane
-        most = plane.limits.model_prefixes_bytes
+        most = min(plane.limits.model_prefixes_bytes, plane.memory_bytes // MEMORY_PARTS)
         kept = sum(connection.kept_bytes for connection in plane.connections)
         if plane.tight or kept > most:
             plane.count(Scalar.OVERLOAD_REFUSED_TOTAL)
             self._fail_request(
                 Outcome.OVERLOADED,
-                f"{kept} bytes are kept of bodies that name no model yet (limits.model_prefixes_bytes, {most})",
+                f"{kept} bytes are kept of bodies that name no model yet ({most} may be: limits.model_prefixes_bytes, "
+                "or a quarter of overload.memory_bytes)",
             )
 
     def _named(self, target: Target, field: ModelField, now: float) -> None:

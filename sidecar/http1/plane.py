@@ -118,6 +118,7 @@ class Plane:
         self.spare: dict[DownstreamConnection, None] = {}  # those over the limit that may ask for health, in order
         self.parting: dict[CallerConnection, None] = {}  # and those of them that were refused, and are lingering
         self.tight = False  # memory or descriptors are short: connections are given up as they come to rest
+        self.memory_bytes = 1 << 62  # that this process may have; its guard says how much that is
         self.refusing = ""  # why no new request is taken, where that is so
         self.most_connections = limits.connections
         self._most_callers = limits.connections

@@ -117,13 +117,16 @@ def test_a_body_that_is_looked_at_is_read_in_turns_with_others(
     assert (reads(by_hand), down.idle) == (True, True)
 
 
-@pytest.mark.parametrize("tight", [False, True])
-def test_bodies_that_name_no_model_yet_share_a_bound(by_hand: Bench, tight: bool) -> None:
+@pytest.mark.parametrize(
+    ("tight", "most", "memory_bytes"), [(False, 1 << 20, 1 << 30), (True, 1 << 20, 1 << 30), (False, 1 << 28, 4 << 20)]
+)
+def test_bodies_that_name_no_model_yet_share_a_bound(by_hand: Bench, tight: bool, most: int, memory_bytes: int) -> None:
     down, plane = by_hand.connection, by_hand.plane
     other = DownstreamConnection(plane)
     transport = FakeTransport()
     other.connection_made(transport)
-    plane.limits = msgspec.structs.replace(plane.limits, model_prefixes_bytes=1 << 20)
+    plane.limits = msgspec.structs.replace(plane.limits, model_prefixes_bytes=most)
+    plane.memory_bytes = memory_bytes
     plane.body_bytes = down.gate = other.gate = 1 << 30
     plane.tight = tight
     head = request(b"POST /v1/x HTTP/1.1", b"Content-Type: application/json", b"Content-Length: 10000000")
@@ -138,6 +141,7 @@ def test_bodies_that_name_no_model_yet_share_a_bound(by_hand: Bench, tight: bool
         pieces += 1
     assert by_hand.transport.written.startswith(b"HTTP/1.1 503 ")
     assert b"warmroute-outcome: overloaded" in by_hand.transport.written
+    assert b"(1048576 may be: limits.model_prefixes_bytes, or a quarter of" in by_hand.transport.written
     assert pieces == 1 if tight else 15 < pieces < 22
     assert plane.connections >= {other}
     assert transport.written == b""

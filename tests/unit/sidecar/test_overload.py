@@ -109,7 +109,7 @@ def test_memory_that_is_not_configured_is_an_equal_share(
     by_hand: Bench, memory: int, processes: int, most: int
 ) -> None:
     guard = Guard(by_hand.plane, Overload(), processes, meters=Figures(), memory=lambda: memory)
-    assert guard._most_memory == most
+    assert guard._most_memory == by_hand.plane.memory_bytes == most
 
 
 def test_half_of_the_descriptors_go_to_callers_and_a_warning_says_so(rig: Rig) -> None:
