@@ -26,6 +26,7 @@ class ListenerFd(msgspec.Struct, frozen=True):
     listener: int  # index into Settings.listeners
     address: str  # as bound: the port is known
     fd: int
+    later: bool = False  # only bound: to be listened on once no other sidecar serves on the address
 
 
 class DataPlan(msgspec.Struct, frozen=True, tag="data"):

@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.model import Event
-    from sidecar.boot import PlanFile
+    from sidecar.boot import ListenerFd, PlanFile
     from sidecar.grpc.plane import GrpcPlane
 
 TICK_S = 0.1
@@ -74,6 +75,18 @@ _ROUTER_EVENTS = (
 )
 _ALPN = {Protocol.HTTP: HTTP1, Protocol.GRPC: HTTP2}
 _MODE_INDEX = {mode: index for index, mode in enumerate(StoreMode)}
+
+
+@dataclass(slots=True)
+class _Entrance:
+    """One listening socket, the server on it, and what makes the protocol of a connection that it accepts."""
+
+    sock: socket.socket
+    server: asyncio.Server
+    factory: Callable[[], asyncio.Protocol]
+    held: ListenerFd
+    name: str
+    listening: bool
 
 
 class DataProcess:
@@ -112,11 +125,9 @@ class DataProcess:
         self._tls = ProcessTls(settings, loop=loop, page=self._page, clock=self._clock)
         self._plane.upstream_tls = self._tls.upstream
         self._plane.gauge(Scalar.CONFIG_NOW, plan.sequence)
-        self._servers: list[asyncio.Server] = []
-        self._sockets: list[tuple[socket.socket, Callable[[], asyncio.Protocol]]] = []
+        self._entrances: list[_Entrance] = []
         self._grpc: GrpcPlane | None = None
         self._accepting = False
-        self._listening: list[Listening] = []
         self._control_epoch = ""
         self._mode = StoreMode.LIVE
         self._pinged = now
@@ -175,32 +186,36 @@ class DataProcess:
             factory = self._tls.guard(
                 held.listener, name, _ALPN[listener.protocol], self._factory(rules, listener.protocol)
             )
-            if sock.family == socket.AF_UNIX:
-                server = await self._loop.create_unix_server(factory, sock=sock, backlog=listener.backlog)
-            else:
-                server = await self._loop.create_server(factory, sock=sock, backlog=listener.backlog)
-            self._servers.append(server)
-            self._sockets.append((sock, factory))
-            grant = granted(sock, listener.backlog, listener.fastopen_queue)
-            self._listening.append(Listening(self._plan.index, name, held.address, grant.backlog, grant.fastopen_queue))
+            make = self._loop.create_unix_server if sock.family == socket.AF_UNIX else self._loop.create_server
+            server = await make(factory, sock=sock, backlog=listener.backlog, start_serving=not held.later)
+            self._entrances.append(_Entrance(sock, server, factory, held, name, not held.later))
         self._say_listening()
         self._accepting = True
         self._plane.gauge(Scalar.ACCEPTING_NOW, 1)
         self._log.info("process.accepting", listeners=[held.address for held in self._plan.listeners])
 
+    async def _listen_later(self) -> None:
+        """Listen on what had to wait for the sidecar that served before."""
+        if self._accepting and self._drain_until is None:
+            for entrance in self._entrances:
+                if not entrance.listening:
+                    entrance.listening = True
+                    await entrance.server.start_serving()
+            self._say_listening()
+
     async def _stop_accepting(self) -> None:
         """Close the listeners, but first take what already waits in their queues: those callers were accepted."""
         waiting: list[tuple[socket.socket, Callable[[], asyncio.Protocol]]] = []
-        for sock, factory in self._sockets:
+        for entrance in self._entrances:
             for _ in range(MAX_QUEUED):
                 try:
-                    connection, _ = sock.accept()
+                    connection, _ = entrance.sock.accept()
                 except OSError:  # nobody waits, or no descriptor is left
                     break
                 connection.setblocking(False)
-                waiting.append((connection, factory))
-        for server in self._servers:
-            server.close()
+                waiting.append((connection, entrance.factory))
+        for entrance in self._entrances:
+            entrance.server.close()
         taken = 0
         for connection, factory in waiting:
             try:
@@ -234,8 +249,15 @@ class DataProcess:
         self._channel.send(Hello(self._plan.index, os.getpid(), self._epoch))
 
     def _say_listening(self) -> None:
-        for one in self._listening:
-            self._channel.send(one)
+        for entrance in self._entrances:
+            if entrance.listening:
+                listener = self._plan.settings.listeners[entrance.held.listener]
+                grant = granted(entrance.sock, listener.backlog, listener.fastopen_queue)
+                self._channel.send(
+                    Listening(
+                        self._plan.index, entrance.name, entrance.held.address, grant.backlog, grant.fastopen_queue
+                    )
+                )
 
     def _share(self, events: tuple[Event, ...]) -> None:
         for event in events:
@@ -309,6 +331,8 @@ class DataProcess:
         if not isinstance(plan, DataPlan):
             return
         before, self._plan = self._plan, plan
+        if before.succeeds and not plan.succeeds:
+            self._listening = self._loop.create_task(self._listen_later(), name="listen later")
         if plan.sequence == before.sequence:
             return
         self._membership.configure(plan.settings, tuple(held.listener for held in plan.listeners), now)

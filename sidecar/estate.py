@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Estate:
     """The descriptors and plans of one control process and ``processes`` data processes.
 
-    ``admin_open``: the control process serves its API. ``handed_over``: another supervisor has the sockets too, and
-    this one's processes end.
+    ``succeeds``: another supervisor, from which the sockets come, serves on them until this one's processes can.
+    ``handed_over``: another one has the sockets too, and this one's processes end.
     """
 
     def __init__(
@@ -38,9 +38,8 @@ class Estate:
         self.listeners = listeners
         self.admin = admin
         self.processes = max(listener.processes for listener in config.settings.listeners)
-        self.admin_open = not succeeds
+        self.succeeds = succeeds
         self.handed_over = False
-        self._succeeds = succeeds
         self._id = f"{socket.gethostname()[:64]}-{os.urandom(4).hex()}"
         self._channels = tuple(channel.pair() for _ in range(self.processes))  # control end, data end; by index
         self._metrics_fds = tuple(page.create(f"warmroute-metrics-{index}") for index in range(self.processes))
@@ -84,7 +83,7 @@ class Estate:
             listen_addresses=tuple(listener.address for listener in self.listeners),
             memory_fd=self.memory_fd,
             config=self._config.state,
-            admin_open=self.admin_open,
+            admin_open=not self.succeeds,
             handed_over=self.handed_over,
         )
 
@@ -94,7 +93,7 @@ class Estate:
             parent_pid=os.getpid(),
             settings=self._config.settings,
             listeners=tuple(
-                boot.ListenerFd(opened.index, opened.address, sock.fileno())
+                boot.ListenerFd(opened.index, opened.address, sock.fileno(), self.succeeds and opened.is_later(sock))
                 for opened in self.listeners
                 for sock in opened.sockets_of(index)
             ),
@@ -102,7 +101,7 @@ class Estate:
             metrics_fd=self._metrics_fds[index],
             revision=self._config.state.revision,
             sequence=self._config.state.sequence,
-            succeeds=self._succeeds,
+            succeeds=self.succeeds,
             handed_over=self.handed_over,
         )
 

@@ -88,6 +88,7 @@ class OpenListener:
     processes: int
     asked: str  # the address as configured
     file: SocketFile | None = None
+    taken: int = 0  # how many of the sockets, the first ones, another sidecar has too
 
     def sockets_of(self, index: int) -> tuple[socket.socket, ...]:
         """Return the sockets on which data process ``index`` accepts.
@@ -96,6 +97,10 @@ class OpenListener:
         waits in its queue.
         """
         return self.sockets[index :: self.processes] if index < self.processes else ()
+
+    def is_later(self, sock: socket.socket) -> bool:
+        """Whether a socket is bound only, so that it gets no connection while another sidecar serves on the address."""
+        return self.taken > 0 and sock not in self.sockets[: self.taken]
 
     def close(self) -> None:
         """Close the sockets; a file in the file system stays."""
@@ -148,6 +153,9 @@ NOTHING = Nothing()
 
 def open_listeners(listeners: tuple[Listener, ...], inherited: Inherited = NOTHING) -> tuple[OpenListener, ...]:
     """Bind and listen for every listener and data process; what is ``inherited`` is taken over as it is.
+
+    Sockets that are to stand beside inherited ones are bound only: once they listen, the kernel gives them their share
+    of the connections, while nobody accepts there yet, and perhaps never will.
 
     Raises:
         BindError: an address is taken, not allowed or does not exist; nothing stays open.
@@ -265,6 +273,7 @@ def granted(sock: socket.socket, backlog_asked: int, fastopen_asked: int) -> Gra
 def _open_listener(index: int, listener: Listener, inherited: Inherited, undo: ExitStack) -> OpenListener:
     found, bound = inherited.take(listener.address, _as_bound(listener.address))
     sockets = [undo.enter_context(sock) for sock in found]
+    taken = len(sockets)
     path = unix_path(listener.address)
     if path is not None:
         return _open_unix_listener(index, listener, Path(path), sockets, undo)
@@ -285,7 +294,7 @@ def _open_listener(index: int, listener: Listener, inherited: Inherited, undo: E
     for sock in sockets:
         sock.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN, listener.fastopen_queue)
         sock.setblocking(False)
-    for sock in sockets:  # after every bind: nobody is connected to a set that is not complete
+    for sock in sockets[: taken or None]:  # after every bind: nobody is connected to a set that is not complete
         sock.listen(listener.backlog)
     address = bound_address(sockets[0])
     return OpenListener(
@@ -296,6 +305,7 @@ def _open_listener(index: int, listener: Listener, inherited: Inherited, undo: E
         granted(sockets[0], listener.backlog, listener.fastopen_queue),
         listener.processes,
         listener.address,
+        taken=taken,
     )
 
 
@@ -319,6 +329,7 @@ def _open_unix_listener(
         listener.processes,
         listener.address,
         file,
+        len(found) and listener.processes,
     )
 
 

@@ -244,7 +244,7 @@ class Supervisor:
             if self._phase is not Phase.RUNNING:  # told to go meanwhile: there is nobody left to serve
                 return
             log.info("upgrade.done", predecessor=inheritance.pid)
-            self._estate.admin_open = True
+            self._estate.succeeds = False
             self._estate.rewrite_plans()
             self._begin_to_serve()
         elif self._phase is Phase.RUNNING and not inheritance.said_ready:

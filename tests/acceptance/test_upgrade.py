@@ -129,6 +129,9 @@ def test_another_number_of_processes_and_what_else_needed_a_restart(tmp_path: Pa
             assert old.process.wait() == 0
             assert three.await_event("listener.open")["sockets"] == 3
             assert three.await_event("listener.open")["backlog"] == 128
+            assert (
+                three.await_event("listener.granted", data_process=2)["backlog"] == 128
+            )  # from when it is alone there
             served(fresh, 100)
             fewer = {"address": old.listen, "processes": 1}
             write_config(tmp_path, {**first, "admin": admin, "listeners": [fewer]})

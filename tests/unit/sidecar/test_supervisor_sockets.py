@@ -316,6 +316,13 @@ def test_inherited_sockets_are_all_kept_and_shared_out(given: int, processes: in
         assert [len(opened.sockets_of(index)) for index in range(len(shares))] == shares
         assert {bound_address(sock) for sock in opened.sockets} == {held.address}
         assert opened.granted.backlog == 77  # what is configured now holds for them too
+        listening = {
+            sock.fileno() for sock in opened.sockets if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        }
+        assert listening == kept  # the others get no connection while nobody accepts there
+        assert {sock.fileno() for sock in opened.sockets if opened.is_later(sock)} == {
+            sock.fileno() for sock in opened.sockets
+        } - kept
     finally:
         opened.close()
 
