@@ -376,7 +376,7 @@ class StateStore(Base, frozen=True):
 
     url: Annotated[
         str,
-        _doc(Reload.RESTART, "redis://, rediss://, unix:// (user and password may stand in it), or none", "URL"),
+        _doc(Reload.RESTART, "redis://, rediss://, unix:///PATH (user and password may stand in it), or none", "URL"),
     ] = "none"
     namespace: Annotated[
         str,

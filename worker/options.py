@@ -204,7 +204,11 @@ def _advertised(text: str) -> str:
 
 
 def _state(text: str) -> str:
-    if text != "none" and urlsplit(text).scheme not in SCHEMES:
+    parts = urlsplit(text)
+    place = parts.netloc.rpartition("@")[
+        2
+    ]  # of a socket none: clients would pass over the first part of a relative path
+    if text != "none" and (parts.scheme not in SCHEMES or (parts.scheme == "unix" and place)):
         raise argparse.ArgumentTypeError("expected redis://, rediss:// or unix:///PATH, or none")
     return text
 

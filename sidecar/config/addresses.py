@@ -162,6 +162,8 @@ def check_state_url(text: str) -> str:
         path = rest.rpartition("@")[2].partition("?")[0]
         if not path or path == "/":
             raise AddressError("must name a socket, for example unix:///run/redis/redis.sock")
+        if not path.startswith("/"):  # clients take what stands before the first slash for a host, and pass it over
+            raise AddressError("must hold an absolute path, after three slashes: unix:///run/redis/redis.sock")
         check_unix_path(path)
         return scheme
     try:

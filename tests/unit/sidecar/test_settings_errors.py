@@ -558,6 +558,8 @@ def test_senseless_text(content: str, lines: list[str]) -> None:
         ("memcached://a:1", "must start with redis://, rediss:// or unix://, or be none"),
         ("localhost:6379", "must start with redis://, rediss:// or unix://, or be none"),
         ("unix://", "must name a socket, for example unix:///run/redis/redis.sock"),
+        ("unix://run/s.sock", "must hold an absolute path, after three slashes: unix:///run/redis/redis.sock"),
+        ("unix://u:p@run/s.sock", "must hold an absolute path, after three slashes: unix:///run/redis/redis.sock"),
         ("redis://", "must name a server, for example redis://127.0.0.1:6379"),
         ("redis://h:x", "must be redis://HOST:PORT/DATABASE, the port between 1 and 65535"),
         ("rediss://h:0", "must have a port between 1 and 65535"),

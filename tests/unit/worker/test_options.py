@@ -48,6 +48,7 @@ def test_everything(tmp_path: Path) -> None:
             "argument --listen: 'a:70000': expected HOST:PORT, such as 127.0.0.1:9001 or [::1]:9001",
         ),
         (["--state", "http://x"], "argument --state: expected redis://, rediss:// or unix:///PATH, or none"),
+        (["--state", "unix://run/s"], "argument --state: expected redis://, rediss:// or unix:///PATH, or none"),
         (["--model", ".."], "argument --model: '..': use 1 to 128 of A-Z a-z 0-9 . _ : -"),
         (["--id", "a b"], "argument --id: 'a b': use 1 to 128 of A-Z a-z 0-9 . _ : -"),
         (["--namespace", "a:b"], "argument --namespace: 'a:b': use 1 to 64 of A-Z a-z 0-9 . _ -"),
