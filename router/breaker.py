@@ -52,7 +52,13 @@ TRANSITIONS: Final[dict[tuple[GuardState, GuardEvent], GuardState]] = {
 """Every legal step of both guards; a pair that is not here cannot happen."""
 
 PROBE_PASSES: Final[frozenset[AttemptResult]] = frozenset(
-    {AttemptResult.SUCCESS, AttemptResult.CLIENT_ERROR, AttemptResult.BUSY, AttemptResult.CALL_FAILED}
+    {
+        AttemptResult.SUCCESS,
+        AttemptResult.CLIENT_ERROR,
+        AttemptResult.BUSY,
+        AttemptResult.CALL_FAILED,
+        AttemptResult.TURNED_AWAY,
+    }
 )
 """Results that end a quarantine: the process is there and answers, though it may push back."""
 

@@ -19,7 +19,7 @@ from router.filters import default_filters
 from router.fleet import Fleet
 from router.hedging import HedgeDenied, may_hedge
 from router.model import HTTP, EjectCause, EndpointEjected, EndpointReturned, Event, Observation
-from router.outcomes import ATTEMPT_BLAME, BROKEN_OFF, AttemptResult, Blame, Reason
+from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, AttemptResult, Blame, Reason
 from router.pickers import AliasPicker
 from router.retry import RetryBudget, RetryVerdict, judge_retry
 from router.routes import PROBE, TRIAL, Attempt, NoCandidate, Route, expected_wait, second_wins
@@ -51,7 +51,6 @@ SLOWER_AT_LEAST: Final[frozenset[AttemptResult]] = frozenset(
 """
 
 _SUCCESS: Final = AttemptResult.SUCCESS
-_BUSY: Final = AttemptResult.BUSY
 
 
 def no_jitter() -> float:
@@ -409,7 +408,7 @@ class Cluster:
             endpoint.failures += 1
         if endpoint.gone:
             return ()
-        became_busy = result is _BUSY and endpoint.pushed_back(now + self._busy_s(retry_after_s), now)
+        became_busy = result in BACK_PRESSURE and endpoint.pushed_back(now + self._busy_s(retry_after_s), now)
         events: list[Event] = []
         began, permits = attempt.began, attempt.permits
         alone = result in BROKEN_OFF and not any(

@@ -68,6 +68,7 @@ class AttemptResult(StrEnum):
     CALL_FAILED = (
         "call_failed"  # gRPC: it ended this one call (INTERNAL, UNKNOWN, a reset): callers can bring that about
     )
+    TURNED_AWAY = "turned_away"  # HTTP/2: ended with ENHANCE_YOUR_CALM: asked too much; back-pressure, as BUSY
 
 
 class Blame(StrEnum):
@@ -95,6 +96,7 @@ ATTEMPT_BLAME: dict[AttemptResult, Blame] = {
     AttemptResult.OUTRUN: Blame.NEUTRAL,
     AttemptResult.REFUSED: Blame.NEUTRAL,
     AttemptResult.CALL_FAILED: Blame.NEUTRAL,
+    AttemptResult.TURNED_AWAY: Blame.NEUTRAL,
 }
 
 NOT_STARTED: frozenset[AttemptResult] = frozenset(
@@ -103,7 +105,13 @@ NOT_STARTED: frozenset[AttemptResult] = frozenset(
 """Results after which the upstream surely did not start the request: always safe to retry."""
 
 MAYBE_STARTED: frozenset[AttemptResult] = frozenset(
-    {AttemptResult.RESET, AttemptResult.PROTOCOL, AttemptResult.TRY_TIMEOUT, AttemptResult.CALL_FAILED}
+    {
+        AttemptResult.RESET,
+        AttemptResult.PROTOCOL,
+        AttemptResult.TRY_TIMEOUT,
+        AttemptResult.CALL_FAILED,
+        AttemptResult.TURNED_AWAY,
+    }
 )
 """Results after which the upstream may have executed the request: retried only where declared idempotent."""
 
@@ -111,6 +119,9 @@ QUARANTINES: frozenset[AttemptResult] = frozenset(
     {AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT, AttemptResult.RESET, AttemptResult.CUT}
 )
 """Results that put the endpoint in quarantine at once."""
+
+BACK_PRESSURE: frozenset[AttemptResult] = frozenset({AttemptResult.BUSY, AttemptResult.TURNED_AWAY})
+"""Results after which others are picked for a while."""
 
 BROKEN_OFF: frozenset[AttemptResult] = frozenset({AttemptResult.RESET, AttemptResult.CUT})
 """Those of them after which it may well accept the next connection: no reason to turn away the last that is left."""
@@ -131,6 +142,7 @@ OUTCOME_OF: dict[AttemptResult, Outcome] = {
     AttemptResult.RESET: Outcome.UPSTREAM_RESET,
     AttemptResult.PROTOCOL: Outcome.UPSTREAM_PROTOCOL,
     AttemptResult.CALL_FAILED: Outcome.UPSTREAM_PROTOCOL,
+    AttemptResult.TURNED_AWAY: Outcome.UPSTREAM_RESET,
     AttemptResult.HEAD_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
     AttemptResult.CUT: Outcome.UPSTREAM_CUT,
     AttemptResult.STREAM_IDLE: Outcome.STREAM_IDLE,

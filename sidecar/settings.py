@@ -204,6 +204,15 @@ class Limits(Base, frozen=True):
     calls_per_connection: Annotated[
         int, _doc(Reload.NEW, "gRPC calls at once on one connection, a caller's or a worker's", "calls", ge=1, le=65535)
     ] = 100
+    early_resets_per_s: Annotated[
+        Number | None,
+        _doc(
+            Reload.NEW,
+            "gRPC calls that a caller may give up within 100 ms and unanswered, at once and per second, on one "
+            "connection; more: REFUSED_STREAM. null: ten for each of calls_per_connection",
+            "calls/s",
+        ),
+    ] = None
     pooled_per_endpoint: Annotated[
         int, _doc(Reload.NEW, "idle upstream connections kept per endpoint", "connections", ge=0, le=65536)
     ] = 256

@@ -18,7 +18,7 @@ from sidecar.grpc.matching import MESSAGE_HEAD, NOTHING, named_by_message, named
 from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, OVER, WAITING
 from sidecar.grpc.statuses import Status, encode_message, format_timeout, judge, judge_http, status_of, status_of_http
 from sidecar.http2.connection import keep
-from sidecar.http2.frames import FRAME_BYTES, Code
+from sidecar.http2.frames import FRAME_BYTES, Code, name_of
 from sidecar.http2.hpack import literal
 from sidecar.telemetry.page import Scalar
 
@@ -336,6 +336,8 @@ class Call:
         return True
 
     def _too_large(self, size: int) -> None:
+        if self.phase < ANSWERING:
+            self._connection.given_up(self._plane.clock() - self._started)
         self._drop_upstream(Code.CANCEL)
         self._settle(AttemptResult.CANCELLED, self._plane.clock())
         self.fail(Outcome.BODY_TOO_LARGE, f"a message of {size} bytes, at most {self._plane.limits.body_bytes}")
@@ -452,22 +454,26 @@ class Call:
         if code == Code.REFUSED_STREAM and self.phase == WAITING:
             self.attempt_failed(AttemptResult.REFUSED, "it refused the stream")
         else:
-            name = Code(code).name if code in Code.__members__.values() else str(code)
             result = AttemptResult.CALL_FAILED
-            if self.phase == ANSWERING and code in (Code.CANCEL, Code.REFUSED_STREAM):
+            if code == Code.ENHANCE_YOUR_CALM:
+                result = AttemptResult.TURNED_AWAY
+            elif self.phase == ANSWERING and code in (Code.CANCEL, Code.REFUSED_STREAM):
                 result = AttemptResult.CANCELLED
-            self.attempt_failed(result, f"it reset the stream ({name})")
+            self.attempt_failed(result, f"it reset the stream ({name_of(code)})")
 
-    def left_out(self) -> None:
-        """A worker's GOAWAY says that it has not looked at this call: it is sent again on another connection."""
+    def left_out(self, why: str, *, again: bool) -> None:
+        """A worker's GOAWAY says that it has not looked at this call.
+
+        ``again``: it may be sent again to the same worker, on another connection.
+        """
         self._let_go()
         upstream = self._upstream
-        if self.phase == WAITING and self._whole and self._resends < RESENDS and upstream is not None:
+        if again and self.phase == WAITING and self._whole and self._resends < RESENDS and upstream is not None:
             self._resends += 1
             self._plane.shared.count(Scalar.GRPC_RESENT_TOTAL)
             upstream.submit(self, self._plane.clock())
         else:
-            self.attempt_failed(AttemptResult.REFUSED, "it goes away")
+            self.attempt_failed(AttemptResult.REFUSED, why)
 
     def attempt_failed(self, result: AttemptResult, detail: str) -> None:
         """The attempt broke: try again where that is safe, or tell the caller."""
@@ -577,6 +583,8 @@ class Call:
             return
         plane = self._plane
         now = plane.clock()
+        if phase < ANSWERING:
+            self._connection.given_up(now - self._started)
         plane.ending.pop(self, None)
         self._drop_upstream(Code.CANCEL)
         self._settle(AttemptResult.CANCELLED, now)
@@ -721,6 +729,8 @@ class Call:
         if self.phase >= ENDING:
             return
         now = self._plane.clock()
+        if self.phase < ANSWERING:
+            self._connection.given_up(now - self._started)
         self._suspect()
         self._drop_upstream(Code.CANCEL)
         self._settle(AttemptResult.OUTRUN, now)

@@ -11,7 +11,7 @@ from sidecar.http1.caller import LAME_DUCK_S, NEVER
 from sidecar.http1.forwarding import STRANGER
 from sidecar.http1.transports import limit_flush, much_unsent, reset, unsent
 from sidecar.http2 import frames
-from sidecar.http2.connection import LINGER_S, RESET_NOISE, Connection
+from sidecar.http2.connection import BROKEN_NOISE, LINGER_S, UPDATES_SAVED, Connection
 from sidecar.http2.frames import MAX_STREAM, Code
 from sidecar.http2.hpack import literal
 from sidecar.telemetry.page import Scalar
@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from sidecar.http2.hpack import Field
     from sidecar.http2.stream import Stream
 
+EARLY_S: Final = 0.1
+EARLY_CALLS: Final = 10
+"""A call that its caller gives up sooner than EARLY_S, before an answer, is taken for one that lasted as long: else
+what a connection may have done is not bounded by the calls that it may have at once (rapid reset, CVE-2023-44487). Its
+part of EARLY_S that was left is what counts; at once and per second there may be EARLY_CALLS whole ones for each call
+at once, which is what those that do last that long come to."""
+TRUSTED_CALLS: Final = 10
+"""A trusted proxy in front, which carries many callers and bounds each, may give up so many times as many."""
 _DRAIN_PING: Final = b"wr-drain"
 
 
@@ -33,10 +41,13 @@ class CallerConnection(Connection):
     """A caller's connection, as the loop sees it."""
 
     __slots__ = (
+        "_early",
         "_final_id",
         "_going",
         "_leaving",
         "_most",
+        "_most_early",
+        "_over",
         "_heads",
         "_plane",
         "_retire_at",
@@ -51,6 +62,9 @@ class CallerConnection(Connection):
         self._plane = plane
         self._rules = rules
         self._most = limits.calls_per_connection
+        self._most_early = float(limits.early_resets_per_s or EARLY_CALLS * self._most)
+        self._early = 0.0  # calls given up early lately
+        self._over = 0  # streams that have ended: each may be reset once more, for that crosses its end
         self._heads = CallHeads(STRANGER)
         self._retire_at = NEVER
         self.deadline = 0.0
@@ -72,7 +86,10 @@ class CallerConnection(Connection):
         shared = plane.shared
         shared.count(Scalar.CONNECTIONS_TOTAL)
         secure = transport.get_extra_info("ssl_object") is not None
-        self._heads = CallHeads(self._rules.peer(transport.get_extra_info("peername"), secure=secure))
+        peer = self._rules.peer(transport.get_extra_info("peername"), secure=secure)
+        self._heads = CallHeads(peer)
+        if peer.trusted:
+            self._most_early *= TRUSTED_CALLS
         if shared.timeouts.connection_age_s is not None:
             self._retire_at = plane.clock() + shared.age_s()
         self.deadline = plane.clock() + shared.timeouts.client_head_s
@@ -120,11 +137,14 @@ class CallerConnection(Connection):
         plane = self._plane
         if head.malformed:
             plane.shared.count(Scalar.REJECTED_MESSAGES_TOTAL)
-            self._hear_noise(RESET_NOISE)
+            self._hear_noise(BROKEN_NOISE)
+            self._over += 1
             self._refuse(stream_id, Code.PROTOCOL_ERROR)
             return
-        if len(self.streams) >= self._most:  # which clients send again
-            self._hear_noise(RESET_NOISE)
+        if len(self.streams) >= self._most or self._early > self._most_early:  # clients send it again
+            plane.shared.count(Scalar.GRPC_REFUSED_TOTAL)
+            self._hear_noise()
+            self._over += 1
             self._refuse(stream_id, Code.REFUSED_STREAM)
             return
         call = Call(self, plane, cast("CallHead", head), plane.clock())
@@ -158,12 +178,24 @@ class CallerConnection(Connection):
         except Exception as error:  # noqa: BLE001
             call.crashed(error)
 
+    def given_up(self, after_s: float) -> None:
+        """A call was given up, or ended by what its caller set or sent, so long after it was opened and unanswered."""
+        if after_s < EARLY_S:
+            self._early += 1.0 - after_s / EARLY_S
+
+    def _late_reset(self) -> None:
+        if self._over:
+            self._over -= 1
+        else:
+            self._hear_noise()
+
     def _flushed(self, stream: Stream) -> None:
         call: Call = stream.call
         if call.phase == ENDING:
             call.flushed()
 
     def _closed(self, stream: Stream) -> None:
+        self._over += 1
         if not self.streams:
             self.deadline = self._plane.clock() + self._plane.shared.timeouts.keep_alive_s
             if (self._going or self._final_id != MAX_STREAM) and not self.ended:
@@ -207,7 +239,7 @@ class CallerConnection(Connection):
             if not self.streams:
                 self.end()
 
-    def _goaway(self, last_id: int, code: int) -> None:
+    def _goaway(self, last_id: int, code: int, detail: str) -> None:
         """The caller has all it wants: the connection ends with its last call."""
         self._going = True
         if not self.streams and not self.ended:
@@ -239,6 +271,9 @@ class CallerConnection(Connection):
     def sweep(self, now: float, seconds: float) -> None:
         """Look at the times of this connection and of its calls."""
         self.quieten(seconds, now)
+        if self._early:
+            self._early = max(0.0, self._early - seconds * self._most_early)
+        self._over = min(self._over, UPDATES_SAVED)
         for stream in list(self.streams.values()):
             call: Call = stream.call
             try:

@@ -32,6 +32,7 @@ class WorkerConnection(Connection):
     """A connection to a worker: opens streams, reads answers."""
 
     __slots__ = (
+        "_calmed",
         "_gone",
         "_pinged_at",
         "_pinged_when",
@@ -49,6 +50,7 @@ class WorkerConnection(Connection):
         super().__init__(pool.flusher, client=True, head_bytes=pool.head_bytes, fields=pool.fields)
         self._pool = pool
         self._gone = select.poll()
+        self._calmed = False  # the worker's GOAWAY says that it was asked too much
         self._pinged_at = 0.0  # when it was asked whether it lives, 0: it was not,
         self._pinged_when = 0  # and how many bytes had come from it by then
         self._ping_due = 0.0  # not before then
@@ -141,12 +143,18 @@ class WorkerConnection(Connection):
         self._pool.forget(self, self.why)
         self._tell(streams, AttemptResult.RESET)
 
+    def _ended_in(self, call: Call, result: AttemptResult) -> AttemptResult:
+        """Return what a call's attempt ends in: ``result`` where no answer had begun."""
+        if self._calmed:
+            return AttemptResult.TURNED_AWAY
+        return AttemptResult.CUT if call.phase >= ANSWERING else result
+
     def _tell(self, streams: dict[int, Stream], result: AttemptResult) -> None:
         """Tell every call that was under way: ``result`` where no answer had begun."""
         for stream in streams.values():
             call: Call = stream.call
             try:
-                call.attempt_failed(AttemptResult.CUT if call.phase >= ANSWERING else result, self.why)
+                call.attempt_failed(self._ended_in(call, result), self.why)
             except Exception as error:  # noqa: BLE001  one call's end
                 call.crashed(error)
 
@@ -204,18 +212,21 @@ class WorkerConnection(Connection):
             self.ready = True
             self._pool.became_ready(self)
 
-    def _goaway(self, last_id: int, code: int) -> None:
+    def _goaway(self, last_id: int, code: int, detail: str) -> None:
+        if code != frames.Code.NO_ERROR:
+            self.why = f"it ended the connection ({frames.name_of(code)}{': ' + detail if detail else ''})"
+            self._calmed = code == frames.Code.ENHANCE_YOUR_CALM
         self._go()
         left = [stream for stream in self.streams.values() if stream.id > last_id]
         for stream in left:
             self._forget(stream)
             call: Call = stream.call
             try:
-                call.left_out()
+                call.left_out(self.why or "it goes away", again=not self._calmed)
             except Exception as error:  # noqa: BLE001
                 call.crashed(error)
         if not self.streams and not self.ended:
-            self.why = "it goes away"
+            self.why = self.why or "it goes away"
             self.end()
 
     def _closed(self, stream: Stream) -> None:

@@ -25,9 +25,9 @@ CONNECTION_WINDOW: Final = 1 << 20
 streams' own windows bound what is kept in memory."""
 NOISE_BURST: Final = 1000
 NOISE_PER_S: Final = 1000
-RESET_NOISE: Final = 5
+BROKEN_NOISE: Final = 5
 """Frames that carry nothing (PING, each entry of SETTINGS, PRIORITY, empty DATA and CONTINUATION, unknown ones) that a
-peer may send at once, and per second; a reset stream counts as five, so a fifth of that may be cancelled."""
+peer may send at once, and per second; a stream on which it breaks the protocol counts as five."""
 UPDATE_BYTES: Final = 5
 UPDATES_SAVED: Final = 1 << 16
 """A WINDOW_UPDATE is noise, too, unless it comes to so many bytes that were sent; what is kept of those for later."""
@@ -36,6 +36,8 @@ LINGER_BYTES: Final = 1 << 20
 """How long and how much input is thrown away behind a GOAWAY that ends a connection, so that it can be read."""
 SMALL_BYTES: Final = 1024
 """A piece under this is put together with the next one where they have to wait."""
+MOST_DETAIL: Final = 256
+"""Characters of what a peer says in its GOAWAY that are passed on."""
 _MEMO: Final = 32
 _RECENT: Final = 256
 MOST_UNSENT_BYTES: Final = 1 << 20
@@ -173,11 +175,14 @@ class Connection(asyncio.Protocol):
         """The peer reset a stream, which is gone already."""
         raise NotImplementedError
 
+    def _late_reset(self) -> None:
+        """The peer reset a stream that had ended."""
+
     def _flushed(self, stream: Stream) -> None:
         """All that waited on a stream has been sent, its end too where that was among it."""
 
-    def _goaway(self, last_id: int, code: int) -> None:
-        """The peer will open no stream, or answer none above ``last_id``."""
+    def _goaway(self, last_id: int, code: int, detail: str) -> None:
+        """The peer will open no stream, or answer none above ``last_id``, and says why."""
 
     def _settings(self) -> None:
         """The peer's settings came."""
@@ -458,7 +463,7 @@ class Connection(asyncio.Protocol):
     def _hear_noise(self, by: int = 1) -> None:
         self._noise += by
         if self._noise > NOISE_BURST:
-            raise ProtocolError(Code.ENHANCE_YOUR_CALM, "too many frames that carry nothing, or streams reset")
+            raise ProtocolError(Code.ENHANCE_YOUR_CALM, "too many frames that carry nothing, or streams refused")
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -538,7 +543,7 @@ class Connection(asyncio.Protocol):
         if stream is not None:
             self._broken(stream, Code.STREAM_CLOSED, "DATA behind the stream's end")
         elif stream_id not in self._recent:
-            self._hear_noise(RESET_NOISE)
+            self._hear_noise(BROKEN_NOISE)
             self._write(frames.reset_frame(stream_id, Code.STREAM_CLOSED))
 
     def _idle(self, stream_id: int) -> bool:
@@ -547,7 +552,7 @@ class Connection(asyncio.Protocol):
 
     def _broken(self, stream: Stream, code: Code, detail: str) -> None:
         """The peer broke the protocol on one stream only (RFC 9113 5.4.2)."""
-        self._hear_noise(RESET_NOISE)
+        self._hear_noise(BROKEN_NOISE)
         self.reset(stream, code)
         self._reset(stream, code)
 
@@ -635,11 +640,11 @@ class Connection(asyncio.Protocol):
                 raise ProtocolError(Code.PROTOCOL_ERROR, f"RST_STREAM on stream {stream_id}, which was never opened")
             stream = self.streams.get(stream_id)
             code = int.from_bytes(payload, "big")
-            if not self._client:
-                self._hear_noise(RESET_NOISE)
             if stream is not None:
                 self._forget(stream)
                 self._reset(stream, code)
+            else:
+                self._late_reset()
         elif kind == frames.CONTINUATION:
             self._continue(flags, payload)
         elif kind == frames.GOAWAY:
@@ -648,7 +653,8 @@ class Connection(asyncio.Protocol):
             if len(payload) < 8:
                 raise ProtocolError(Code.FRAME_SIZE_ERROR, "GOAWAY too short")
             self._hear_noise()
-            self._goaway(int.from_bytes(payload[:4], "big") & MAX_STREAM, int.from_bytes(payload[4:8], "big"))
+            last_id, code = int.from_bytes(payload[:4], "big") & MAX_STREAM, int.from_bytes(payload[4:8], "big")
+            self._goaway(last_id, code, payload[8:].decode("ascii", "backslashreplace")[:MOST_DETAIL])
         elif kind == frames.PRIORITY:
             if not stream_id:
                 raise ProtocolError(Code.PROTOCOL_ERROR, "PRIORITY on stream 0")

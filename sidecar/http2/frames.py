@@ -63,6 +63,11 @@ class Code(IntEnum):
     HTTP_1_1_REQUIRED = 13
 
 
+def name_of(code: int) -> str:
+    """Return an error code's name, or its number where it has none."""
+    return Code(code).name if code in Code.__members__.values() else str(code)
+
+
 class ProtocolError(Exception):
     """The peer broke the protocol in a way that ends its connection (RFC 9113 5.4.1)."""
 

@@ -20,6 +20,11 @@ REJECTED = Family("warmroute_rejected_messages_total", _C, "Requests refused for
 GRPC_RESENT = Family(
     "warmroute_grpc_resent_total", _C, "Calls that a worker's GOAWAY left out, sent again on a new connection."
 )
+GRPC_REFUSED = Family(
+    "warmroute_grpc_refused_total",
+    _C,
+    "Streams of callers refused: over the calls at once on a connection, or too many given up early on it.",
+)
 TUNNELS = Family("warmroute_tunnels_total", _C, "Requests that became a tunnel (WebSocket, Upgrade).")
 TUNNELS_NOW = Family("warmroute_tunnels", _G, "Tunnels open.", _PROCESS)
 RETRIES = Family("warmroute_retries_total", _C, "Attempts made because one before had failed.")

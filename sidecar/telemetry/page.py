@@ -94,6 +94,7 @@ class Scalar(IntEnum):
     HEDGES_DENIED_TOTAL = 46
     CONFIG_NOW = 47  # sequence number of the configuration in force
     ACCEPTING_NOW = 48  # 1 from when it accepts connections
+    GRPC_REFUSED_TOTAL = 49  # streams of callers: over the calls at once, or too many given up early
 
 
 OVERLOAD_NOW: dict[Resource, Scalar] = {

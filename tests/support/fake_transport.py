@@ -19,6 +19,7 @@ class FakeTransport(asyncio.Transport):
         self.reading = True
         self.unsent_bytes = 0
         self.options: list[tuple[object, ...]] = []  # what was set on the socket
+        self.peername: Any = None
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         if self.closing or self.half_closed:
@@ -54,6 +55,8 @@ class FakeTransport(asyncio.Transport):
         return self.unsent_bytes
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == "peername":
+            return self.peername or default
         return _FakeSocket(self.options) if name == "socket" else default
 
 

@@ -245,10 +245,16 @@ class GrpcBench:
         return self.loop.live
 
     def connect(
-        self, *, settings: dict[int, int] | None = None, preface: bool = True, rules: ListenerRules | None = None
+        self,
+        *,
+        settings: dict[int, int] | None = None,
+        preface: bool = True,
+        rules: ListenerRules | None = None,
+        address: str = "",
     ) -> Peer:
         """Open a caller's connection; ``preface``: it says who it is."""
         transport = FakeTransport()
+        transport.peername = (address, 1) if address else None
         protocol = CallerConnection(self.grpc, rules or ListenerRules())
         protocol.connection_made(transport)
         peer = Peer(protocol, transport, self.loop)

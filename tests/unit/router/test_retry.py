@@ -15,6 +15,7 @@ IF_IDEMPOTENT = {
     AttemptResult.PROTOCOL,
     AttemptResult.TRY_TIMEOUT,
     AttemptResult.CALL_FAILED,
+    AttemptResult.TURNED_AWAY,
 }
 
 

@@ -343,6 +343,61 @@ def test_calls_that_a_goaway_left_out_are_sent_again_to_the_same_worker_unseen()
         assert (bench.results, bench.outcomes) == ({"success": 2}, {"ok": 2})
 
 
+CALM = frames.goaway_frame(1, Code.ENHANCE_YOUR_CALM, "too many streams\n")
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["goes on", "is lost"])
+@pytest.mark.parametrize("begun", [False, True], ids=["unanswered", "answering"])
+def test_a_worker_that_asks_for_calm_pushes_back_and_is_not_blamed(*, lost: bool, begun: bool) -> None:
+    """What it has looked at goes on, or is lost; what it has not goes to another worker; and so do the next calls."""
+    with grpc_bench() as bench:
+        first = bench.call(1)
+        bench.call(3)
+        if begun:
+            first.head(1, [(b":status", b"200"), (b"content-type", b"application/grpc")])
+        bench.caller.take()
+        first.send(CALM)
+        bench.loop.fire()
+        if lost:
+            first.protocol.connection_lost(ConnectionResetError())
+            bench.loop.run_soon()
+            end = bench.caller.got(frames.HEADERS)[-1]
+            assert end.value(b"warmroute-outcome") == (b"upstream_cut" if begun else b"upstream_reset")
+            said = "o0: it ended the connection (ENHANCE_YOUR_CALM: too many streams%0A)"
+            assert end.value(b"grpc-message").decode().endswith(said)
+        else:
+            if not begun:
+                first.head(1, [(b":status", b"200"), (b"content-type", b"application/grpc")])
+            first.head(1, [(b"grpc-status", b"0")], end=True)
+        second = bench.worker
+        assert second is not first
+        assert [one.stream for one in second.got(frames.HEADERS)] == [1]
+        bench.answer(second, 1)
+        results = {"refused": 1, "success": 1, "turned_away": 1} if lost else {"refused": 1, "success": 2}
+        assert bench.results == results
+        assert bench.shared == [], "neither quarantine nor breaker"
+        if lost:
+            assert bench.cluster.endpoints["o0"].busy_until > bench.now
+            assert bench.call(5) is second, "others are picked meanwhile"
+            bench.answer(second, 3)
+
+
+def test_calls_that_a_call_for_calm_ended_are_tried_again_where_that_is_harmless() -> None:
+    with grpc_bench(idempotent=True) as bench:
+        first = bench.call(1)
+        first.send(CALM)
+        first.protocol.connection_lost(None)
+        bench.loop.fire()
+        assert bench.worker is not first
+        bench.answer(bench.worker)
+        worker = bench.call(3)
+        worker.reset(3, Code.ENHANCE_YOUR_CALM)  # of one stream alone
+        bench.loop.fire()
+        bench.answer(bench.worker, 3 if bench.worker is worker else 1)
+        assert bench.outcomes == {"ok": 2}
+        assert bench.results == {"turned_away": 2, "success": 2}
+
+
 @pytest.mark.parametrize("how", ["refused", "goaway"])
 @pytest.mark.parametrize("first_window", [0, 1000, WINDOW])
 @pytest.mark.parametrize("meanwhile", [False, True])
