@@ -155,10 +155,19 @@ class Cluster:
         """The route of the model that takes requests which name no known one."""
         return self._fleet.default
 
-    def default_route_of(self, protocol: str) -> Route | None:
-        """The same of another protocol than HTTP."""
+    def default_route_of(self, protocol: str, model: str | None = None) -> Route | None:
+        """Return the same of another protocol than HTTP, or the route of ``model`` that takes its place.
+
+        None where that model's endpoints speak other protocols alone.
+        """
         default = self._fleet.default
-        return None if default is None else self.route(default.model, "", protocol)
+        if model is None:
+            if default is None:
+                return None
+            model = default.model
+        found = self._fleet.stand_in(model, protocol, self._swept_at)
+        self.generation = self._fleet.generation
+        return found
 
     @property
     def models(self) -> tuple[str, ...]:

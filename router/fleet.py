@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 class Fleet:
     """Endpoints by id, routes by key, and the verdict of the filters on each candidate.
 
-    ``generation`` changes with the set of routes. ``departed`` are endpoints that left; the shell empties it. Models in
-    the configuration always have a route; one that was learned from endpoints goes a while after the last of them.
+    ``generation`` changes with the set of routes, and with which of them have endpoints. ``departed`` are endpoints
+    that left; the shell empties it. Models in the configuration always have a route; one that was learned from
+    endpoints goes a while after the last of them.
     """
 
     def __init__(
@@ -113,8 +114,22 @@ class Fleet:
         """Return a route of another protocol than HTTP; a configured model has one, even while nobody serves it."""
         found = self.routes_by.get(protocol, {}).get(f"{model}@{version}" if version else model)
         if found is None and not version and model in self._models:
-            return self._route_for(model, "", protocol, now)
+            found = self._route_for(model, "", protocol, now)
+            found.empty_since = -inf
         return found
+
+    def stand_in(self, model: str, protocol: str, now: float) -> Route | None:
+        """Return the route of a model that takes what names none, for another protocol than HTTP.
+
+        None where the model's endpoints speak other protocols alone, and for a while have. One that nobody serves at
+        all has a route: nothing says yet for whom its endpoints will be.
+        """
+        route = self.routes_by.get(protocol, {}).get(model)
+        if route is not None and (route.candidates or route.empty_since != -inf):
+            return route
+        if any(route.candidates for routes in self.routes_by.values() if (route := routes.get(model)) is not None):
+            return None
+        return self.find(model, "", protocol, now)
 
     # --- judging -------------------------------------------------------------------------------------------------
 
@@ -236,12 +251,18 @@ class Fleet:
     def forget_empty_routes(self, now: float) -> None:
         """Drop learned routes that nobody has served for ``local_after_s``; until then a request gets 503, not 404.
 
-        Those of a model that was taken out of the configuration need not wait.
+        Those of a model that was taken out of the configuration need not wait. Those that are configured stay, but
+        stand in for others no longer (:meth:`stand_in`).
         """
         before = now - self._policies.freshness.local_after_s
         for route in list(self.all_routes()):
-            if route.learned and not route.candidates and (route.withdrawn or route.empty_since <= before):
+            if route.candidates:
+                continue
+            if route.learned and (route.withdrawn or route.empty_since <= before):
                 del self.routes_by[route.protocol][route.key]
+                self.generation += 1
+            elif route.protocol != HTTP and -inf < route.empty_since <= before:
+                route.empty_since = -inf
                 self.generation += 1
 
     # --- membership ----------------------------------------------------------------------------------------------
@@ -259,6 +280,8 @@ class Fleet:
                 routes = tuple(self._route_for(model, of, record.protocol, now) for of in dict.fromkeys(("", version)))
                 candidate = endpoint.candidates[key] = Candidate(endpoint, replica, routes)
                 for route in routes:
+                    if not route.candidates:
+                        self.generation += 1
                     insort(route.candidates, candidate, key=_order)
             candidate.report(replica, at, from_start=from_start)
             for route in candidate.routes:
@@ -304,6 +327,7 @@ class Fleet:
                 route.waiting.remove(candidate)
             if not route.candidates:
                 route.empty_since = now
+                self.generation += 1
 
 
 def _order(candidate: Candidate) -> tuple[str, str]:

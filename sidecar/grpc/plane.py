@@ -90,8 +90,13 @@ class GrpcPlane:
             route = cluster.route(model, version, PROTOCOL)
             why = f"model {model[:128]!r}" + (f" version {version[:128]!r}" if version else "") + " is not known"
         elif default_model is not None:
-            route = cluster.route(default_model, "", PROTOCOL)
-        if route is None and not (model and cluster.missing(model, version, PROTOCOL) is Reason.WRONG_VERSION):
+            route = cluster.default_route_of(PROTOCOL, default_model)
+        elsewhere = not model and default_model is not None  # it has a model, if not for gRPC
+        if (
+            route is None
+            and not elsewhere
+            and not (model and cluster.missing(model, version, PROTOCOL) is Reason.WRONG_VERSION)
+        ):
             route = cluster.default_route_of(PROTOCOL)
         name = NO_MODEL if route is None else route.model
         return Target(Surface.PLAIN, route, self.shared.page.model_row(name), why, self.shared.times_of(name))

@@ -47,16 +47,17 @@ def test_models_that_endpoints_report_get_a_route_and_lose_it_a_while_after() ->
     driven = Driven(models=[])
     before = driven.cluster.generation
     driven.seen(record("a", model="new", version="3"))
-    assert driven.cluster.generation == before + 2
+    assert driven.cluster.generation > before
     route = driven.route("new")
     driven.gone("a")
     driven.wait(59)
     assert driven.route("new") is route
     assert driven.nobody(route=route).reason is Reason.NO_ENDPOINTS
+    before = driven.cluster.generation
     driven.wait(2)
     assert driven.cluster.route("new") is None
     assert driven.cluster.route("new", "3") is None
-    assert driven.cluster.generation == before + 4
+    assert driven.cluster.generation == before + 2
 
 
 def test_configured_routes_stay_and_versions_of_them_go() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from router.cluster import Cluster
-from router.model import EndpointGone, EndpointRecord, EndpointSeen, GoneReason, Replica
+from router.model import EndpointGone, EndpointRecord, EndpointSeen, GoneReason, Replica, Tick
 from router.outcomes import AttemptResult, Reason
 from router.policy import ModelPolicy, Policies
 from router.routes import Attempt, NoCandidate, Route
@@ -65,6 +65,37 @@ def test_a_configured_model_that_nobody_serves_over_a_protocol_is_known_all_the_
     assert made.route("learned", "", "grpc") is None
     assert made.missing("learned", "", "grpc") is Reason.UNKNOWN_MODEL
     assert made.missing("n", "7", "grpc") is Reason.WRONG_VERSION
+
+
+def test_a_default_model_that_is_served_over_http_alone_is_none_for_grpc() -> None:
+    made = cluster()
+    assert made.default_route_of("grpc") is not None, "nobody serves it yet, so nothing says who will"
+    before = made.generation
+    add(made, "h0", "http", "m")
+    assert made.generation != before
+    assert made.default_route_of("grpc") is None
+    assert made.default_route_of("grpc", "m") is None
+    assert made.route("m", "", "grpc") is not None, "by its name it is known"
+    assert made.default_route_of("grpc") is None
+    assert made.default_route_of("grpc", "n") is not None
+    add(made, "g0", "grpc", "m")
+    assert picked(made, made.default_route_of("grpc")) == {"g0"}
+
+
+def test_a_default_model_stays_one_for_a_while_after_its_last_endpoint_of_a_protocol() -> None:
+    """Its workers may just be starting again: their callers are told to come back, not that there is no such thing."""
+    made = cluster()
+    add(made, "h0", "http", "m")
+    add(made, "g0", "grpc", "m")
+    made.apply(EndpointGone("g0", GoneReason.EXPIRED, NOW), NOW)
+    until = NOW + Policies().freshness.local_after_s
+    made.apply(Tick(), until - 1)
+    assert made.default_route_of("grpc") is not None
+    before = made.generation
+    made.apply(Tick(), until)
+    assert made.default_route_of("grpc") is None
+    assert made.generation != before
+    assert made.default_route is not None
 
 
 def test_a_failure_of_one_protocol_s_endpoint_is_not_the_other_s() -> None:

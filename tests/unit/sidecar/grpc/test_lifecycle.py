@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.model import EndpointGone, EndpointHeld, GoneReason
+from router.model import EndpointGone, EndpointHeld, EndpointRecord, EndpointSeen, GoneReason, Replica
 from router.outcomes import OUTCOMES, Outcome
 from router.policy import ModelPolicy
 from sidecar.grpc.health import CHECK, LIVE, METADATA, READY, WATCH
@@ -17,7 +17,7 @@ from sidecar.http2.frames import MAX_STREAM, Code, frame, goaway_frame, settings
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.fake_transport import FakeTransport
-from tests.support.grpc_by_hand import GrpcBench, Peer, call_fields, grpc_bench, message
+from tests.support.grpc_by_hand import GrpcBench, Peer, call_fields, grpc_bench, infer, message
 
 
 def ask(bench: GrpcBench, path: bytes, request: bytes = b"", stream: int = 1) -> tuple[bytes, int | None]:
@@ -60,6 +60,26 @@ def test_with_a_default_model_health_goes_to_its_worker() -> None:
         assert ask(bench, CHECK) == (b"", None)
         assert bench.worker.got(frames.HEADERS)[0].value(b":path") == CHECK
         bench.answer(bench.worker)
+
+
+@pytest.mark.parametrize("listener_s", [None, "web"], ids=["default", "listener's default"])
+def test_a_default_model_with_http_workers_alone_is_none_here(listener_s: str | None) -> None:
+    with grpc_bench(default=False) as bench:
+        models = (ModelPolicy("web", default=listener_s is None), ModelPolicy("n"))
+        bench.cluster.configure(bench.cluster.policies, models, bench.now)
+        record = EndpointRecord("h0", "http://a.test:1", replicas=(Replica("web"),), static=True)
+        bench.cluster.apply(EndpointSeen(record, bench.now), bench.now)
+        bench.caller = bench.connect(rules=ListenerRules(listener_s))
+        assert ask(bench, CHECK) == (SERVING, 0)
+        assert ask(bench, CHECK, b"\x0a\x03web", 3) == (NOT_SERVING, 0)
+        assert ask(bench, READY, b"", 5) == (message(b"\x08\x01"), 0)
+        assert ask(bench, b"/test.Echo/Unary", b"", 7) == (b"", Status.UNIMPLEMENTED)
+        unknown = infer(b"nobody")
+        assert ask(bench, b"/inference.GRPCInferenceService/ModelInfer", unknown, 9) == (b"", Status.NOT_FOUND)
+        grpc = EndpointRecord("g0", "grpc://a.test:2", protocol="grpc", replicas=(Replica("web"),), static=True)
+        bench.cluster.apply(EndpointSeen(grpc, bench.now), bench.now)
+        bench.answer(bench.call(11))
+        assert bench.worker.got(frames.HEADERS)[0].value(b":path") == b"/test.Echo/Unary"
 
 
 def test_what_open_inference_clients_ask_a_server() -> None:
