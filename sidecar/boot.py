@@ -27,6 +27,7 @@ class ListenerFd(msgspec.Struct, frozen=True):
     address: str  # as bound: the port is known
     fd: int
     later: bool = False  # only bound: to be listened on once no other sidecar serves on the address
+    backlog: int = 0  # another sidecar listens on it with this one; 0 for the listener's own
 
 
 class DataPlan(msgspec.Struct, frozen=True, tag="data"):

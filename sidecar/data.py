@@ -187,7 +187,9 @@ class DataProcess:
                 held.listener, name, _ALPN[listener.protocol], self._factory(rules, listener.protocol)
             )
             make = self._loop.create_unix_server if sock.family == socket.AF_UNIX else self._loop.create_server
-            server = await make(factory, sock=sock, backlog=listener.backlog, start_serving=not held.later)
+            server = await make(
+                factory, sock=sock, backlog=held.backlog or listener.backlog, start_serving=not held.later
+            )
             self._entrances.append(_Entrance(sock, server, factory, held, name, not held.later))
         self._say_listening()
         self._accepting = True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sidecar import boot, channel
 from sidecar.telemetry import page
+from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Page, Scalar
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from sidecar.configuration import Configuration
     from sidecar.sockets import OpenAdmin, OpenListener
+
+log = get_log("supervisor")
 
 
 class Estate:
@@ -35,7 +38,7 @@ class Estate:
         succeeds: bool = False,
     ) -> None:
         self._config = config
-        self.listeners = listeners
+        self.listeners: Sequence[OpenListener] = listeners
         self.admin = admin
         self.processes = max(listener.processes for listener in config.settings.listeners)
         self.succeeds = succeeds
@@ -71,6 +74,19 @@ class Estate:
         for index, fd in enumerate(self._data_fds):
             boot.rewrite_plan(fd, self._data_plan(index))
 
+    def take_over(self) -> None:
+        """Nobody else serves on the sockets any more: have them as they are configured here, and tell the children."""
+        self.succeeds = False
+        listeners = []
+        for opened in self.listeners:
+            try:
+                listeners.append(opened.taken_over(self._config.settings.listeners[opened.index]))
+            except OSError as error:
+                log.error("listener.unchanged", listener=opened.name, address=opened.address, error=str(error))
+                listeners.append(replace(opened, taken=0, kept_backlog=0))
+        self.listeners = tuple(listeners)
+        self.rewrite_plans()
+
     def _control_plan(self) -> boot.ControlPlan:
         return boot.ControlPlan(
             parent_pid=os.getpid(),
@@ -93,7 +109,9 @@ class Estate:
             parent_pid=os.getpid(),
             settings=self._config.settings,
             listeners=tuple(
-                boot.ListenerFd(opened.index, opened.address, sock.fileno(), self.succeeds and opened.is_later(sock))
+                boot.ListenerFd(
+                    opened.index, opened.address, sock.fileno(), opened.is_later(sock), opened.backlog_of(sock)
+                )
                 for opened in self.listeners
                 for sock in opened.sockets_of(index)
             ),

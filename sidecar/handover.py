@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sidecar.sockets import Found
 from sidecar.telemetry.logs import get_log
 
 if TYPE_CHECKING:
@@ -52,11 +53,15 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sockets(msgspec.Struct, frozen=True, tag=True):
-    """The listening sockets of one address come with this. ``asked`` is as configured, ``address`` as bound."""
+    """The listening sockets of one address come with this. ``asked`` is as configured, ``address`` as bound.
+
+    ``backlog`` is what they listen with: of a Unix socket the kernel does not tell.
+    """
 
     admin: bool
     asked: str
     address: str
+    backlog: int = 0
 
 
 class Memory(msgspec.Struct, frozen=True, tag=True):
@@ -353,14 +358,14 @@ class Inheritance:
         except ConnectionResetError:  # said once where the other side closed unread; what it sent before comes after
             return _receive(self._sock)
 
-    def take(self, asked: str, address: str, *, admin: bool = False) -> tuple[list[socket.socket], str]:
-        """Return the sockets of an address, as configured or as bound, and how it is bound; none where it has none."""
+    def take(self, asked: str, address: str, *, admin: bool = False) -> Found:
+        """Return the sockets of an address, as configured or as bound; without any where it has none."""
         for index, (about, sockets) in enumerate(self._sockets):
             if about.admin is admin and (about.asked == asked or about.address == address):
                 del self._sockets[index]
                 self.taken.add(about.address)
-                return sockets, about.address
-        return [], ""
+                return Found(sockets, about.address, about.backlog)
+        return Found()
 
     def close_rest(self) -> None:
         """Close what the configuration does not name any more."""

@@ -12,15 +12,15 @@ import socket
 import stat
 import struct
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from sidecar.config.addresses import MAX_UNIX_PATH_BYTES, AddressError, fits_unix_socket, split_address, unix_path
 from sidecar.sysctl import fastopen_for_servers, sysctl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sidecar.settings import Admin, Listener
 
@@ -89,6 +89,7 @@ class OpenListener:
     asked: str  # the address as configured
     file: SocketFile | None = None
     taken: int = 0  # how many of the sockets, the first ones, another sidecar has too
+    kept_backlog: int = 0  # with which those listen there; 0 where there are none
 
     def sockets_of(self, index: int) -> tuple[socket.socket, ...]:
         """Return the sockets on which data process ``index`` accepts.
@@ -101,6 +102,24 @@ class OpenListener:
     def is_later(self, sock: socket.socket) -> bool:
         """Whether a socket is bound only, so that it gets no connection while another sidecar serves on the address."""
         return self.taken > 0 and sock not in self.sockets[: self.taken]
+
+    def backlog_of(self, sock: socket.socket) -> int:
+        """Return with which backlog to listen while another sidecar serves; 0 for the one that is configured."""
+        return 0 if self.is_later(sock) else self.kept_backlog
+
+    def taken_over(self, listener: Listener) -> OpenListener:
+        """Have the sockets that another sidecar had be as ``listener`` is configured: they are nobody else's any more.
+
+        :raises OSError: a Unix socket's file is gone, or another user's.
+        """
+        for sock in dict.fromkeys(self.sockets[: self.taken]):
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN, listener.fastopen_queue)
+            sock.listen(listener.backlog)
+        if self.taken and self.file is not None:
+            self.file.path.chmod(int(listener.unix_mode, 8))
+        now = granted(self.sockets[0], listener.backlog, listener.fastopen_queue)
+        return replace(self, granted=now, taken=0, kept_backlog=0)
 
     def close(self) -> None:
         """Close the sockets; a file in the file system stays."""
@@ -133,26 +152,34 @@ class OpenAdmin:
             self.file.remove()
 
 
+class Found(NamedTuple):
+    """Sockets that another process has open already: how they are bound, and with which backlog they listen there."""
+
+    sockets: Sequence[socket.socket] = ()
+    address: str = ""
+    backlog: int = 0
+
+
 class Inherited(Protocol):
     """Where sockets come from that another process has open already (sidecar/handover.py)."""
 
-    def take(self, asked: str, address: str, *, admin: bool = False) -> tuple[list[socket.socket], str]:
-        """Return the sockets of an address, as configured or as bound, and how it is bound; () and '' where none."""
+    def take(self, asked: str, address: str, *, admin: bool = False) -> Found:
+        """Return the sockets of an address, as configured or as bound; without any where it has none."""
 
 
 class Nothing:
     """No other process has anything open for us."""
 
-    def take(self, asked: str, address: str, *, admin: bool = False) -> tuple[list[socket.socket], str]:
+    def take(self, asked: str, address: str, *, admin: bool = False) -> Found:
         """Return nothing."""
-        return [], ""
+        return Found()
 
 
 NOTHING = Nothing()
 
 
 def open_listeners(listeners: tuple[Listener, ...], inherited: Inherited = NOTHING) -> tuple[OpenListener, ...]:
-    """Bind and listen for every listener and data process; what is ``inherited`` is taken over as it is.
+    """Bind and listen for every listener and data process; what is ``inherited`` stays as it is.
 
     Sockets that are to stand beside inherited ones are bound only: once they listen, the kernel gives them their share
     of the connections, while nobody accepts there yet, and perhaps never will.
@@ -179,16 +206,17 @@ def open_admin(admin: Admin, inherited: Inherited = NOTHING) -> OpenAdmin:
         if admin.socket is not None:
             path = Path(admin.socket).absolute()
             address = f"unix:{path}"
-            found, _ = inherited.take(admin.socket, address, admin=True)
-            if found:
-                unix, file = undo.enter_context(found[0]), SocketFile.of(path)
+            found = inherited.take(admin.socket, address, admin=True)
+            if found.sockets:
+                unix, file = undo.enter_context(found.sockets[0]), SocketFile.of(path)
             else:
                 unix, file = _bind_unix(path, 0o600, _ADMIN_BACKLOG, "--admin-socket PATH or admin.socket", undo)
             opened = OpenAdmin((unix,), (address,), (admin.socket,), file)
         if admin.address is not None:
-            found, bound = inherited.take(admin.address, _as_bound(admin.address), admin=True)
-            if found:
-                tcp = undo.enter_context(found[0])
+            found = inherited.take(admin.address, _as_bound(admin.address), admin=True)
+            bound = found.address
+            if found.sockets:
+                tcp = undo.enter_context(found.sockets[0])
             else:
                 tcp, bound = _bind_admin(admin.address, undo)
             opened.sockets += (tcp,)
@@ -271,16 +299,16 @@ def granted(sock: socket.socket, backlog_asked: int, fastopen_asked: int) -> Gra
 
 
 def _open_listener(index: int, listener: Listener, inherited: Inherited, undo: ExitStack) -> OpenListener:
-    found, bound = inherited.take(listener.address, _as_bound(listener.address))
-    sockets = [undo.enter_context(sock) for sock in found]
+    found = inherited.take(listener.address, _as_bound(listener.address))
+    sockets = [undo.enter_context(sock) for sock in found.sockets]
     taken = len(sockets)
     path = unix_path(listener.address)
     if path is not None:
-        return _open_unix_listener(index, listener, Path(path), sockets, undo)
+        return _open_unix_listener(index, listener, Path(path), found, undo)
     change = f"--listen HOST:PORT or listeners[{index}].address"
     if not sockets:
         check_free(listener.address, change)
-    family, sockaddr = resolve(bound or listener.address, change)
+    family, sockaddr = resolve(found.address or listener.address, change)
     while len(sockets) < listener.processes:
         sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
@@ -291,11 +319,12 @@ def _open_listener(index: int, listener: Listener, inherited: Inherited, undo: E
         with _refusal(listener.address, change):
             sock.bind(sockaddr)
         sockets.append(sock)
-    for sock in sockets:
+    for sock in sockets[taken:]:
         sock.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN, listener.fastopen_queue)
         sock.setblocking(False)
-    for sock in sockets[: taken or None]:  # after every bind: nobody is connected to a set that is not complete
-        sock.listen(listener.backlog)
+    if not taken:
+        for sock in sockets:  # after every bind: nobody is connected to a set that is not complete
+            sock.listen(listener.backlog)
     address = bound_address(sockets[0])
     return OpenListener(
         index,
@@ -306,18 +335,17 @@ def _open_listener(index: int, listener: Listener, inherited: Inherited, undo: E
         listener.processes,
         listener.address,
         taken=taken,
+        kept_backlog=found.backlog,
     )
 
 
-def _open_unix_listener(
-    index: int, listener: Listener, path: Path, found: list[socket.socket], undo: ExitStack
-) -> OpenListener:
+def _open_unix_listener(index: int, listener: Listener, path: Path, found: Found, undo: ExitStack) -> OpenListener:
     change = f"--listen unix:/PATH or listeners[{index}].address"
-    if found:
-        sock, file = found[0], SocketFile.of(path)
-        sock.listen(listener.backlog)
+    if found.sockets:
+        sock = found.sockets[0]
         with _refusal(listener.address, change):
-            path.chmod(int(listener.unix_mode, 8))
+            path.lstat()
+        file = SocketFile.of(path)
     else:
         sock, file = _bind_unix(path, int(listener.unix_mode, 8), listener.backlog, change, undo)
     return OpenListener(
@@ -329,7 +357,8 @@ def _open_unix_listener(
         listener.processes,
         listener.address,
         file,
-        len(found) and listener.processes,
+        len(found.sockets) and listener.processes,
+        found.backlog,
     )
 
 

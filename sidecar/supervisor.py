@@ -110,7 +110,8 @@ class Supervisor:
         """Start the children and look after them until told to stop; return the exit code."""
         try:
             self._config.announce()
-            self._announce()
+            if self._inheritance is None:  # else once the sockets are as they are configured here
+                self._announce()
             for child in (self.control, *self.data):
                 self._start(child)
             if self._inheritance is None:
@@ -244,8 +245,8 @@ class Supervisor:
             if self._phase is not Phase.RUNNING:  # told to go meanwhile: there is nobody left to serve
                 return
             log.info("upgrade.done", predecessor=inheritance.pid)
-            self._estate.succeeds = False
-            self._estate.rewrite_plans()
+            self._estate.take_over()
+            self._announce()
             self._begin_to_serve()
         elif self._phase is Phase.RUNNING and not inheritance.said_ready:
             if self._estate.all_accept():
@@ -270,7 +271,10 @@ class Supervisor:
 
     def _offer(self) -> Offer:
         found = [
-            (Sockets(False, one.asked, one.address), tuple({sock.fileno(): None for sock in one.sockets}))
+            (
+                Sockets(False, one.asked, one.address, one.granted.backlog_asked),
+                tuple({sock.fileno(): None for sock in one.sockets}),
+            )
             for one in self._estate.listeners
         ]
         admin = self._estate.admin

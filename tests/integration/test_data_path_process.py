@@ -31,7 +31,7 @@ from router.model import (
 )
 from router.outcomes import Outcome
 from sidecar import data as data_module
-from sidecar.boot import PlanFile, write_plan
+from sidecar.boot import DataPlan, PlanFile, write_plan
 from sidecar.channel import FaultRule, FaultsChanged, GuardsInForce, Hello, Listening, Ping
 from sidecar.telemetry.page import Scalar
 from tests.support.data_process import DataProcess, read_answer
@@ -356,3 +356,20 @@ def test_closing_takes_what_waits_in_the_queue_first(tmp_path: Path) -> None:
         data.process.popen.kill()
         data.process.wait()
         runner.run(asyncio.wait_for(scenario(data), 10))
+
+
+class Successor(DataProcess):
+    """A data process of a sidecar to which another one has handed its sockets, and serves on."""
+
+    def plan(self) -> DataPlan:
+        plan = super().plan()
+        listeners = tuple(msgspec.structs.replace(held, backlog=44) for held in plan.listeners)
+        return msgspec.structs.replace(plan, listeners=listeners, succeeds=True)
+
+
+def test_a_successor_listens_with_the_backlog_of_the_sidecar_before_it(tmp_path: Path) -> None:
+    with Successor(tmp_path, **QUICK) as data:
+        data.receive(Hello)
+        data.snapshot()
+        assert data.receive(Listening).backlog == 44
+        assert data.stop() == 0

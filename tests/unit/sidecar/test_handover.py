@@ -14,6 +14,7 @@ import pytest
 
 from sidecar import handover
 from sidecar.handover import Gate, HandoverError, Inheritance, Offer, Ready, Sockets, upgrade_command
+from sidecar.sockets import Found
 
 
 class Old:
@@ -34,7 +35,7 @@ class Old:
     def offer(self) -> Offer:
         return Offer(
             (
-                (Sockets(False, "127.0.0.1:0", self.address), (self.listener.fileno(),)),
+                (Sockets(False, "127.0.0.1:0", self.address, 44), (self.listener.fileno(),)),
                 (Sockets(True, "127.0.0.1:0", "127.0.0.1:9"), (self.admin.fileno(),)),
             ),
             self.memory,
@@ -94,13 +95,13 @@ def test_everything_goes_over_and_then_the_one_before_yields(old: Old) -> None:
     with claimed(old) as found:
         heir = given(found)
         assert heir.memory == b"remembered"
-        (admin,), at = heir.take("127.0.0.1:0", "", admin=True)
+        (admin,), at, _ = heir.take("127.0.0.1:0", "", admin=True)
         admin.close()
         assert at == "127.0.0.1:9"
-        assert heir.take("x", "y") == ([], "")
-        (sock,), bound = heir.take("127.0.0.1:77", old.address)
+        assert heir.take("x", "y") == Found()
+        (sock,), bound, backlog = heir.take("127.0.0.1:77", old.address)
         with sock, socket.create_connection(old.listener.getsockname()), sock.accept()[0]:
-            assert bound == old.address
+            assert (bound, backlog) == (old.address, 44)
         assert old.gate.pid == heir.pid == os.getpid()
         heir.step()
         assert (heir.yielded, heir.refused) == (False, "")

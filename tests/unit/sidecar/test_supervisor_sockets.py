@@ -10,12 +10,15 @@ import pytest
 
 from sidecar.settings import Admin, Listener
 from sidecar.sockets import (
+    TCP_FASTOPEN,
     BindError,
+    Found,
     Granted,
     OpenListener,
     bound_address,
     bound_addresses,
     check_free,
+    granted,
     open_admin,
     open_listeners,
     resolve,
@@ -296,10 +299,10 @@ class Given:
         self.address = f"127.0.0.1:{port}"
         self.asked: list[tuple[str, str, bool]] = []
 
-    def take(self, asked: str, address: str, *, admin: bool = False) -> tuple[list[socket.socket], str]:
+    def take(self, asked: str, address: str, *, admin: bool = False) -> Found:
         self.asked.append((asked, address, admin))
         taken, self.sockets = self.sockets, []
-        return taken, self.address
+        return Found(taken, self.address, 44)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +318,6 @@ def test_inherited_sockets_are_all_kept_and_shared_out(given: int, processes: in
         assert kept <= {sock.fileno() for sock in opened.sockets}
         assert [len(opened.sockets_of(index)) for index in range(len(shares))] == shares
         assert {bound_address(sock) for sock in opened.sockets} == {held.address}
-        assert opened.granted.backlog == 77  # what is configured now holds for them too
         listening = {
             sock.fileno() for sock in opened.sockets if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         }
@@ -325,6 +327,46 @@ def test_inherited_sockets_are_all_kept_and_shared_out(given: int, processes: in
         } - kept
     finally:
         opened.close()
+
+
+def test_what_another_sidecar_listens_on_stays_as_it_has_it_until_it_is_taken_over() -> None:
+    held = Given(1)
+    (sock,) = held.sockets
+    sock.listen(44)
+    queue = sock.getsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN)
+    listener = Listener(address=held.address, processes=2, backlog=77, fastopen_queue=9)
+    (opened,) = open_listeners((listener,), held)
+    try:
+        assert granted(sock, 0, 0).backlog == 44
+        assert sock.getsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN) == queue
+        assert [opened.backlog_of(each) for each in opened.sockets] == [44, 0]
+        own = opened.taken_over(listener)
+        assert own.granted.backlog == granted(sock, 0, 0).backlog == 77
+        assert sock.getsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN) == 9
+        assert [(own.is_later(each), own.backlog_of(each)) for each in own.sockets] == [(False, 0)] * 2
+    finally:
+        opened.close()
+
+
+def test_the_mode_of_a_unix_socket_s_file_stays_until_it_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "in.sock"
+    (old,) = open_listeners((Listener(address=f"unix:{path}", processes=2, unix_mode="0666"),))
+    held = Given(1)
+    held.sockets[0].close()
+    held.sockets = [old.sockets[0]]
+    listener = Listener(address=f"unix:{path}", processes=2, unix_mode="0600")
+    (opened,) = open_listeners((listener,), held)
+    try:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        assert {opened.backlog_of(each) for each in opened.sockets} == {44}
+        opened.taken_over(listener)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        path.unlink()
+        held.sockets = [old.sockets[0]]
+        with pytest.raises(BindError, match="No such file or directory"):  # who starts it again could not be reached
+            open_listeners((listener,), held)
+    finally:
+        old.close()
 
 
 def test_how_addresses_would_be_bound_is_known_but_for_ports_of_the_kernel_s_choice() -> None:
