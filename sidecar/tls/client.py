@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from sidecar.telemetry.logs import Throttle, get_log
 from sidecar.telemetry.page import Scalar
 from sidecar.tls.material import Follower, Terms, plain
-from sidecar.tls.names import PeerNames, peer_names
+from sidecar.tls.names import PeerNames, names_shown
 from sidecar.tls.transport import TlsTransport
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class _Opening(Generic[Application]):
             return None
         allowed = self._terms.allowed
         if allowed.entries:
-            names = peer_names(session.object.getpeercert())
+            names = names_shown(session.object.getpeercert)
             why = allowed.refusal(names)
             if why:
                 self._gate.refused(self._endpoint, names, why)

@@ -7,7 +7,7 @@ label is ``*`` for exactly one label. Names are taken from the certificate's sub
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,10 +24,11 @@ class NameFormError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PeerNames:
-    """The names in a certificate's subjectAltName."""
+    """The names in a certificate's subjectAltName. ``unreadable``: what it holds cannot be read, in part or at all."""
 
     uris: tuple[str, ...] = ()
     dns: tuple[str, ...] = ()
+    unreadable: bool = False
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -42,6 +43,17 @@ def peer_names(certificate: Mapping[str, Any] | None) -> PeerNames:
         uris=tuple(value for kind, value in found if kind == "URI"),
         dns=tuple(value for kind, value in found if kind == "DNS"),
     )
+
+
+def names_shown(getpeercert: Callable[[], Mapping[str, Any] | None]) -> PeerNames:
+    """Return the names that the peer of a session shows, by its ``ssl.SSLObject.getpeercert``.
+
+    That raises where a text in the certificate is not UTF-8, which its CA may sign all the same.
+    """
+    try:
+        return peer_names(getpeercert())
+    except (ValueError, OSError):  # UnicodeDecodeError; ssl.SSLError
+        return PeerNames(unreadable=True)
 
 
 def check_name(text: str) -> None:
@@ -81,6 +93,8 @@ class AllowList:
         """Return why a peer with ``names`` may not come in; empty: it may."""
         if not self.entries or self._by_spiffe(names.uris) or any(self._by_dns(name) for name in names.dns):
             return ""
+        if names.unreadable:
+            return "its certificate cannot be read"
         if not names.uris and not names.dns:
             return "its certificate holds no name"
         if len(names.uris) > 1 and not names.dns:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Scalar
 from sidecar.tls.material import Follower, Terms, plain
-from sidecar.tls.names import PeerNames, peer_names
+from sidecar.tls.names import PeerNames, names_shown
 from sidecar.tls.transport import TlsTransport
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class ListenerGate:
         self._count(Scalar.TLS_HANDSHAKES_TOTAL)
         _acknowledge(session)
         if terms.allowed.entries:
-            names = peer_names(session.object.getpeercert())
+            names = names_shown(session.object.getpeercert)
             why = terms.allowed.refusal(names)
             if why:
                 self._reject(session, why, names)

@@ -221,6 +221,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             return
         self._flush()
         self._settle_handshake()
+        self._state = _CLOSING  # whatever becomes of it, the handshake is over and its owner told so
         application = self._owner.established(self)
         if application is None:
             self._state = _OPEN

@@ -186,10 +186,12 @@ def test_who_is_let_in_and_who_is_not(tmp_path: Path, authority: Authority) -> N
         "client_auth": "required",
         "allowed_names": ["spiffe://a.test/ns/*", "*.callers.test"],
     }
+    garbled = authority.issue(alternative=b"\x30\x18\x86\x16spiffe://a.test/ns/\xff\xfe\xfd")
     inside = [caller(authority, "spiffe://a.test/ns/x"), caller(authority, "one.callers.test")]
     outside: list[tuple[tuple[str, str] | None, list[str], str]] = [
         (caller(authority, "spiffe://a.test/other"), ["spiffe://a.test/other"], "none of its names is allowed"),
         (caller(authority), [], "its certificate holds no name"),
+        (garbled.write(tmp_path, "garbled"), [], "its certificate cannot be read"),
         (None, [], "it shows no certificate"),
         (caller(Authority("stranger"), "spiffe://a.test/ns/x"), [], "unable to get local issuer certificate"),
         (caller(authority, "spiffe://a.test/ns/x", days=-1), [], "certificate has expired"),

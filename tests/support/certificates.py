@@ -11,7 +11,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 
 DAY = datetime.timedelta(days=1)
 
@@ -64,8 +64,13 @@ class Authority:
     def pem(self) -> bytes:
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, *names: str, days: float = 60, password: bytes | None = None) -> Pair:
-        """Return a certificate for ``names`` that ends in ``days`` (or ended, where that is negative)."""
+    def issue(
+        self, *names: str, days: float = 60, password: bytes | None = None, alternative: bytes | None = None
+    ) -> Pair:
+        """Return a certificate for ``names`` that ends in ``days`` (or ended, where that is negative).
+
+        ``alternative``: what its subjectAltName holds instead, as DER.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         end = datetime.datetime.now(datetime.UTC) + days * DAY
         authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
@@ -86,6 +91,10 @@ class Authority:
         if names:
             builder = builder.add_extension(
                 x509.SubjectAlternativeName([_name(name) for name in names]), critical=False
+            )
+        if alternative is not None:
+            builder = builder.add_extension(
+                x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, alternative), critical=False
             )
         encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
         if password is not None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.tls.names import AllowList, NameFormError, PeerNames, check_name, is_spiffe_id, peer_names
+from sidecar.tls.names import AllowList, NameFormError, PeerNames, check_name, is_spiffe_id, names_shown, peer_names
 
 ID = "spiffe://example.org/ns/prod/sa/app"
 LIST = AllowList((ID, "spiffe://example.org/ns/dev/*", "app.example.org", "*.Wild.example.org."))
@@ -54,6 +54,15 @@ def test_allowed(names: PeerNames) -> None:
 )
 def test_not_allowed(names: PeerNames) -> None:
     assert LIST.refusal(names) == "none of its names is allowed"
+
+
+def test_a_certificate_that_cannot_be_read_lets_nobody_in() -> None:
+    def raises() -> dict[str, object]:
+        return {"subjectAltName": (("DNS", b"a\xff".decode()),)}
+
+    assert names_shown(raises) == PeerNames(unreadable=True)
+    assert LIST.refusal(names_shown(raises)) == "its certificate cannot be read"
+    assert names_shown(lambda: {"subjectAltName": (("DNS", "a"),)}) == PeerNames((), ("a",))
 
 
 def test_a_certificate_of_two_uris_is_no_spiffe_certificate() -> None:

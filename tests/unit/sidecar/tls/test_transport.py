@@ -357,6 +357,19 @@ def test_who_is_not_let_in_gets_an_end(contexts: tuple[ssl.SSLContext, ssl.SSLCo
     assert pair.client.application.told == ["made", "eof"]
 
 
+def test_a_handshake_ends_once_though_its_owner_crashes(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    class Crashes(Side):
+        def established(self, _: TlsTransport) -> None:
+            raise RuntimeError("no")
+
+    pair = Pair(Side(contexts[0], server=False), Crashes(contexts[1], server=True))
+    with pytest.raises(RuntimeError):
+        pair.pass_on()
+    pair.server.session.connection_lost(None)
+    assert pair.server.failures == []
+    assert pair.server.application.told == []
+
+
 def test_a_handshake_ends_once_whatever_ends_it(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     def time_is_over(side: Side) -> None:
         side.loop.later[0].callback()
