@@ -138,7 +138,7 @@ class OpenAdmin:
 
     sockets: tuple[socket.socket, ...] = ()
     addresses: tuple[str, ...] = ()  # as bound, for people
-    asked: tuple[str, ...] = ()  # as configured
+    asked: tuple[str, ...] = ()  # as configured, paths absolute
     file: SocketFile | None = None
 
     def leave_file(self, addresses: set[str]) -> None:
@@ -206,12 +206,12 @@ def open_admin(admin: Admin, inherited: Inherited = NOTHING) -> OpenAdmin:
         if admin.socket is not None:
             path = Path(admin.socket).absolute()
             address = f"unix:{path}"
-            found = inherited.take(admin.socket, address, admin=True)
+            found = inherited.take(address, address, admin=True)
             if found.sockets:
                 unix, file = undo.enter_context(found.sockets[0]), SocketFile.of(path)
             else:
                 unix, file = _bind_unix(path, 0o600, _ADMIN_BACKLOG, "--admin-socket PATH or admin.socket", undo)
-            opened = OpenAdmin((unix,), (address,), (admin.socket,), file)
+            opened = OpenAdmin((unix,), (address,), (address,), file)  # a relative path is another one elsewhere
         if admin.address is not None:
             found = inherited.take(admin.address, _as_bound(admin.address), admin=True)
             bound = found.address

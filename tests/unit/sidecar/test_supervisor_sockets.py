@@ -215,6 +215,20 @@ def test_admin_sockets_unix_first_private_and_removed(tmp_path: Path) -> None:
             sock.close()
 
 
+def test_a_relative_admin_socket_is_known_by_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Given(0)
+    monkeypatch.chdir(tmp_path)
+    opened = open_admin(Admin(socket="run/admin.sock", address=None), held)
+    try:
+        address = f"unix:{tmp_path}/run/admin.sock"
+        assert held.asked == [(address, address, True)]  # and not that of a sidecar that was started elsewhere
+        assert opened.asked == opened.addresses == (address,)
+    finally:
+        opened.remove_socket_file()
+        for sock in opened.sockets:
+            sock.close()
+
+
 def test_the_umask_is_what_it_was_after_binding(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
@@ -292,10 +306,11 @@ class Given:
     """What another supervisor hands over: ``count`` listening sockets of one address."""
 
     def __init__(self, count: int) -> None:
-        first = socket.create_server(("127.0.0.1", 0), reuse_port=True)
-        port = first.getsockname()[1]
-        rest = [socket.create_server(("127.0.0.1", port), reuse_port=True) for _ in range(count - 1)]
-        self.sockets = [first, *rest]
+        self.sockets: list[socket.socket] = []
+        port = 0
+        for _ in range(count):
+            self.sockets.append(socket.create_server(("127.0.0.1", port), reuse_port=True))
+            port = self.sockets[0].getsockname()[1]
         self.address = f"127.0.0.1:{port}"
         self.asked: list[tuple[str, str, bool]] = []
 
