@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sidecar.grpc.call import Call
     from sidecar.grpc.plane import GrpcPlane
     from sidecar.settings import Limits, Timeouts
+    from sidecar.tls.client import UpstreamGate
 
 MOST_CONNECTIONS: Final = 64
 """Connections of one pool, fewer where ``limits.connections_per_endpoint`` says so. Calls beyond what they take
@@ -114,6 +115,7 @@ class WorkerPool:
 
         made: list[WorkerConnection] = []  # whatever becomes of it: its end may be told to nobody
         connection: WorkerConnection | None = None
+        gate: UpstreamGate | None = None
         result, detail, crashed = AttemptResult.CONNECT_REFUSED, "", False
         try:
             host, port, path = split_address(self._address)
@@ -132,6 +134,8 @@ class WorkerPool:
             plane.shared.count(Scalar.UPSTREAM_CONNECTIONS_TOTAL)
             if not connection.ready or (connection.ended and connection.why):  # it went in the turn in which it came
                 detail = connection.why or "closed as soon as it was made"
+                if gate is not None and connection.cut and not connection.ready:  # servers speak first
+                    gate.failed(self.id, f"{detail}: a worker that refuses our certificate may do so without a word")
         except TimeoutError:
             result, detail = AttemptResult.CONNECT_TIMEOUT, f"no connection with its settings in {connect_s} s"
         except (OSError, ValueError) as error:  # ValueError: what a store told us is no address, or no name

@@ -11,6 +11,7 @@ from sidecar.grpc.heads import AnswerHead
 from sidecar.grpc.phases import ANSWERING
 from sidecar.http2 import frames
 from sidecar.http2.connection import LINGER_S, Connection
+from sidecar.tls.transport import RefusedError, TruncatedError
 
 if TYPE_CHECKING:
     from sidecar.grpc.call import Call
@@ -38,6 +39,7 @@ class WorkerConnection(Connection):
         "_pinged_when",
         "_ping_due",
         "_pool",
+        "cut",
         "going",
         "idle_since",
         "ready",
@@ -54,6 +56,7 @@ class WorkerConnection(Connection):
         self._pinged_at = 0.0  # when it was asked whether it lives, 0: it was not,
         self._pinged_when = 0  # and how many bytes had come from it by then
         self._ping_due = 0.0  # not before then
+        self.cut = False  # it just stopped, for no reason that was told
         self.why = ""  # it ended
         self.settled = asyncio.Event()  # it is ready, or ended
         self.ready = False  # the worker's settings came: it speaks HTTP/2
@@ -138,7 +141,8 @@ class WorkerConnection(Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         """Settle with every call that waited for an answer."""
         self.going = self.ended = True
-        self.why = self.why or ("the connection closed" if exc is None else f"it failed ({type(exc).__name__})")
+        self.cut = exc is not None and not isinstance(exc, RefusedError)
+        self.why = self.why or _told(exc)
         streams, self.streams = self.streams, {}
         self._pool.forget(self, self.why)
         self._tell(streams, AttemptResult.RESET)
@@ -237,3 +241,12 @@ class WorkerConnection(Connection):
                 return
         if self._pool.queue:
             self._pool.serve()
+
+
+def _told(exc: Exception | None) -> str:
+    """Return what the end of a connection is called. What TLS says of it is for people, no error of the system is."""
+    if exc is None:
+        return "the connection closed"
+    if isinstance(exc, RefusedError):
+        return str(exc)
+    return f"it {exc}" if isinstance(exc, TruncatedError) else f"it failed ({type(exc).__name__})"

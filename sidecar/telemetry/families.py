@@ -64,7 +64,11 @@ TLS_HANDSHAKES_REFUSED = Family(
     _C,
     "Connections closed because of limits.handshakes, or for want of a key.",
 )
-TLS_UPSTREAM_FAILED = Family("warmroute_tls_upstream_failed_total", _C, "TLS handshakes with workers that failed.")
+TLS_UPSTREAM_FAILED = Family(
+    "warmroute_tls_upstream_failed_total",
+    _C,
+    "TLS handshakes with workers that failed, or were refused by the worker for our certificate.",
+)
 TLS_PEERS_REJECTED = Family("warmroute_tls_peers_rejected_total", _C, "Peers not let in for their certificates.")
 TLS_NOT_AFTER = Family(
     "warmroute_tls_not_after_seconds",

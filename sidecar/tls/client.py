@@ -10,7 +10,7 @@ from sidecar.telemetry.logs import Throttle, get_log
 from sidecar.telemetry.page import Scalar
 from sidecar.tls.material import Follower, Terms, plain
 from sidecar.tls.names import PeerNames, names_shown
-from sidecar.tls.transport import TlsTransport
+from sidecar.tls.transport import PREFIX, RefusedError, TlsTransport
 
 if TYPE_CHECKING:
     from sidecar.settings import UpstreamTls
@@ -69,7 +69,7 @@ class UpstreamGate:
                 follower.take(change)
         terms = follower.terms
         if terms is None:
-            raise TlsError(f"TLS: {follower.error}")
+            raise TlsError(f"{PREFIX}{follower.error}")
         opening = _Opening(self, terms, endpoint, application, self._loop.create_future())
         name = terms.server_name or host
         _, session = await self._loop.create_connection(
@@ -140,6 +140,10 @@ class _Opening(Generic[Application]):
         if not self.done.done():
             self._fail(plain(error))
 
+    def refused(self, error: RefusedError) -> None:
+        """The worker ended the session for our certificate; whoever got the connection hears of its end."""
+        self._gate.failed(self._endpoint, str(error).removeprefix(PREFIX))
+
     def _fail(self, why: str) -> None:
         self._gate.failed(self._endpoint, why)
-        self.done.set_exception(TlsError(f"TLS: {why}"))
+        self.done.set_exception(TlsError(PREFIX + why))

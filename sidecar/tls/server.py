@@ -13,7 +13,7 @@ from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Scalar
 from sidecar.tls.material import Follower, Terms, plain
 from sidecar.tls.names import PeerNames, names_shown
-from sidecar.tls.transport import TlsTransport
+from sidecar.tls.transport import RefusedError, TlsTransport
 
 if TYPE_CHECKING:
     from sidecar.settings import ListenerTls
@@ -156,6 +156,9 @@ class _Entering:
     def failed(self, session: TlsTransport, error: Exception) -> None:
         """There is no session."""
         self._gate.failed(session, error)
+
+    def refused(self, error: RefusedError) -> None:
+        """Only a server refuses so."""
 
 
 def _acknowledge(session: TlsTransport) -> None:

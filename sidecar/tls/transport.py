@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 if TYPE_CHECKING:
     from typing import Literal
 
+PREFIX: Final = "TLS: "
+"""What begins a text that says why there is no session, where it stands beside other reasons."""
 RECORD_BYTES: Final = 16384
 """Most that one record holds (RFC 8446 5.1): a read of this size always takes a whole one."""
 SLICE_BYTES: Final = 65536
@@ -55,13 +57,16 @@ _CERTIFICATE_ALERTS: Final = frozenset(
 
 
 class Owner(Protocol):
-    """Who began a session, and hears how its handshake ended: exactly one of the two, once."""
+    """Who began a session, and hears how its handshake ended: exactly one of the first two, once."""
 
     def established(self, session: TlsTransport) -> asyncio.Protocol | None:
         """The peer is who its certificate says; return the protocol to serve it, or None: it may not come in."""
 
     def failed(self, session: TlsTransport, error: Exception) -> None:
         """There is no session."""
+
+    def refused(self, error: RefusedError) -> None:
+        """There was one for us alone: the server did not take our certificate."""
 
 
 class TlsTransport(asyncio.Transport, asyncio.Protocol):
@@ -304,8 +309,14 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     def _fail(self, error: Exception) -> None:
         self._failure = error
-        if isinstance(error, ssl.SSLError) and error.reason in _CERTIFICATE_ALERTS and not self._heard:
-            self._failure = RefusedError(f"TLS: our certificate was refused ({error.reason.replace('_', ' ').lower()})")
+        if (
+            isinstance(error, ssl.SSLError)
+            and error.reason in _CERTIFICATE_ALERTS
+            and not (self.server_side or self._heard)
+        ):
+            alert = error.reason.replace("_", " ").lower()
+            self._failure = RefusedError(f"{PREFIX}our certificate was refused ({alert})")
+            self._owner.refused(self._failure)
         if self._state == _OPEN:
             self._state = _CLOSING
             self._raw.abort()

@@ -17,7 +17,7 @@ from sidecar.http1.events import between_events, streams_events
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, HeadError, ResponseHead, parse_response
 from sidecar.http1.shapes import Learned
 from sidecar.http1.transports import reset
-from sidecar.tls.transport import RefusedError, TlsTransport
+from sidecar.tls.transport import RefusedError, TlsTransport, TruncatedError
 
 if TYPE_CHECKING:
     from sidecar.upstreams.pool import Upstream
@@ -264,7 +264,7 @@ class UpstreamConnection(asyncio.Protocol):
         if isinstance(exc, RefusedError):  # by TLS, before the worker saw a request
             exchange.attempt_failed(AttemptResult.CONNECT_REFUSED, f"{self._upstream.id}: {exc}")
             return
-        what = "closed" if exc is None else f"failed ({type(exc).__name__})"
+        what = "closed" if exc is None else f"failed ({exc if isinstance(exc, TruncatedError) else type(exc).__name__})"
         if began:
             exchange.attempt_failed(AttemptResult.CUT, f"{self._upstream.id}: the connection {what} inside the answer")
         else:

@@ -17,6 +17,8 @@ import msgspec
 import pytest
 
 from router.outcomes import AttemptResult
+from sidecar.grpc.plane import GrpcPlane
+from sidecar.grpc.pool import WorkerPool
 from sidecar.settings import Settings
 from sidecar.telemetry.page import Scalar
 from sidecar.tls.material import HTTP1, HTTP2
@@ -166,26 +168,34 @@ async def test_a_worker_that_wants_a_certificate_gets_ours(
 class Choosy:
     """A worker on a thread that takes one connection, and wants a certificate. (This loop's TLS sends no alerts.)"""
 
-    def __init__(self, directory: Path, version: ssl.TLSVersion) -> None:
+    def __init__(self, directory: Path, version: ssl.TLSVersion, *, silently: bool = False) -> None:
         context = AUTHORITY.server(AUTHORITY.issue("127.0.0.1").write(directory, "choosy"), asks=True)
         context.maximum_version = version
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"https://127.0.0.1:{self._listener.getsockname()[1]}"
         self.refused = ""
+        self._silently = silently
         self._thread = threading.Thread(target=self._serve, args=(context,), daemon=True)
         self._thread.start()
 
     def _serve(self, context: ssl.SSLContext) -> None:
         raw, _ = self._listener.accept()
-        with context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False) as sock:
-            try:
-                sock.do_handshake()
-            except ssl.SSLError as error:
-                self.refused = error.reason
-            sock.shutdown(socket.SHUT_WR)  # and on without TLS
-            with contextlib.suppress(ConnectionError):
-                while sock.recv(65536):  # a reset for what we did not read could overtake the alert
-                    pass
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        session = context.wrap_bio(incoming, outgoing, server_side=True)
+        with raw, contextlib.suppress(ConnectionError):
+            while not self.refused:
+                try:
+                    session.do_handshake()
+                except ssl.SSLWantReadError:
+                    raw.sendall(outgoing.read())
+                    incoming.write(raw.recv(65536))
+                except ssl.SSLError as error:
+                    self.refused = error.reason
+            if not self._silently:
+                raw.sendall(outgoing.read())  # the alert
+            raw.shutdown(socket.SHUT_WR)
+            while raw.recv(65536):  # a reset for what we did not read could overtake the alert
+                pass
 
     def close(self) -> None:
         self._thread.join(5)
@@ -206,6 +216,45 @@ async def test_a_worker_that_refuses_us_did_not_start_anything(
     assert "o0: TLS: " in got.body.decode()
     worker.close()
     assert worker.refused == "PEER_DID_NOT_RETURN_A_CERTIFICATE"
+    assert path.scalar(Scalar.TLS_UPSTREAM_FAILED_TOTAL) == 1
+
+
+class Waiting:
+    """Stands for a call that waits for a connection."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.failed: asyncio.Future[tuple[AttemptResult, str]] = asyncio.get_running_loop().create_future()
+
+    def attempt_failed(self, result: AttemptResult, detail: str) -> None:
+        self.failed.set_result((result, detail))
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("silently", [False, True])
+@on_data_path(echo)
+async def test_a_grpc_worker_that_refuses_us_says_why(
+    path: DataPath, tmp_path: Path, version: ssl.TLSVersion, silently: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    speak(path, tmp_path)
+    worker = Choosy(tmp_path, version, silently=silently)
+    call = Waiting()
+    pool = WorkerPool(GrpcPlane(path.plane), "g0", worker.address.replace("https", "grpcs"))
+    pool.submit(call, path.plane.clock())  # type: ignore[arg-type]
+    result, detail = await asyncio.wait_for(call.failed, 5)
+    worker.close()
+    assert result is AttemptResult.CONNECT_REFUSED
+    assert path.scalar(Scalar.TLS_UPSTREAM_FAILED_TOTAL) == 1
+    (line,) = [vars(record)["warmroute_fields"] for record in caplog.records]
+    assert line["endpoint"] == "g0"
+    if not silently:
+        alert = "certificate required" if version is ssl.TLSVersion.TLSv1_3 else "handshake failure"
+        assert alert in detail
+        assert alert in line["why"]
+    elif version is ssl.TLSVersion.TLSv1_3:
+        assert detail == "it ended without close_notify"
+        assert line["why"] == f"{detail}: a worker that refuses our certificate may do so without a word"
 
 
 async def to_its_end(origin: OriginConnection) -> None:

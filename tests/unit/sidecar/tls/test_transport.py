@@ -85,6 +85,7 @@ class Side:
         self.application = Application()
         self.let_in = let_in
         self.failures: list[Exception] = []
+        self.refusals: list[RefusedError] = []
         self.raw = FakeTransport()
         self.session = TlsTransport(
             self.loop,  # type: ignore[arg-type]
@@ -101,6 +102,9 @@ class Side:
 
     def failed(self, _: TlsTransport, error: Exception) -> None:
         self.failures.append(error)
+
+    def refused(self, error: RefusedError) -> None:
+        self.refusals.append(error)
 
     def begin(self) -> None:
         self.session.connection_made(self.raw)
@@ -431,6 +435,8 @@ def test_a_certificate_that_is_refused_afterwards_is_told_apart(tmp_path: Path) 
     made, (lost, error) = pair.client.application.told
     assert (made, lost) == ("made", "lost")
     assert isinstance(error, RefusedError)
+    assert pair.client.refusals == [error], "its owner is told, as it is of a handshake that failed"
+    assert pair.server.refusals == []
     assert str(error) == "TLS: our certificate was refused (tlsv13 alert certificate required)"
 
 
