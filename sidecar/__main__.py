@@ -50,6 +50,7 @@ def _run_planned(role: str, fd: int) -> int:
 
         return run_control(plan, file)
     if role == "data" and isinstance(plan, boot.DataPlan):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the control process's alone
         _setup_logging(plan.settings, f"data-{plan.index}")
         from sidecar.data import run_data
 

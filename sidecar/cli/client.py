@@ -21,6 +21,8 @@ DEFAULT_ADMIN = "http://127.0.0.1:9901"
 TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 64 << 20
 _SHOWN_NAMES = 20
+_VARIABLE = "WARMROUTE_ADMIN"
+_NAMED = f"--admin or {_VARIABLE}"
 
 T = TypeVar("T")
 
@@ -54,7 +56,7 @@ class Admin:
 
     admin: Annotated[
         str,
-        Parameter(env_var="WARMROUTE_ADMIN", help="The sidecar's admin API: http://HOST:PORT or unix:/PATH."),
+        Parameter(env_var=_VARIABLE, help="The sidecar's admin API: http://HOST:PORT or unix:/PATH."),
     ] = DEFAULT_ADMIN
     token_file: Annotated[
         Path | None, Parameter(help="File with the token that writes over http:// need; the socket needs none.")
@@ -111,9 +113,9 @@ class Admin:
             try:
                 host, port = split_address(rest[2:].rstrip("/"))
             except AddressError as error:
-                raise CliError(f'--admin: "{self.admin}": {error}', EXIT_REFUSED) from None
+                raise CliError(f'{_NAMED}: "{self.admin}": {error}', EXIT_REFUSED) from None
             return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-        raise CliError(f'--admin: "{self.admin}": must be http://HOST:PORT or unix:/PATH', EXIT_REFUSED)
+        raise CliError(f'{_NAMED}: "{self.admin}": must be http://HOST:PORT or unix:/PATH', EXIT_REFUSED)
 
     def _unreachable(self, error: Exception) -> CliError:
         if isinstance(error, TimeoutError):
@@ -122,7 +124,7 @@ class Admin:
             reason = error.strerror.lower()
         else:
             reason = str(error) or type(error).__name__
-        remedy = "is a sidecar running there? --admin or WARMROUTE_ADMIN names another place"
+        remedy = f"is a sidecar running there? {_NAMED} names another place"
         return CliError(f"{self.admin}: {reason}: {remedy}", EXIT_UNREACHABLE)
 
     def token(self) -> str:

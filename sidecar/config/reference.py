@@ -148,6 +148,8 @@ def _section_default(field: FieldText) -> str:
         return "Required."
     if field.default == "its fields' defaults":
         return "May be left out."
+    if field.default == "null" and field.reload:
+        return f"Default: `null`; reload, where it comes or goes: {field.reload}."
     return f"Default: `{field.default}`."
 
 

@@ -50,7 +50,7 @@ SENT_BYTES = Family("warmroute_sent_bytes_total", _C, "Bytes of answers: those t
 OVERLOAD = Family(
     "warmroute_overload_level",
     _G,
-    "How near the end of a resource is: 0 normal, 1 soft, 2 hard.",
+    "How near its end a resource is: 0 normal, 1 soft, 2 hard.",
     ("process", "resource"),
 )
 OVERLOAD_REFUSED = Family("warmroute_overload_refused_total", _C, "Requests refused because a resource ran out.")

@@ -358,6 +358,16 @@ def test_closing_takes_what_waits_in_the_queue_first(tmp_path: Path) -> None:
         runner.run(asyncio.wait_for(scenario(data), 10))
 
 
+def test_signals_that_are_the_supervisor_s_or_the_control_process_s_end_nothing(tmp_path: Path) -> None:
+    with worker() as one, DataProcess(tmp_path, **QUICK) as data:
+        data.snapshot(one.address)
+        assert data.once() == 200
+        for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            data.process.send(signum)
+        assert data.once() == 200
+        assert data.stop() == 0
+
+
 class Successor(DataProcess):
     """A data process of a sidecar to which another one has handed its sockets, and serves on."""
 

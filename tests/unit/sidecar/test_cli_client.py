@@ -163,10 +163,11 @@ def test_not_http() -> None:
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        ("127.0.0.1:9901", '--admin: "127.0.0.1:9901": must be http://HOST:PORT or unix:/PATH'),
-        ("https://h:1", '--admin: "https://h:1": must be http://HOST:PORT or unix:/PATH'),
-        ("http://h", '--admin: "http://h": must be HOST:PORT, for example 127.0.0.1:8080'),
-        ("unix:", '--admin: "unix:": must be http://HOST:PORT or unix:/PATH'),
+        ("127.0.0.1:9901", '--admin or WARMROUTE_ADMIN: "127.0.0.1:9901": must be http://HOST:PORT or unix:/PATH'),
+        ("https://h:1", '--admin or WARMROUTE_ADMIN: "https://h:1": must be http://HOST:PORT or unix:/PATH'),
+        ("http://h", '--admin or WARMROUTE_ADMIN: "http://h": must be HOST:PORT, for example 127.0.0.1:8080'),
+        ("", '--admin or WARMROUTE_ADMIN: "": must be http://HOST:PORT or unix:/PATH'),
+        ("unix:", '--admin or WARMROUTE_ADMIN: "unix:": must be http://HOST:PORT or unix:/PATH'),
     ],
 )
 def test_places_that_are_none(place: str, text: str) -> None:

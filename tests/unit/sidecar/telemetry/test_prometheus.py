@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from router.outcomes import Outcome
 from sidecar.telemetry.families import FAMILIES
 from sidecar.telemetry.prometheus import Exposition, Family, Kind, number
 
@@ -69,6 +70,19 @@ def test_names_and_labels_keep_to_the_conventions() -> None:
 
 def test_the_documentation_lists_exactly_the_metrics_there_are() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(warmroute_[a-z_]+)` \| (\w+) \|([^|]*)\|", text, re.MULTILINE)
-    documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
-    assert documented == {family.name: (family.kind.value, family.labels) for family in FAMILIES}
+    rows = re.findall(r"^\| `(warmroute_[a-z_]+)` \| (\w+) \|([^|]*)\| (.*) \|$", text, re.MULTILINE)
+    documented = {
+        name: (kind, tuple(re.findall(r"`(\w+)`", labels)), help_.replace("`", ""))
+        for name, kind, labels, help_ in rows
+    }
+    assert documented == {family.name: (family.kind.value, family.labels, family.help) for family in FAMILIES}
+
+
+def test_the_alert_on_failed_requests_names_every_outcome_that_is_one() -> None:
+    (pattern,) = re.findall(r'requests_total\{outcome=~"([^"]+)"\}', DOCUMENT.read_text(encoding="utf-8"))
+    others = {  # fine, the caller's own doing, meant, or alerted on by themselves
+        *("ok", "upstream_4xx", "bad_request", "target_too_long", "head_too_large", "body_too_large"),
+        *("expectation_failed", "not_implemented", "http_version", "client_timeout", "client_abort", "no_route"),
+        *("draining", "drain_cut", "fault", "tunnel_idle", "deadline_exceeded"),
+    }
+    assert {outcome.value for outcome in Outcome if not re.fullmatch(pattern, outcome.value)} == others
