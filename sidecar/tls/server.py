@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from sidecar.telemetry.page import Page
 
 AUDIT_LINES_PER_S: Final = 20
+"""Lines of one kind, for one listener (or for all workers together). Anybody can be rejected without a certificate, or
+with one of an unknown CA, as often as they like; that must hide nobody whom a CA of ours gave a name."""
 MAX_NAMES_SHOWN: Final = 8
 _QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)  # tcp(7); Linux
 _NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
@@ -29,33 +32,56 @@ _log = get_log("tls")
 
 
 class Audit:
-    """One line for each peer that was not let in, at most so many a second; what is left out is counted."""
+    """One line for each peer that was not let in, at most so many a second; what is left out is counted.
+
+    Three kinds of lines are counted apart: of peers without a good certificate; of those with one, the first in a
+    second that shows these names; and the others of those.
+    """
 
     def __init__(self, clock: Callable[[], float], lines_per_s: int = AUDIT_LINES_PER_S) -> None:
         self._clock = clock
         self._lines_per_s = lines_per_s
         self._second = 0.0
-        self._lines = 0
+        self._lines: Counter[tuple[str, str]] = Counter()
+        self._seen: set[tuple[str, PeerNames]] = set()
         self._left_out = 0
+        self._left_out_named = 0
 
-    def rejected(self, why: str, names: PeerNames, **where: str) -> None:
-        """Log one; ``where`` tells from where to what."""
+    def rejected(self, why: str, names: PeerNames | None, *, listener: str = "", **where: str) -> None:
+        """Log one.
+
+        Args:
+            why: the reason.
+            names: of a certificate that a CA of ours signed; None: there is none.
+            listener: where it came in; empty: it is a worker.
+            where: tells more of it.
+        """
         now = self._clock()
         if now - self._second >= 1.0:
             self.flush(now)
             self._second = now
-            self._lines = 0
-        if self._lines >= self._lines_per_s:
+            self._lines.clear()
+            self._seen.clear()
+        kind = "unknown"
+        if names is not None:
+            kind = "again" if (listener, names) in self._seen else "first"
+        if self._lines[listener, kind] >= self._lines_per_s:
             self._left_out += 1
+            self._left_out_named += names is not None
             return
-        self._lines += 1
-        _log.warning("tls.peer_rejected", **where, names=names.all[:MAX_NAMES_SHOWN], why=why)
+        self._lines[listener, kind] += 1
+        if names is not None:
+            self._seen.add((listener, names))
+        if listener:
+            where["listener"] = listener
+        shown = () if names is None else names.all[:MAX_NAMES_SHOWN]
+        _log.warning("tls.peer_rejected", **where, names=shown, why=why)
 
     def flush(self, now: float) -> None:
         """Say how many were left out, once their second is over."""
         if self._left_out and now - self._second >= 1.0:
-            _log.warning("tls.peers_rejected", left_out=self._left_out)
-            self._left_out = 0
+            _log.warning("tls.peers_rejected", left_out=self._left_out, named=self._left_out_named)
+            self._left_out = self._left_out_named = 0
 
 
 class Refused(asyncio.Protocol):
@@ -136,7 +162,7 @@ class ListenerGate:
 
     def _reject(self, session: TlsTransport, why: str, names: PeerNames | None = None) -> None:
         self._count(Scalar.TLS_PEERS_REJECTED_TOTAL)
-        self._audit.rejected(why, names or PeerNames(), listener=self.name, peer=_peer(session))
+        self._audit.rejected(why, names, listener=self.name, peer=_peer(session))
 
     def _count(self, member: Scalar) -> None:
         self._page.words[self._page.scalar(member)] += 1
