@@ -209,7 +209,22 @@ def test_a_worker_gets_te_and_an_authority_whatever_the_caller_sent(
 @pytest.mark.parametrize(
     ("more", "what"),
     [
-        ([(b"x-bin", b"!!!")], b"x-bin is not base64"),
+        *(
+            ([(b"x-bin", value)], b"x-bin is not base64")
+            for value in (
+                b"!!!",
+                b"A",
+                b"AAAAA",
+                b"AA=",
+                b"AB==",
+                b"AAB=",
+                b"AAAA==",
+                b",,,",
+                b"AA==,",
+                b"AA==,A",
+                b"AA AA",
+            )
+        ),
         ([(b"grpc-timeout", b"1 S")], b"grpc-timeout '1 S'"),
         ([(b"grpc-timeout", b"")], b"grpc-timeout ''"),
         ([(b"grpc-timeout", b"1S"), (b"grpc-timeout", b"2S")], b"grpc-timeout '2S' and another"),
@@ -223,8 +238,11 @@ def test_what_a_worker_could_not_read_is_refused_with_its_name(more: list[tuple[
         assert (head.value(b"grpc-status"), head.value(b"warmroute-outcome")) == (b"3", b"bad_request")
         assert what in head.value(b"grpc-message")
         assert bench.loop.workers == []
-        for number, value in enumerate((b"", b"AAECAw==", b"AAEC, AAECAw")):
-            bench.answer(bench.call(3 + 2 * number, b"x", (b"x-bin", value)), 1 + 2 * number)
+        for number, value in enumerate((b"", b"AAECAw==", b"AAEC, AAECAw,AAE=")):
+            worker = bench.call(3 + 2 * number, b"x", (b"x-bin", value))
+            got = [field for field in worker.got(frames.HEADERS)[0].fields if field[0] == b"x-bin"]
+            assert got == [(b"x-bin", part.strip()) for part in value.split(b",")], "each by itself"
+            bench.answer(worker, 1 + 2 * number)
         assert bench.outcomes == {"bad_request": 1, "ok": 3}
 
 
@@ -607,9 +625,27 @@ def test_what_is_no_call() -> None:
         fields = [(n, b"GET" if n == b":method" else v) for n, v in call_fields()]
         bench.caller.head(1, fields, end=True)
         assert bench.caller.only(frames.HEADERS).value(b":status") == b"405"
-        fields = [(n, b"text/html" if n == b"content-type" else v) for n, v in call_fields()]
-        bench.caller.head(3, fields, end=True)
-        assert bench.caller.only(frames.HEADERS).value(b":status") == b"415"
+        for number, kind in enumerate(
+            (b"text/html", b"application/grpcfoo", b"application/grpc-web", b"application/json")
+        ):
+            fields = [(n, kind if n == b"content-type" else v) for n, v in call_fields()]
+            bench.caller.head(3 + 2 * number, fields, end=True)
+            assert bench.caller.only(frames.HEADERS).value(b":status") == b"415"
+        for number, kind in enumerate((b"application/grpc", b"application/grpc+proto", b"application/grpc;q=1")):
+            fields = [(n, kind if n == b"content-type" else v) for n, v in call_fields()]
+            bench.caller.head(21 + 2 * number, fields, end=True)
+            assert bench.worker.got(frames.HEADERS)[0].value(b"content-type") == kind
+            bench.answer(bench.worker, 1 + 2 * number)
+
+
+def test_a_length_that_a_worker_gives_goes_no_further() -> None:
+    """Nothing needs it, and it might be another than that of what it sends."""
+    with grpc_bench() as bench:
+        worker = bench.call()
+        worker.head(1, [(b":status", b"503"), (b"content-length", b"999"), (b"x-a", b"1")])
+        worker.data(1, b"busy", end=True)
+        head = bench.caller.got(frames.HEADERS)[0]
+        assert head.names() == [b":status", b"x-a", b"x-request-id"]
 
 
 def test_no_answer_in_time_counts_against_the_worker() -> None:
