@@ -21,6 +21,8 @@ _BASE64: Final = re.compile(
 )
 """Padded or not, as gRPC has it; the bits that are left over are zero, for other servers than Go's refuse others."""
 _AUTHORITY: Final = re.compile(rb"[!-~]*")
+MOST_JOINED: Final = 8
+"""Values in one field."""
 _GRPC: Final = b"application/grpc"
 _BEHIND_GRPC: Final = (b"", b"+", b";")
 _SCHEMES: Final = frozenset({b"http", b"https"})
@@ -117,13 +119,14 @@ class Asked:
                 continue
             elif name.endswith(b"-bin"):
                 if b"," in value:  # several in one, which most servers do not take apart
-                    forward += [(name, part.strip(b" ")) for part in value.split(b",")]
-                    good = all(part and _BASE64.fullmatch(part) for _, part in forward[-1 - value.count(b",") :])
+                    parts = [part.strip(b" ") for part in value.split(b",", MOST_JOINED - 1)]
+                    forward += [(name, part) for part in parts]
+                    good = all(part and _BASE64.fullmatch(part) for part in parts)
                 else:
                     forward.append(field)
                     good = _BASE64.fullmatch(value) is not None
                 if not good:
-                    self.wrong = f"{name[:64].decode()} is not base64"
+                    self.wrong = f"{name[:64].decode()} is not base64, or of more than {MOST_JOINED} values"
                 continue
             elif name[0] in _MAY_FORWARD and is_forwarding(name):
                 way.append(field)
