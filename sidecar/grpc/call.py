@@ -17,9 +17,9 @@ from sidecar.grpc.health import answer as answer_for_server
 from sidecar.grpc.matching import MESSAGE_HEAD, NOTHING, named_by_message, named_by_metadata, named_fields
 from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, OVER, WAITING
 from sidecar.grpc.statuses import Status, encode_message, format_timeout, judge, judge_http, status_of, status_of_http
-from sidecar.http2.connection import keep
 from sidecar.http2.frames import FRAME_BYTES, Code, name_of
 from sidecar.http2.hpack import literal
+from sidecar.http2.sending import keep
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from sidecar.grpc.pool import WorkerPool
 from sidecar.grpc.statuses import Status
 from sidecar.http1.caller import LAME_DUCK_S
 from sidecar.http1.targets import NO_MODEL, Target
-from sidecar.http2.connection import Flusher
+from sidecar.http2.sending import Flusher
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:

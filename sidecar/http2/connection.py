@@ -1,4 +1,4 @@
-"""One HTTP/2 connection, in either role: frames in and out, streams, windows, limits on hostile peers.
+"""One HTTP/2 connection, in either role: what comes in, and limits on hostile peers. How things go out: ``sending``.
 
 What a stream's messages mean is the business of the two subclasses (``sidecar/grpc``). What is written in one turn of
 the loop leaves in one write. Nothing here makes a task or a timer; a sweep looks at deadlines.
@@ -6,19 +6,19 @@ the loop leaves in one write. Nothing here makes a task or a timer; a sweep look
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
-from sidecar.http1.transports import reset
 from sidecar.http2 import frames
 from sidecar.http2.frames import FRAME_BYTES, HEAD, MAX_STREAM, MAX_WINDOW, WINDOW, Code, ProtocolError
-from sidecar.http2.hpack import Decoder, Encoder
+from sidecar.http2.hpack import Decoder
+from sidecar.http2.sending import Sender
 from sidecar.http2.stream import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import asyncio
 
     from sidecar.http2.hpack import Field
+    from sidecar.http2.sending import Flusher
 
 CONNECTION_WINDOW: Final = 1 << 20
 """Window of a whole connection here: given back as soon as bytes arrive, so that one slow stream stops no other. The
@@ -34,17 +34,9 @@ UPDATES_SAVED: Final = 1 << 16
 LINGER_S: Final = 2.0
 LINGER_BYTES: Final = 1 << 20
 """How long and how much input is thrown away behind a GOAWAY that ends a connection, so that it can be read."""
-SMALL_BYTES: Final = 1024
-"""A piece under this is put together with the next one where they have to wait."""
 MOST_DETAIL: Final = 256
 """Characters of what a peer says in its GOAWAY that are passed on."""
 _MEMO: Final = 32
-_RECENT: Final = 256
-MOST_UNSENT_BYTES: Final = 1 << 20
-"""Heads and control frames know no windows. Where so many bytes are not taken by a peer, it is not read either,"""
-STUCK_S: Final = 30.0
-"""and after so long it is left."""
-_HALF_WINDOW: Final = WINDOW // 2
 
 
 class Head:
@@ -55,27 +47,7 @@ class Head:
     malformed: str
 
 
-class Flusher:
-    """Writes what connections have gathered, once per turn of the loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
-        self._loop = loop
-        self.clock: Final = clock
-        self._dirty: list[Connection] = []
-
-    def add(self, connection: Connection) -> None:
-        """Have ``connection`` flushed at the end of this turn."""
-        if not self._dirty:
-            self._loop.call_soon(self._flush)
-        self._dirty.append(connection)
-
-    def _flush(self) -> None:
-        dirty, self._dirty = self._dirty, []
-        for connection in dirty:
-            connection.flush()
-
-
-class Connection(asyncio.Protocol):
+class Connection(Sender):
     """The state of one connection. ``client``: the role here."""
 
     __slots__ = (
@@ -88,40 +60,23 @@ class Connection(asyncio.Protocol):
         "_client",
         "_decoder",
         "_discarded",
-        "_encoder",
-        "_flusher",
         "_head_bytes",
         "_memo",
         "_noise",
-        "_out",
         "_owed",
-        "_peer_window",
         "_prefaced",
         "_receive_window",
-        "_stuck_at",
-        "_opened_all",
-        "_opened_some",
-        "_recent",
         "_settled",
-        "_updates_left",
-        "blocked",
-        "ended",
-        "full",
         "last_id",
         "peer_streams",
         "received_bytes",
-        "send_window",
-        "sent_bytes",
-        "streams",
-        "transport",
     )
 
     def __init__(self, flusher: Flusher, *, client: bool, head_bytes: int, fields: int) -> None:
-        self._flusher = flusher
+        super().__init__(flusher)
         self._client = client
         self._head_bytes = head_bytes
         self._decoder = Decoder(head_bytes, fields)
-        self._encoder = Encoder()
         self._memo: dict[bytes, Head] = {}
         self._buffer = b""
         self._block = b""
@@ -129,29 +84,15 @@ class Connection(asyncio.Protocol):
         self._block_at = 0.0  # when it began
         self._block_end = False
         self._block_frames = 0
-        self._out: list[bytes] = []
         self._owed = 0
         self._receive_window = WINDOW
-        self._peer_window = WINDOW  # the peer's SETTINGS_INITIAL_WINDOW_SIZE
         self._prefaced = client  # a client's preface has been read
         self._settled = False  # the peer's first SETTINGS has been read
-        self._recent: dict[int, None] = {}  # reset by us lately: what still comes for them is not the peer's fault
         self._noise = 0
         self._discarded = 0
-        self._stuck_at = 0.0  # since when nothing is read, as the peer reads nothing
-        self._opened_all = False  # windows grew in this read: of all streams,
-        self._opened_some: dict[Stream, None] = {}  # or of these
-        self._updates_left = 0  # bytes that were sent, and that no WINDOW_UPDATE has come for
-        self.blocked: dict[Stream, None] = {}
-        self.ended = False  # nothing that comes is read any more
-        self.full = False  # the transport takes no more
         self.last_id = 0  # the highest stream that was opened
         self.peer_streams = MAX_STREAM  # the peer's SETTINGS_MAX_CONCURRENT_STREAMS
         self.received_bytes = 0
-        self.sent_bytes = 0
-        self.send_window = WINDOW
-        self.streams: dict[int, Stream] = {}
-        self.transport: asyncio.Transport
 
     # --- what subclasses say ----------------------------------------------------------------------------------------
 
@@ -178,9 +119,6 @@ class Connection(asyncio.Protocol):
     def _late_reset(self) -> None:
         """The peer reset a stream that had ended."""
 
-    def _flushed(self, stream: Stream) -> None:
-        """All that waited on a stream has been sent, its end too where that was among it."""
-
     def _goaway(self, last_id: int, code: int, detail: str) -> None:
         """The peer will open no stream, or answer none above ``last_id``, and says why."""
 
@@ -189,9 +127,6 @@ class Connection(asyncio.Protocol):
 
     def _pinged(self, payload: bytes) -> None:
         """The peer answered a ping."""
-
-    def _closed(self, stream: Stream) -> None:
-        """A stream has ended both ways, or was reset here."""
 
     def crashed(self, error: Exception) -> None:
         """Report an error of warmroute's own and end the connection."""
@@ -237,208 +172,11 @@ class Connection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001  one connection's end, not the process's
             self.crashed(error)
 
-    def pause_writing(self) -> None:
-        """The peer does not read: nothing but control frames is written."""
-        self.full = True
-
-    def resume_writing(self) -> None:
-        """The peer reads again."""
-        self.full = False
-        if self._stuck_at:
-            self._stuck_at = 0.0
-            if not self.transport.is_closing():
-                self.transport.resume_reading()
-        self._pump_all()
-
-    # --- writing ----------------------------------------------------------------------------------------------------
-
-    def flush(self) -> None:
-        """Write what was gathered."""
-        out = self._out
-        if out:
-            data = b"".join(out)
-            out.clear()
-            transport = self.transport
-            if transport.is_closing():
-                return
-            try:
-                transport.write(data)
-            except RuntimeError:  # uvloop: closed already, without a word to the protocol where it was made too late
-                return
-            size = len(data)
-            self.sent_bytes += size
-            self._updates_left += size
-            if self.full and not self._stuck_at and transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
-                self._stuck_at = self._flusher.clock()
-                transport.pause_reading()
-
-    def _write(self, data: bytes) -> None:
-        if self.ended:
-            return
-        if not self._out:
-            self._flusher.add(self)
-        self._out.append(data)
-
-    def send_headers(self, stream: Stream, fields: list[Field], *, end: bool) -> None:
-        """Send a header block, behind what waits on the stream."""
-        if stream.waiting is not None:
-            stream.tail = fields
-            stream.end_waits = end
-            return
-        self.send_block(stream, self._encoder.encode(fields), end=end)
-
-    def send_block(self, stream: Stream, block: bytes, *, end: bool) -> None:
-        """Send a header block that was encoded just now."""
-        size = len(block)
-        if size <= FRAME_BYTES:
-            self._write(HEAD.pack(size >> 8, size & 0xFF, 1, 5 if end else 4, stream.id) + block)
-        else:
-            self._write(frames.headers_frames(stream.id, block, end=end))
-        if end:
-            stream.local_done = True
-            if stream.remote_done:
-                self._forget(stream)
-
-    def send_data(self, stream: Stream, data: bytes, *, end: bool) -> bool:
-        """Send bytes, or keep them until windows and transport take them; True where all of them went out."""
-        size = len(data)
-        if (
-            stream.waiting is None
-            and size <= stream.send_window
-            and size <= self.send_window
-            and size <= FRAME_BYTES
-            and not self.full
-        ):
-            stream.send_window -= size
-            self.send_window -= size
-            self._write(HEAD.pack(size >> 8, size & 0xFF, 0, 1 if end else 0, stream.id) + data)
-            if end:
-                stream.local_done = True
-                if stream.remote_done:
-                    self._forget(stream)
-            return True
-        if stream.waiting is None:
-            stream.waiting = []
-            self.blocked[stream] = None
-        if size:
-            keep(stream.waiting, data)
-            stream.waiting_bytes += size
-        stream.end_waits = end
-        self._pump_and_credit(stream)
-        return False
-
-    def _pump(self, stream: Stream) -> int:
-        """Send what can be sent of what waits; return how many bytes that was."""
-        waiting = stream.waiting
-        if waiting is None:
-            return 0
-        sent = 0
-        while waiting and not self.full:
-            data = waiting[0]
-            size = min(len(data), stream.send_window, self.send_window, FRAME_BYTES)
-            if size <= 0:
-                return sent
-            if size == len(data):
-                del waiting[0]
-            else:
-                waiting[0] = data[size:]
-                data = data[:size]
-            stream.send_window -= size
-            self.send_window -= size
-            stream.waiting_bytes -= size
-            sent += size
-            last = stream.end_waits and stream.tail is None and not waiting
-            self._write(HEAD.pack(size >> 8, size & 0xFF, 0, 1 if last else 0, stream.id) + data)
-            if last:
-                stream.local_done = True
-        if waiting:
-            return sent
-        stream.waiting = None
-        self.blocked.pop(stream, None)
-        if stream.tail is not None:
-            fields, stream.tail = stream.tail, None
-            self.send_headers(stream, fields, end=stream.end_waits)
-        elif stream.end_waits and not stream.local_done:
-            self._write(HEAD.pack(0, 0, 0, 1, stream.id))
-            stream.local_done = True
-            if stream.remote_done:
-                self._forget(stream)
-        elif stream.local_done and stream.remote_done:
-            self._forget(stream)
-        self._flushed(stream)
-        return sent
-
-    def _pump_all(self) -> None:
-        for stream in list(self.blocked):
-            if self.send_window <= 0 or self.full:
-                break
-            self._pump_and_credit(stream)
-        # whoever was served first stands last next time
-        if len(self.blocked) > 1:
-            first = next(iter(self.blocked))
-            del self.blocked[first]
-            self.blocked[first] = None
-
-    def _use_windows(self) -> None:
-        """Send what the windows that grew in this read have room for: once, however many frames said so."""
-        some, self._opened_some = self._opened_some, {}
-        if self._opened_all:
-            self._opened_all = False
-            self._pump_all()
-        else:
-            for stream in some:
-                self._pump_and_credit(stream)
-
-    def _pump_and_credit(self, stream: Stream) -> None:
-        source = stream.source
-        sent = self._pump(stream)
-        if sent:
-            self.pay(stream, sent, source)
-
-    @staticmethod
-    def pay(stream: Stream, size: int, source: Stream | None) -> None:
-        """Give window back to the ``source`` of what went out on ``stream``, but for what it was credited before."""
-        paid = min(size, stream.prepaid)
-        stream.prepaid -= paid
-        if size > paid and source is not None:
-            source.connection.credit(source, size - paid)
-
-    def credit(self, stream: Stream, size: int) -> None:
-        """Give window back for bytes that have gone on."""
-        stream.owed += size
-        if stream.owed >= _HALF_WINDOW and not stream.remote_done and stream.id in self.streams:
-            self._write(frames.window_update(stream.id, stream.owed))
-            stream.receive_window += stream.owed
-            stream.owed = 0
-
-    def reset(self, stream: Stream, code: int) -> None:
-        """Reset a stream."""
-        if self.streams.get(stream.id) is stream:
-            self._refuse(stream.id, code)
-            self._forget(stream)
-
-    def _refuse(self, stream_id: int, code: int) -> None:
-        if not self.ended:
-            self._write(frames.reset_frame(stream_id, code))
-            self._recent[stream_id] = None
-            if len(self._recent) > _RECENT:
-                del self._recent[next(iter(self._recent))]
-
-    def _forget(self, stream: Stream) -> None:
-        if self.streams.pop(stream.id, None) is not None:
-            stream.waiting = None
-            self.blocked.pop(stream, None)
-            self._closed(stream)
-
     def fail(self, code: Code, detail: str) -> None:
         """End the connection because of what the peer did, and say why (RFC 9113 5.4.1)."""
         if not self.ended:
             self.goaway(self.last_id, code, detail)
             self.end()
-
-    def goaway(self, last_id: int, code: int = Code.NO_ERROR, detail: str = "") -> None:
-        """Send a GOAWAY."""
-        self._write(frames.goaway_frame(last_id, code, detail))
 
     def end(self) -> None:
         """Write what there is, shut our side, and throw away what still comes for a moment."""
@@ -453,9 +191,7 @@ class Connection(asyncio.Protocol):
 
     def quieten(self, seconds: float, now: float) -> None:
         """Forgive noise as time passes; leave a peer that has taken nothing for too long."""
-        if self._stuck_at and now - self._stuck_at >= STUCK_S:
-            self._stuck_at = 0.0
-            reset(self.transport)
+        self._leave_if_stuck(now)
         if self._noise:
             self._noise = max(0, self._noise - int(seconds * NOISE_PER_S))
         self._updates_left = min(self._updates_left, UPDATES_SAVED)
@@ -736,15 +472,6 @@ class Connection(asyncio.Protocol):
         elif key == frames.MAX_FRAME_SIZE and not FRAME_BYTES <= value < 1 << 24:
             raise ProtocolError(Code.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE")
 
-    def _resize_windows(self, size: int) -> None:
-        by = size - self._peer_window
-        self._peer_window = size
-        self._opened_all = self._opened_all or by > 0
-        for stream in self.streams.values():
-            stream.send_window += by
-            if stream.send_window > MAX_WINDOW:
-                raise ProtocolError(Code.FLOW_CONTROL_ERROR, "the stream's window is too large")
-
     def open_stream(self, call: object) -> Stream:
         """Open a stream (client)."""
         self.last_id = stream_id = self.last_id + 2 if self.last_id else 1
@@ -756,14 +483,6 @@ class Connection(asyncio.Protocol):
         stream = self.streams[stream_id] = Stream(self, stream_id, self._peer_window, call)
         stream.remote_done = end
         return stream
-
-
-def keep(pieces: list[bytes], data: bytes) -> None:
-    """Put ``data`` behind ``pieces``; small ones are put together, so that a byte a frame costs no object a byte."""
-    if pieces and len(pieces[-1]) < SMALL_BYTES:
-        pieces[-1] += data
-    else:
-        pieces.append(data)
 
 
 def _unpadded(payload: bytes) -> bytes:

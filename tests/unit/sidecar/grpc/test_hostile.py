@@ -11,12 +11,11 @@ from sidecar.http1.forwarding import ListenerRules
 from sidecar.http2 import frames
 from sidecar.http2.connection import (
     CONNECTION_WINDOW,
-    MOST_UNSENT_BYTES,
     NOISE_BURST,
-    STUCK_S,
     Connection,
 )
 from sidecar.http2.frames import PREFACE, WINDOW, Code, frame
+from sidecar.http2.sending import MOST_UNSENT_BYTES, STUCK_S
 from sidecar.http2.stream import Stream
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
