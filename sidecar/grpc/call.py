@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import OUTCOME_OF, OUTCOMES, AttemptResult, Outcome
-from router.retry import NOBODY_ELSE, Failed, RetryDenied
+from router.retry import NOBODY_ELSE, Failed
 from router.routes import NoCandidate
 from sidecar.faults import strike
 from sidecar.grpc.health import OWN
@@ -17,6 +17,7 @@ from sidecar.grpc.health import answer as answer_for_server
 from sidecar.grpc.matching import MESSAGE_HEAD, NOTHING, named_by_message, named_by_metadata, named_fields
 from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, OVER, WAITING
 from sidecar.grpc.statuses import Status, encode_message, format_timeout, judge, judge_http, status_of, status_of_http
+from sidecar.http1.retrying import retry_after
 from sidecar.http2.frames import FRAME_BYTES, Code, name_of
 from sidecar.http2.hpack import literal
 from sidecar.http2.sending import keep
@@ -490,25 +491,21 @@ class Call:
             self.fail(OUTCOME_OF[result] if result is AttemptResult.STREAM_IDLE else Outcome.UPSTREAM_CUT, detail)
             return
         self._tries += 1
-        if result is not AttemptResult.CANCELLED and self.head.asked.attempt == 1:  # else a proxy before us tries again
-            verdict = shared.cluster.retry(
-                attempt,
-                result,
-                answered=False,
-                replayable=self._whole,
-                tries=self._tries,
-                now=now,
-                rng=shared.rng,
-                left_s=self._deadline - now,
-            )
-            if verdict.allowed:
-                shared.count(Scalar.RETRIES_TOTAL)
-                failed = Failed(attempt.endpoint, OUTCOME_OF[result], detail)
-                self._timer_for(verdict.delay_s, lambda: self._retry(failed))
-                return
-            if verdict.denied is RetryDenied.BUDGET:
-                shared.count(Scalar.RETRIES_DENIED_TOTAL)
-        self.fail(OUTCOME_OF[result], detail)
+        delay_s = retry_after(
+            shared,
+            attempt,
+            result,
+            first=self.head.asked.attempt,
+            replayable=self._whole,
+            tries=self._tries,
+            now=now,
+            left_s=self._deadline - now,
+        )
+        if delay_s is None:
+            self.fail(OUTCOME_OF[result], detail)
+        else:
+            failed = Failed(attempt.endpoint, OUTCOME_OF[result], detail)
+            self._timer_for(delay_s, lambda: self._retry(failed))
 
     def _retry(self, failed: Failed) -> None:
         self._timer = None

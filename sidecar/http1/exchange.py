@@ -10,13 +10,14 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import OUTCOME_OF, AttemptResult, Outcome
-from router.retry import NOBODY_ELSE, Failed, RetryDenied
+from router.retry import NOBODY_ELSE, Failed
 from router.routes import NoCandidate
 from sidecar.faults import strike
 from sidecar.http1.caller import ANSWERING, IDLE
 from sidecar.http1.endings import EndingConnection
 from sidecar.http1.forwarding import VIA, numbered
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead, without_fields
+from sidecar.http1.retrying import retry_after
 from sidecar.http1.watch import Watch
 from sidecar.telemetry.page import Scalar
 
@@ -263,28 +264,23 @@ class ExchangeConnection(EndingConnection):
         self._tries += 1
         self._plain = False
         left_s = inf if self._watch is None else self._watch.ends_at - now
-        if result is not AttemptResult.CANCELLED and self._head.attempt == 1:  # else a proxy before us tries again
-            verdict = plane.cluster.retry(
-                attempt,
-                result,
-                answered=False,
-                replayable=self._whole,
-                tries=self._tries,
-                now=now,
-                rng=plane.rng,
-                left_s=left_s,
-            )
-            if verdict.allowed:
-                plane.count(Scalar.RETRIES_TOTAL)
-                self._sent_head = numbered(self._sent_head, 1 + self._tries)
-                failed = Failed(attempt.endpoint, OUTCOME_OF[result], detail)
-                self._timer = plane.loop.call_later(verdict.delay_s, self._retry, failed)
-                if self.request_done:  # nobody's time runs meanwhile but the request's own
-                    self._wait_for_head(now + verdict.delay_s)
-                return
-            if verdict.denied is RetryDenied.BUDGET:
-                plane.count(Scalar.RETRIES_DENIED_TOTAL)
-        if self._watch is not None and left_s <= 0:
+        delay_s = retry_after(
+            plane,
+            attempt,
+            result,
+            first=self._head.attempt,
+            replayable=self._whole,
+            tries=self._tries,
+            now=now,
+            left_s=left_s,
+        )
+        if delay_s is not None:
+            self._sent_head = numbered(self._sent_head, 1 + self._tries)
+            failed = Failed(attempt.endpoint, OUTCOME_OF[result], detail)
+            self._timer = plane.loop.call_later(delay_s, self._retry, failed)
+            if self.request_done:  # nobody's time runs meanwhile but the request's own
+                self._wait_for_head(now + delay_s)
+        elif self._watch is not None and left_s <= 0:
             self._end_with(Outcome.DEADLINE_EXCEEDED, f"{self._watch.limit}; {detail}")
         else:
             self._end_with(OUTCOME_OF[result], detail)
