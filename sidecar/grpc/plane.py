@@ -18,7 +18,7 @@ from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
     from router.endpoint import Endpoint
-    from sidecar.grpc.call import Call
+    from sidecar.grpc.ends import CallEnds
     from sidecar.http1.plane import Plane
     from sidecar.settings import Limits
 
@@ -34,8 +34,8 @@ class GrpcPlane:
         self.clock = shared.clock
         self.flusher = Flusher(shared.loop, shared.clock)
         self.connections: set[CallerConnection] = set()
-        self.ending: dict[Call, Outcome] = {}  # calls whose answer is complete, but not all sent
-        self.watchers: dict[Call, tuple[str, int]] = {}  # health watches: the service, and what was told last
+        self.ending: dict[CallEnds, Outcome] = {}  # calls whose answer is complete, but not all sent
+        self.watchers: dict[CallEnds, tuple[str, int]] = {}  # health watches: the service, and what was told last
         self.departed: set[WorkerPool] = set()  # of endpoints that left, until their last call has ended
         self._nothing: Target
         self._targets: dict[tuple[str | None, str, str], Target] = {}
