@@ -181,11 +181,11 @@ async def test_a_time_that_is_kept_leaves_no_timer(path: DataPath) -> None:
 @on_data_path(silent, sweep=False)
 async def test_a_caller_that_goes_away_first_leaves_no_timer(path: DataPath) -> None:
     client = await path.connect()
-    await client.send(request(b"GET / HTTP/1.1", ms(60)))
+    await client.send(request(b"GET / HTTP/1.1", ms(400)))
     await path.until(lambda: path.in_flight, "in flight")
     client.close()
     await path.until(lambda: path.outcomes, "counted")
-    await asyncio.sleep(0.08)
+    await asyncio.sleep(0.45)
     assert path.outcomes == {"client_abort": 1}
 
 
