@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from cyclopts import App, Parameter
 
 from router.urls import masked_url
@@ -16,6 +15,7 @@ from sidecar.cli.client import ADMIN, Admin, decoded
 from sidecar.cli.kernel import KernelLimits, caps, kernel_limits
 from sidecar.cli.outcome import EXIT_FAILED, CliError
 from sidecar.cli.shapes import ConfigStatus, Refusal
+from sidecar.config.document import written
 from sidecar.config.load import load
 from sidecar.config.reference import effective, reference
 from sidecar.settings import ClientAuth, Model, Settings
@@ -59,7 +59,7 @@ def _ends(settings: Settings, now: float) -> Iterator[str]:
 @app.command
 def show(file: File, /) -> int:
     """Print the settings that a file and the environment amount to, defaults included, as YAML without passwords."""
-    print(yaml.safe_dump(effective(load(file, os.environ).settings), sort_keys=False, allow_unicode=True), end="")
+    print(written(effective(load(file, os.environ).settings)), end="")
     return 0
 
 

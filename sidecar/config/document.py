@@ -87,6 +87,22 @@ def scalar(text: str) -> Scalar:
     return text
 
 
+def written(value: object) -> str:
+    """Return plain values as YAML that :func:`parse` reads as the same ones: text that looks like another is quoted."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes by the core schema of YAML 1.2; PyYAML itself goes by 1.1, for which 1e9 is text."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if scalar(text) == text else "'")
+
+
+_Dumper.add_representer(str, _text)
+
+
 def decode(data: bytes, name: str) -> str:
     """Return the text of a file.
 

@@ -7,9 +7,10 @@ import re
 from typing import Any
 
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sidecar.config.document import written
 from sidecar.config.load import Loaded, parse_settings
 from sidecar.config.problems import SettingsError
 from sidecar.config.reference import effective
@@ -139,14 +140,15 @@ def test_any_environment(variables: dict[str, str]) -> None:
     st.integers(min_value=1, max_value=64),
     st.text(max_size=30) | st.from_regex(r"[a-z._-]{0,9}\Z"),
 )
+@example(1.0, 1, "1e100")
 def test_what_is_shown_loads_again(connect_s: float, processes: int, name: str) -> None:
     document = yaml.safe_load(BASE)
     document["timeouts"] = {"connect_s": connect_s}
     document["listeners"][0] |= {"processes": processes, "name": name}
-    first = attempt(yaml.safe_dump(document, allow_unicode=True).encode())
+    first = attempt(written(document).encode())
     if isinstance(first, SettingsError):
         assert not re.fullmatch(r"[A-Za-z0-9._-]{0,128}", name)
         return
-    again = attempt(yaml.safe_dump(effective(first.settings)).encode())
+    again = attempt(written(effective(first.settings)).encode())
     assert isinstance(again, Loaded)
     assert again.settings == first.settings
