@@ -26,7 +26,8 @@ from sidecar.http1.caller import (
     WAITING,
 )
 from sidecar.http1.chunked import ChunkError, ChunkScanner
-from sidecar.http1.head import HeadError, RequestHead, hopeless, parse_request
+from sidecar.http1.head import HeadError, RequestHead
+from sidecar.http1.parsing import hopeless, parse_request
 from sidecar.http1.targets import NO_MODEL
 from sidecar.http1.transports import much_unsent, reset
 from sidecar.telemetry.page import Scalar

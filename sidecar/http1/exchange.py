@@ -16,7 +16,8 @@ from sidecar.faults import strike
 from sidecar.http1.caller import ANSWERING, IDLE
 from sidecar.http1.endings import EndingConnection
 from sidecar.http1.forwarding import VIA, numbered
-from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead, without_fields
+from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead
+from sidecar.http1.parsing import without_fields
 from sidecar.http1.retrying import retry_after
 from sidecar.http1.watch import Watch
 from sidecar.telemetry.page import Scalar

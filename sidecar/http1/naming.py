@@ -10,9 +10,9 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import Outcome
-from sidecar.http1.head import without_fields
 from sidecar.http1.hedging import HedgingConnection
 from sidecar.http1.model_field import MAX_MEMBERS, MAX_REST_BYTES, MAX_TIMES, ModelField, read_whole
+from sidecar.http1.parsing import without_fields
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from router.outcomes import AttemptResult
 from sidecar.http1.chunked import ChunkError, ChunkScanner
 from sidecar.http1.events import between_events, streams_events
-from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, HeadError, ResponseHead, parse_response
+from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, HeadError, ResponseHead
+from sidecar.http1.parsing import parse_response
 from sidecar.http1.shapes import Learned
 from sidecar.http1.transports import reset
 from sidecar.tls.transport import RefusedError, TlsTransport, TruncatedError

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.http1.forwarding import MAX_PEERS, STRANGER, UNIX, ListenerRules, Peer, numbered
-from sidecar.http1.head import RequestHead, parse_request
+from sidecar.http1.head import RequestHead
+from sidecar.http1.parsing import parse_request
 
 NETWORKS = ("10.0.0.0/8", "2001:db8::/32", "192.0.2.7", UNIX)
 

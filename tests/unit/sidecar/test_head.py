@@ -6,15 +6,8 @@ import pytest
 
 from router.outcomes import Outcome
 from sidecar.http1.forwarding import Peer
-from sidecar.http1.head import (
-    CHUNKED,
-    UNTIL_CLOSE,
-    HeadError,
-    hopeless,
-    parse_request,
-    parse_response,
-    without_fields,
-)
+from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, HeadError
+from sidecar.http1.parsing import hopeless, parse_request, parse_response, without_fields
 
 HOST = b"Host: a.test\r\n"
 

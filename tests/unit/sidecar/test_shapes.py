@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.http1.forwarding import Peer
-from sidecar.http1.head import HeadError, RequestHead, ResponseHead, parse_request, parse_response
+from sidecar.http1.head import HeadError, RequestHead, ResponseHead
+from sidecar.http1.parsing import parse_request, parse_response
 from sidecar.http1.shapes import (
     LEARN_AGAIN_MOST_S,
     LEARN_AGAIN_S,
