@@ -226,7 +226,7 @@ class Cluster:
                 drawn = route.drawn
                 table = route.table
                 if table is not None:  # AliasPicker.draw by hand: this is every request
-                    size, keep, alias = table.size, table.keep, table.alias
+                    size, keep, alias = table
                     position = rng() * size
                     index = int(position)
                     first = drawn[index if position - index < keep[index] else alias[index]]

@@ -124,7 +124,7 @@ class Route:
         self.due = -inf
         self.drawn: list[Candidate] = []
         self.draw: Callable[[Rng], int] = _nothing_to_draw
-        self.table: AliasPicker | None = None
+        self.table: tuple[int, list[float], list[int]] | None = None
         self.busy: list[Candidate] = []
         self.draw_busy: Callable[[Rng], int] = _nothing_to_draw
         self.used = 0

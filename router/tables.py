@@ -111,7 +111,7 @@ class Tables:
             route.weights = weigh(open_, self._scorers, self._policies, self._fleet.mode).weights
             table = self._picker(route.weights)
             route.draw = table.draw
-            route.table = table if isinstance(table, AliasPicker) else None
+            route.table = (table.size, table.keep, table.alias) if isinstance(table, AliasPicker) else None
             _set_priors(open_)
         if busy:
             route.busy_weights = weigh(busy, self._scorers, self._policies, self._fleet.mode).weights

@@ -77,6 +77,7 @@ class CallerConnection(asyncio.Protocol):
         "_known_target",
         "_phase",
         "_plain",
+        "_watched",
         "_plane",
         "_read_paused",
         "_reader_at",
@@ -116,7 +117,7 @@ class CallerConnection(asyncio.Protocol):
         self._peer = STRANGER
         self._phase = NEW
         self._buffer = b""
-        self._last_head: RequestHead | None = None
+        self._last_head = NO_HEAD  # as it came
         self._learned: Learned[RequestHead] = Learned()
         self._head = NO_HEAD  # of the request in hand
         self._target: Target  # of the request in hand; these two are set before anything reads them
@@ -133,6 +134,7 @@ class CallerConnection(asyncio.Protocol):
         self._left = 0
         self._started = 0.0
         self._tries = 0
+        self._watched = False  # requests with this head to this target have limits of their own
         self._plain = False  # nothing about the request in hand is special, so far: see ``whole_answer``
         self._ticket = 0
         self._seen = b""

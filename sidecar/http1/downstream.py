@@ -81,7 +81,12 @@ class DownstreamConnection(BoundedConnection):
                     if phase == READING and self._within_line(data):
                         return
                     data = self._buffer + data
-                self._read_head(data)
+                head = self._last_head  # _read_head by hand: this is every request
+                end = head.again(data)
+                if end:
+                    self._begin(head, data, end)
+                else:
+                    self._read_another_head(data)
             elif phase == BODY:
                 self.active = True
                 self._read_body(data)
@@ -175,8 +180,8 @@ class DownstreamConnection(BoundedConnection):
 
     def _read_head(self, data: bytes) -> None:
         head = self._last_head
-        end = head.again(data) if head is not None else 0
-        if head is not None and end:
+        end = head.again(data)
+        if end:
             self._begin(head, data, end)
         else:
             self._read_another_head(data)
@@ -305,7 +310,7 @@ class DownstreamConnection(BoundedConnection):
             self._body_at = 0.0
             self._body_from = -length if length > 0 else 0
             self.deadline = now + plane.timeouts.client_body_idle_s
-        if target.watched or head.timeout_ms >= 0:
+        if self._watched:
             self._start_watch(now)
         if length > self.gate and self._stopped(length, now):
             return
@@ -327,6 +332,7 @@ class DownstreamConnection(BoundedConnection):
         if head.key != self._target_text or generation != self._generation:
             self._known_target = plane.resolve(head.target, self._rules.default_model, head.asked)
             self._target_text, self._generation = head.key, generation
+        self._watched = self._known_target.watched or head.timeout_ms >= 0
 
     def _read_body(self, data: bytes) -> None:
         """More of the request's body: pass it on, and keep it while it is small enough to be sent again."""

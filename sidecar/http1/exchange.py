@@ -85,7 +85,8 @@ class ExchangeConnection(EndingConnection):
                 return False
             self._connect(upstream)
             return True
-        connection.begin(self, head + seen)
+        connection.exchange = self  # UpstreamConnection.begin by hand: this is every request
+        connection.transport.write(head + seen)
         if len(seen) > plane.small_bytes or self._write_paused or self._read_paused:
             self._settle_in(connection)
         return True

@@ -258,3 +258,7 @@ class ResponseHead(Head):
         """Retry-After in seconds, None where there is none or it is a date (RFC 9110 10.2.3)."""
         value = self.retry_after.rstrip(b" \t")
         return float(value) if value.isdigit() and len(value) <= MAX_LENGTH_DIGITS else None
+
+
+NO_ANSWER: Final = ResponseHead(b"")
+"""The same of answers."""

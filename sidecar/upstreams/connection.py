@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from router.outcomes import AttemptResult
 from sidecar.http1.chunked import ChunkError, ChunkScanner
 from sidecar.http1.events import between_events, streams_events
-from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, HeadError, ResponseHead
+from sidecar.http1.head import CHUNKED, NO_ANSWER, UNTIL_CLOSE, HeadError, ResponseHead
 from sidecar.http1.parsing import parse_response
 from sidecar.http1.shapes import Learned
 from sidecar.http1.transports import reset
@@ -32,12 +32,12 @@ FULL: Final = 1
 OLD: Final = 2
 """Why a connection takes no further request: the worker does not read what was sent; its age."""
 
-_IDLE: Final = 0
-_HEAD: Final = 1
-_LENGTH: Final = 2
-_CHUNKS: Final = 3
-_TO_CLOSE: Final = 4
-_TUNNEL: Final = 5
+_HEAD: Final = 0
+_LENGTH: Final = 1
+_CHUNKS: Final = 2
+_TO_CLOSE: Final = 3
+_TUNNEL: Final = 4
+"""What an answer's next bytes are. Idle connections wait for a head."""
 
 
 class Exchange(Protocol):
@@ -118,14 +118,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._upstream: Final = upstream
         self.exchange: Exchange | None = None
         self.idle_since = 0.0
-        self._mode = _IDLE
+        self._mode = _HEAD
         self._buffer = b""
         self._left = 0
         self._interims = 0
         self.paused = False
         self.retire_at = upstream.retire_at()
         self.unfit = 0  # why no further request goes out on it: FULL, OLD
-        self._last: ResponseHead | None = None  # workers answer many requests with the same head, or nearly so
+        self._last = NO_ANSWER  # workers answer many requests with the same head, or nearly so
         self._last_method = b""
         self._learned: Learned[ResponseHead] = Learned()
         self._tail = b""  # the last piece of a stream that went downstream
@@ -144,8 +144,6 @@ class UpstreamConnection(asyncio.Protocol):
     def begin(self, exchange: Exchange, data: bytes) -> None:
         """Send a request's head and what there is of its body; the answer goes to ``exchange``."""
         self.exchange = exchange
-        self._mode = _HEAD
-        self._interims = 0
         self.transport.write(data)
 
     @property
@@ -159,7 +157,7 @@ class UpstreamConnection(asyncio.Protocol):
         A worker that does not read what it is sent would learn of an end only behind all of that: it is reset.
         """
         exchange, self.exchange = self.exchange, None
-        self._mode = _IDLE
+        self._mode = _HEAD
         self._upstream.open_connections.discard(self)
         if self.unfit & FULL or (exchange is not None and not exchange.request_done):
             reset(self.transport)
@@ -169,7 +167,7 @@ class UpstreamConnection(asyncio.Protocol):
     def finish(self) -> None:
         """Close behind all that was written; a worker that does not take it is not waited for without end."""
         self.exchange = None
-        self._mode = _IDLE
+        self._mode = _HEAD
         self._upstream.open_connections.discard(self)
         self.transport.close()
         if self.transport.get_write_buffer_size():
@@ -261,7 +259,7 @@ class UpstreamConnection(asyncio.Protocol):
             exchange.tunnel_lost(exc)
             return
         began = self._mode != _HEAD
-        self._mode = _IDLE
+        self._mode = _HEAD
         if isinstance(exc, RefusedError):  # by TLS, before the worker saw a request
             exchange.attempt_failed(AttemptResult.CONNECT_REFUSED, f"{self._upstream.id}: {exc}")
             return
@@ -294,11 +292,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._buffer = b""
         method = exchange.method
         while True:
-            last = self._last
-            end = last.again(data) if last is not None and method == self._last_method else 0
-            if last is not None and end:
-                head = last
-            else:
+            head = self._last
+            end = head.again(data) if method == self._last_method else 0
+            if not end:
                 end = data.find(b"\r\n\r\n") + 4
                 if end == 3:
                     self._read_part_of_head(exchange, data)
@@ -328,26 +324,30 @@ class UpstreamConnection(asyncio.Protocol):
             if self.exchange is None:
                 return
             data = rest
-        self._head = head
+        if self._interims:
+            self._interims = 0
         length = head.length
         if head.status >= 429 and exchange.set_aside(head):
-            self._let_go(exchange, head, clean=len(rest) == length)
+            self._let_go(exchange, head, len(rest) == length)
             return
         if length >= 0:
             extra = len(rest) - length
             if extra == 0:
-                exchange.whole_answer(self._let_go(exchange, head, clean=True), head, rest)
+                exchange.whole_answer(self._let_go(exchange, head, True), head, rest)
             elif extra > 0:
-                exchange.whole_answer(self._let_go(exchange, head, clean=False), head, rest[:length])
+                exchange.whole_answer(self._let_go(exchange, head, False), head, rest[:length])
             else:
+                self._head = head
                 self._mode = _LENGTH
                 self._left = -extra
                 exchange.transport.write(exchange.begin_answer(head) + rest)
         elif length == CHUNKED:
+            self._head = head
             self._scanner = ChunkScanner(decode=exchange.old_client)
             self._tail = b""
             self._read_chunks(exchange, head, rest)
         else:
+            self._head = head
             self._mode = _TO_CLOSE
             self._tail = b""
             self._pass_until_close(exchange, exchange.begin_answer(head), rest)
@@ -412,13 +412,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _end(self, exchange: Exchange, *, clean: bool) -> None:
         head = self._head
-        exchange.answer_ended(self._let_go(exchange, head, clean=clean), head)
+        exchange.answer_ended(self._let_go(exchange, head, clean), head)
 
-    def _let_go(self, exchange: Exchange, head: ResponseHead, *, clean: bool) -> float:
+    def _let_go(self, exchange: Exchange, head: ResponseHead, clean: bool) -> float:
         """The answer is here: back into the pool, or away. Returns the time."""
         upstream = self._upstream
         self.exchange = None
-        self._mode = _IDLE
+        self._mode = _HEAD
         now = upstream.clock()
         if clean and head.keep_alive and not self.unfit and exchange.request_done:
             idle = upstream.idle  # Upstream.release by hand: this is every request
