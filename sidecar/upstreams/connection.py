@@ -32,6 +32,9 @@ FULL: Final = 1
 OLD: Final = 2
 """Why a connection takes no further request: the worker does not read what was sent; its age."""
 
+LARGE_BYTES: Final = 16384
+"""Longer bodies are passed on without putting their beginning behind the head first: two copies of it less."""
+
 _HEAD: Final = 0
 _LENGTH: Final = 1
 _CHUNKS: Final = 2
@@ -307,9 +310,9 @@ class UpstreamConnection(asyncio.Protocol):
                 except HeadError as error:
                     self._fail(exchange, error.detail)
                     return
-            rest = data[end:]
             if head.status >= 200:
                 break
+            rest = data[end:]
             if head.status == 101:
                 self._mode = _TUNNEL
                 why = exchange.switched(head, rest)
@@ -328,8 +331,12 @@ class UpstreamConnection(asyncio.Protocol):
             self._interims = 0
         length = head.length
         if head.status >= 429 and exchange.set_aside(head):
-            self._let_go(exchange, head, len(rest) == length)
+            self._let_go(exchange, head, len(data) - end == length)
             return
+        if length > LARGE_BYTES and len(data) > end:
+            self._begin_large(exchange, head, memoryview(data)[end:])
+            return
+        rest = data[end:]
         if length >= 0:
             extra = len(rest) - length
             if extra == 0:
@@ -351,6 +358,15 @@ class UpstreamConnection(asyncio.Protocol):
             self._mode = _TO_CLOSE
             self._tail = b""
             self._pass_until_close(exchange, exchange.begin_answer(head), rest)
+
+    def _begin_large(self, exchange: Exchange, head: ResponseHead, body: memoryview) -> None:
+        """Pass on a head and what came with it of a body that is worth not being copied for that."""
+        self._head = head
+        self._mode = _LENGTH
+        self._left = left = head.length - len(body)
+        exchange.transport.writelines((exchange.begin_answer(head), body if left >= 0 else body[: head.length]))
+        if left <= 0:
+            self._end(exchange, clean=left == 0)
 
     def _read_part_of_head(self, exchange: Exchange, data: bytes) -> None:
         known = data[: len(_BEGIN)]

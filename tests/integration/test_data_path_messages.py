@@ -464,3 +464,30 @@ async def test_ready_says_so_as_soon_as_a_request_would_be_taken(path: DataPath)
     assert (await client.ask(ready)).status == 503
     await asyncio.sleep(0.1)
     assert (await client.ask(ready)).status == 200
+
+
+@pytest.mark.parametrize("pieces", [(1 << 30,), (1,), (200, 40_000), (70_000,)])
+@pytest.mark.parametrize("more", [b"", b"stray"])
+def test_large_bodies_pass_whole_however_they_come(pieces: tuple[int, ...], more: bytes) -> None:
+    body = bytes(range(256)) * 400
+
+    async def in_pieces(origin: OriginConnection) -> None:
+        while True:
+            await origin.request()
+            left = answer(body) + more
+            for size in pieces:
+                piece, left = left[:size], left[size:]
+                await origin.send(piece)
+                await asyncio.sleep(0.005)
+            if left:
+                await origin.send(left)
+
+    @on_data_path(in_pieces)
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        for count in (1, 2):
+            assert (await client.ask(request())).body == body
+            assert path.outcomes == {"ok": count}
+        assert len(path.origin.connections) == (2 if more else 1)
+
+    scenario()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -26,6 +27,9 @@ class FakeTransport(asyncio.Transport):
             self.late += bytes(data)
         else:
             self.written += bytes(data)
+
+    def writelines(self, pieces: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
+        self.write(b"".join(pieces))
 
     def can_write_eof(self) -> bool:
         return True
