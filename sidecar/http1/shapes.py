@@ -31,6 +31,9 @@ LEARN_AT: Final = 8
 """Heads that a connection reads in full, since its last shape was learned, before another one is."""
 MAX_LEARNED: Final = 4
 """Shapes that a connection knows at a time, for it may carry several kinds of message; the one used last goes first."""
+PATIENCE: Final = 64
+TRY_EVERY: Final = 8
+"""After so many heads in a row that had none of the shapes only each of so many is held against them."""
 LEARN_AGAIN_S: Final = 1.0
 LEARN_AGAIN_MOST_S: Final = 60.0
 """How soon after one shape a connection learns the next: at first, then twice as late each time, up to the most. One
@@ -101,22 +104,26 @@ class Shapes:
 class Learned(Generic[H]):
     """The shapes that one connection's heads were seen to have, each with a head that has it."""
 
-    __slots__ = ("_again_s", "_full_reads", "_learn_at", "_known")
+    __slots__ = ("_again_s", "_full_reads", "_known", "_learn_at", "_misses")
 
     def __init__(self) -> None:
         self._known: list[tuple[bytes, H]] = []  # the one that fitted last comes first
         self._full_reads = 0
+        self._misses = 0
         self._learn_at = float("-inf")
         self._again_s = LEARN_AGAIN_S
 
     def find(self, raw: bytes, method: bytes = b"") -> H | None:
         """Return a head that has become that of ``raw``; None where none has its shape."""
+        if self._misses > PATIENCE and self._misses % TRY_EVERY:
+            return None
         known = self._known
         for position in range(len(known)):
             its_method, head = known[position]
             if its_method == method and head.becomes(raw):
                 if position:
                     known.insert(0, known.pop(position))
+                self._misses = 0
                 return head
         return None
 
@@ -129,6 +136,7 @@ class Learned(Generic[H]):
         depends on it.
         """
         self._full_reads += 1
+        self._misses += 1
         if self._full_reads < LEARN_AT:
             return False
         now = clock()

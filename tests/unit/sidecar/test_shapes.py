@@ -21,6 +21,8 @@ from sidecar.http1.shapes import (
     MAX_BYTES,
     MAX_LEARNED,
     MAX_SHAPES,
+    PATIENCE,
+    TRY_EVERY,
     Learned,
     Shapes,
     shape_of,
@@ -309,3 +311,23 @@ def test_a_longer_id_does_not_take_a_head_over_its_limit() -> None:
     for more in range(8):
         longer = request(id_=b"x" * (3 + more))
         assert known.again(longer) == (len(longer) if more <= 3 else 0)
+
+
+def test_where_nothing_fits_for_long_not_each_head_is_tried() -> None:
+    shapes, memory = Shapes(), Learned[RequestHead]()
+    for _ in range(LEARN_AT):
+        learned_now = memory.read_in_full(parse_request(request()), shapes, lambda: 0.0, 2 * MAX_BYTES)
+    assert learned_now
+    other = parse_request(request(more=b"X: y\r\n"))
+    for _ in range(PATIENCE):
+        memory.read_in_full(other, shapes, lambda: 0.0, 2 * MAX_BYTES)
+        assert memory.find(request()) is not None  # which shows that it still has patience
+    for _ in range(PATIENCE + 1):
+        memory.read_in_full(other, shapes, lambda: 0.0, 2 * MAX_BYTES)
+    tried = 0
+    while memory.find(request()) is None:
+        memory.read_in_full(other, shapes, lambda: 0.0, 2 * MAX_BYTES)
+        tried += 1
+        assert tried < TRY_EVERY
+    assert tried > 0
+    assert memory.find(request()) is not None  # and patience is back
