@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from sidecar.upstreams.pool import Upstream
 
 _VIA_END: Final = VIA + b"\r\n"
-IDEMPOTENT_METHODS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", b"DELETE"})
-"""RFC 9110 9.2.2."""
+SAFE_METHODS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE"})
+"""RFC 9110 9.2.1."""
+GIVEN_UP_S: Final = 0.1
+"""A kept connection that ends within this time of being used had been given up before."""
 _CUTS: Final = frozenset({AttemptResult.CUT, AttemptResult.STREAM_IDLE, AttemptResult.TRY_TIMEOUT})
 
 
@@ -255,7 +257,12 @@ class ExchangeConnection(EndingConnection):
         answered = self._phase == ANSWERING
         if attempt is None:
             return
-        if result is AttemptResult.RESET and broken is not None and not answered and self._send_anew(broken, attempt):
+        if (
+            result is AttemptResult.RESET
+            and broken is not None
+            and not answered
+            and self._send_anew(broken, attempt, now)
+        ):
             return
         self._settle(result, now)
         if answered:
@@ -287,17 +294,18 @@ class ExchangeConnection(EndingConnection):
         else:
             self._end_with(OUTCOME_OF[result], detail)
 
-    def _send_anew(self, broken: UpstreamConnection, attempt: Attempt) -> bool:
+    def _send_anew(self, broken: UpstreamConnection, attempt: Attempt, now: float) -> bool:
         """Send the request on a new connection where a kept one was closed as it was used; True where that is done.
 
         The worker had given it up before it saw the request, most likely: what may be done twice is not failed for that
-        (RFC 9112 9.3.1). A new connection that ends is a failure.
+        (RFC 9112 9.3.1). A new connection that ends is a failure, and so is one that ends later.
         """
         upstream: Upstream = attempt.endpoint.shell
         if (
             not broken.given_up
+            or now - attempt.started > GIVEN_UP_S
             or not self._whole
-            or (self.method not in IDEMPOTENT_METHODS and not attempt.route.policy.idempotent)
+            or (self.method not in SAFE_METHODS and not attempt.route.policy.idempotent)
             or upstream.full
         ):
             return False
