@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 _VIA_END: Final = VIA + b"\r\n"
 SAFE_METHODS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE"})
 """RFC 9110 9.2.1."""
-GIVEN_UP_S: Final = 0.1
-"""A kept connection that ends within this time of being used had been given up before."""
 _CUTS: Final = frozenset({AttemptResult.CUT, AttemptResult.STREAM_IDLE, AttemptResult.TRY_TIMEOUT})
 
 
@@ -257,12 +255,7 @@ class ExchangeConnection(EndingConnection):
         answered = self._phase == ANSWERING
         if attempt is None:
             return
-        if (
-            result is AttemptResult.RESET
-            and broken is not None
-            and not answered
-            and self._send_anew(broken, attempt, now)
-        ):
+        if result is AttemptResult.RESET and broken is not None and not answered and self._send_anew(broken, attempt):
             return
         self._settle(result, now)
         if answered:
@@ -294,20 +287,18 @@ class ExchangeConnection(EndingConnection):
         else:
             self._end_with(OUTCOME_OF[result], detail)
 
-    def _send_anew(self, broken: UpstreamConnection, attempt: Attempt, now: float) -> bool:
+    def _send_anew(self, broken: UpstreamConnection, attempt: Attempt) -> bool:
         """Send the request on a new connection where a kept one was closed as it was used; True where that is done.
 
-        The worker had given it up before it saw the request, most likely: what may be done twice is not failed for that
-        (RFC 9112 9.3.1). A new connection that ends is a failure, and so is one that ends later.
+        Where the worker's kernel took not a byte of it, it was surely not begun. Where the connection was reset, bytes
+        lay there that the worker never read; these need not be all of the request, so what is sent anew then must be
+        safe to do twice (RFC 9112 9.3.1). A worker that died at its work had read it: its kernel ends the connection
+        in order. A new connection that ends is a failure.
         """
         upstream: Upstream = attempt.endpoint.shell
-        if (
-            not broken.given_up
-            or now - attempt.started > GIVEN_UP_S
-            or not self._whole
-            or (self.method not in SAFE_METHODS and not attempt.route.policy.idempotent)
-            or upstream.full
-        ):
+        untaken = broken.untaken_bytes >= len(self._sent_head) + len(self._seen)
+        unread = broken.was_reset and self.method in SAFE_METHODS
+        if not broken.given_up or not (untaken or unread) or not self._whole or upstream.full:
             return False
         self._plane.count(Scalar.UPSTREAM_STALE_TOTAL)
         self._connect(upstream)

@@ -17,7 +17,7 @@ from sidecar.http1.events import between_events, streams_events
 from sidecar.http1.head import CHUNKED, NO_ANSWER, UNTIL_CLOSE, HeadError, ResponseHead
 from sidecar.http1.parsing import parse_response
 from sidecar.http1.shapes import Learned
-from sidecar.http1.transports import reset
+from sidecar.http1.transports import reset, unsent
 from sidecar.tls.transport import RefusedError, TlsTransport, TruncatedError
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ class UpstreamConnection(asyncio.Protocol):
         "tls",
         "transport",
         "unfit",
+        "untaken_bytes",
+        "was_reset",
     )
 
     def __init__(self, upstream: Upstream) -> None:
@@ -127,6 +129,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._interims = 0
         self.paused = False
         self.retire_at = upstream.retire_at()
+        self.was_reset = False
+        self.untaken_bytes = 0  # of what was sent, as the worker closed before it answered
         self.unfit = 0  # why no further request goes out on it: FULL, OLD
         self._last = NO_ANSWER  # workers answer many requests with the same head, or nearly so
         self._last_method = b""
@@ -237,6 +241,8 @@ class UpstreamConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The worker's end: of the connection, but for a tunnel, which has two halves."""
         exchange = self.exchange
+        if exchange is not None and self._mode == _HEAD:
+            self.untaken_bytes = unsent(self.transport)
         return exchange is not None and self._mode == _TUNNEL and exchange.worker_finished()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -266,6 +272,7 @@ class UpstreamConnection(asyncio.Protocol):
         if isinstance(exc, RefusedError):  # by TLS, before the worker saw a request
             exchange.attempt_failed(AttemptResult.CONNECT_REFUSED, f"{self._upstream.id}: {exc}")
             return
+        self.was_reset = isinstance(exc, ConnectionResetError)
         what = "closed" if exc is None else f"failed ({exc if isinstance(exc, TruncatedError) else type(exc).__name__})"
         if began:
             exchange.attempt_failed(AttemptResult.CUT, f"{self._upstream.id}: the connection {what} inside the answer")
