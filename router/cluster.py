@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from router import explain as explaining
 from router import model
+from router.balancers import FitAt
 from router.breaker import GuardState
 from router.filters import default_filters
 from router.fleet import Fleet
@@ -22,7 +23,7 @@ from router.model import HTTP, EjectCause, EndpointEjected, EndpointReturned, Ev
 from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, AttemptResult, Blame, Reason
 from router.pickers import AliasPicker
 from router.retry import RetryBudget, RetryVerdict, judge_retry
-from router.routes import PROBE, TRIAL, Attempt, NoCandidate, Route, expected_wait, second_wins
+from router.routes import PROBE, TRIAL, Attempt, NoCandidate, Route
 from router.scorers import default_scorers
 from router.stats import LEAST_MS, MOST_MS
 from router.tables import IDLE_REBUILD_S, REBUILD_S, USED_FOR, Tables
@@ -30,7 +31,7 @@ from router.tables import IDLE_REBUILD_S, REBUILD_S, USED_FOR, Tables
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from router.endpoint import Candidate, Endpoint
+    from router.endpoint import Endpoint
     from router.model import PeerObserved, StoreMode, Tick
     from router.policy import ModelPolicy, Policies
     from router.protocols import Filter, PickerFactory, Rng, Scorer
@@ -87,9 +88,9 @@ class Cluster:
         self._rng = rng
         self._given_filters = filters
         self._given_scorers = scorers
-        self._fleet = fleet = Fleet(policies, models, self._filters(policies), now)
+        self._fleet = fleet = Fleet(policies, models, self._filters(policies), picker, now)
         self.generation = fleet.generation
-        self._tables = Tables(fleet, policies, self._scorers(policies), picker)
+        self._tables = Tables(fleet, policies, self._scorers(policies))
         self._endpoints = MappingProxyType(fleet.endpoints)
         self._decay = -1 / policies.latency.ewma_decay_s
         self._budget = RetryBudget(policies.retry, now)
@@ -187,9 +188,12 @@ class Cluster:
         routes = self._fleet.routes_by.get(protocol, {})
         return Reason.WRONG_VERSION if version and model in routes else Reason.UNKNOWN_MODEL
 
-    def explain(self, route: Route, now: float, rng: Rng) -> explaining.Explanation:
-        """Show the decision that would be made now, with every term of every candidate; changes nothing."""
-        return explaining.explain(self._tables.view(), route, now, rng)
+    def explain(self, route: Route, now: float, rng: Rng, key: bytes | None = None) -> explaining.Explanation:
+        """Show the decision that would be made now, with every term of every candidate; changes nothing.
+
+        ``key`` is that of a request, where the route's balancer goes by one.
+        """
+        return explaining.explain(self._tables.view(), route, now, rng, key)
 
     def routes(self, now: float) -> tuple[explaining.RouteRow, ...]:
         """Return every route with its candidates, their state, weight and share, in order of key."""
@@ -211,11 +215,15 @@ class Cluster:
 
     # --- choosing ------------------------------------------------------------------------------------------------
 
-    def choose(self, route: Route, now: float, rng: Rng, tried: Endpoint | None = None) -> Attempt | NoCandidate:
+    def choose(
+        self, route: Route, now: float, rng: Rng, tried: Endpoint | None = None, key: bytes | None = None
+    ) -> Attempt | NoCandidate:
         """Pick an endpoint and count the attempt as in flight there.
 
-        Two are drawn by weight, with replacement; the one with the lower expected wait (EWMA of its latency x attempts
-        in flight with this one) is taken, the first where they are equal. ``tried`` (on a retry) is left out.
+        By default two are drawn by weight, with replacement; the one with the lower expected wait (EWMA of its latency
+        x attempts in flight with this one) is taken, the first where they are equal: only a route that goes by that
+        has a ``table``. All others ask their balancer, to which a ``key`` may matter. ``tried`` (on a retry) is left
+        out.
         """
         if tried is None:
             calls = self._calls
@@ -233,35 +241,40 @@ class Cluster:
                     position = rng() * size
                     index = int(position)
                     second = drawn[index if position - index < keep[index] else alias[index]]
+                    if now < first.open_until and now < second.open_until:
+                        endpoint = first.endpoint
+                        if first is not second:
+                            other = second.endpoint
+                            if (other.latency.ewma_ms or second.prior_ms) * (
+                                other.in_flight + other.peers_in_flight + 1
+                            ) < (endpoint.latency.ewma_ms or first.prior_ms) * (
+                                endpoint.in_flight + endpoint.peers_in_flight + 1
+                            ):
+                                endpoint = other
+                        if endpoint.in_flight < endpoint.most:
+                            endpoint.in_flight += 1
+                            route.used = USED_FOR
+                            return Attempt(endpoint, route, now)
                 else:
-                    first, second = drawn[route.draw(rng)], drawn[route.draw(rng)]
-                if now < first.open_until and now < second.open_until:
-                    endpoint = first.endpoint
-                    if first is not second:
-                        other = second.endpoint
-                        if (other.latency.ewma_ms or second.prior_ms) * (
-                            other.in_flight + other.peers_in_flight + 1
-                        ) < (endpoint.latency.ewma_ms or first.prior_ms) * (
-                            endpoint.in_flight + endpoint.peers_in_flight + 1
-                        ):
-                            endpoint = other
-                    if endpoint.in_flight < endpoint.most:
-                        endpoint.in_flight += 1
+                    picked = route.balancer.pick(FitAt(now, None), rng, key)
+                    if picked is not None:
                         route.used = USED_FOR
-                        return Attempt(endpoint, route, now)
-        return self._choose_with_care(route, now, rng, tried)
+                        return self._start(picked.endpoint, route, now)
+        return self._choose_with_care(route, now, rng, tried, key)
 
-    def _choose_with_care(self, route: Route, now: float, rng: Rng, tried: Endpoint | None) -> Attempt | NoCandidate:
+    def _choose_with_care(
+        self, route: Route, now: float, rng: Rng, tried: Endpoint | None, key: bytes | None
+    ) -> Attempt | NoCandidate:
         """Choose where something is due: a table, a probe, a trial, or nobody is left."""
         route.used = USED_FOR
         tables = self._tables
         tables.catch_up(route, now)
         picked = self._due_probe(route, now, None) if tried is None else None
         if picked is None:
-            picked = _draw_two(route, now, rng, tried)
+            picked = _pick(route, now, rng, tried, key)
         if picked is None and route.dirty:
             tables.rebuild(route, now)
-            picked = _draw_two(route, now, rng, tried)
+            picked = _pick(route, now, rng, tried, key)
         if picked is None:
             picked = self._due_probe(route, now, tried)
         if picked is None:
@@ -288,8 +301,8 @@ class Cluster:
             return True
         return self._due_probe(route, now, None) is not None
 
-    def _due_probe(self, route: Route, now: float, tried: Endpoint | None) -> Candidate | None:
-        """Return a candidate whose quarantine is over and whom nobody probes.
+    def _due_probe(self, route: Route, now: float, tried: Endpoint | None) -> Endpoint | None:
+        """Return an endpoint whose quarantine is over and whom nobody probes.
 
         Probes go before draws, so an endpoint is back soon after it answers again; a retry probes only where nobody
         else is left, so that one request does not meet two dead endpoints.
@@ -300,11 +313,10 @@ class Cluster:
             if endpoint is not tried and not endpoint.full and endpoint.quarantine.probe_at(alone=alone) <= now:
                 self._fleet.look(candidate, now)
                 if candidate.reason is Reason.QUARANTINED:
-                    return candidate
+                    return endpoint
         return None
 
-    def _start(self, candidate: Candidate, route: Route, now: float) -> Attempt:
-        endpoint = candidate.endpoint
+    def _start(self, endpoint: Endpoint, route: Route, now: float) -> Attempt:
         endpoint.in_flight += 1
         if not endpoint.guarded:
             return Attempt(endpoint, route, now)
@@ -318,7 +330,7 @@ class Cluster:
         return Attempt(endpoint, route, now, permits)
 
     def choose_again(
-        self, attempt: Attempt, now: float, rng: Rng, tried: Endpoint | None = None
+        self, attempt: Attempt, now: float, rng: Rng, tried: Endpoint | None = None, key: bytes | None = None
     ) -> Attempt | NoCandidate:
         """Take a choice back and make another: the endpoint's pool has no connection for it and may make none.
 
@@ -327,7 +339,7 @@ class Cluster:
         """
         self.done(attempt, AttemptResult.CANCELLED, now)
         attempt.endpoint.found_full(now)
-        return self._choose_with_care(attempt.route, now, rng, tried)
+        return self._choose_with_care(attempt.route, now, rng, tried, key)
 
     def _nobody(self, route: Route, now: float, tried: Endpoint | None) -> NoCandidate:
         full = [
@@ -468,12 +480,21 @@ class Cluster:
         )
 
     def hedge(
-        self, attempt: Attempt, *, answered: bool, replayable: bool, tries: int, left_s: float, now: float, rng: Rng
+        self,
+        attempt: Attempt,
+        *,
+        answered: bool,
+        replayable: bool,
+        tries: int,
+        left_s: float,
+        now: float,
+        rng: Rng,
+        key: bytes | None = None,
     ) -> Attempt | HedgeDenied:
         """Pick another endpoint to ask while ``attempt`` is waited for, count the attempt there, or say why not.
 
-        Only one that would be drawn: no probe is made with it, nor one that pushed back asked. It never takes an
-        endpoint's last free place: that is for first tries.
+        Only one that would be picked anyway: no probe is made with it, nor one that pushed back asked. It never takes
+        an endpoint's last free place: that is for first tries.
         """
         route = attempt.route
         denied = may_hedge(
@@ -489,11 +510,11 @@ class Cluster:
         if not self._budget.has_room(now):
             return HedgeDenied.BUDGET
         self._tables.catch_up(route, now)
-        picked = _draw_two_of(route, now, rng, attempt.endpoint, busy=False, spare=1)
+        picked = route.balancer.pick(FitAt(now, attempt.endpoint, spare=1), rng, key)
         if picked is None:
             return HedgeDenied.NOBODY
         self._budget.withdraw(now)
-        hedge = self._start(picked, route, now)
+        hedge = self._start(picked.endpoint, route, now)
         self._tables.plan_due(route)
         return hedge
 
@@ -589,28 +610,16 @@ class Cluster:
         self._tables.rebuild_due(now)
 
 
-def _draw_two(route: Route, now: float, rng: Rng, tried: Endpoint | None) -> Candidate | None:
-    """Choose by the law where some of the table may be out; among those that pushed back where nobody else is left."""
-    return _draw_two_of(route, now, rng, tried, busy=False) or _draw_two_of(route, now, rng, tried, busy=True)
-
-
-def _draw_two_of(
-    route: Route, now: float, rng: Rng, tried: Endpoint | None, *, busy: bool, spare: int = 0
-) -> Candidate | None:
-    first = route.draw_one(now, rng, tried, busy=busy, spare=spare)
-    if first is None:
-        return None
-    second = route.draw_one(now, rng, tried, busy=busy, spare=spare)
-    return second if second is not None and second_wins(_wait_ms(first), _wait_ms(second)) else first
+def _pick(route: Route, now: float, rng: Rng, tried: Endpoint | None, key: bytes | None) -> Endpoint | None:
+    """Have the balancer pick where some may be out; among those that pushed back where nobody else is left."""
+    picked = route.balancer.pick(FitAt(now, tried), rng, key)
+    if picked is None and route.busy:
+        picked = route.busy_balancer.pick(FitAt(now, tried, busy=True), rng, key)
+    return None if picked is None else picked.endpoint
 
 
 def _by_key(route: Route) -> tuple[str, str]:
     return route.key, route.protocol
-
-
-def _wait_ms(candidate: Candidate) -> float:
-    endpoint = candidate.endpoint
-    return expected_wait(endpoint.latency.ewma_ms or candidate.prior_ms, endpoint.in_flight, endpoint.peers_in_flight)
 
 
 def _moved(endpoint: Endpoint, cause: EjectCause, now: float) -> Event:

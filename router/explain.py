@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+from router.balancers import Anyone
 from router.breaker import GuardState
 from router.model import StoreMode
 from router.outcomes import Reason
-from router.routes import UNMEASURED_MS, NoCandidate, Weighing, expected_wait, second_wins, weigh
+from router.protocols import Compared
+from router.routes import UNMEASURED_MS, NoCandidate, Weighing, expected_wait, weigh
 from router.stats import median
 
 if TYPE_CHECKING:
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     from router.endpoint import Candidate, Endpoint
     from router.model import EndpointRecord, Replica
     from router.policy import FreshnessPolicy, Policies
+    from router.protocols import Balancer, Measure, Rng, Sample, Scorer
     from router.protocols import Candidate as CandidateView
-    from router.protocols import PickerFactory, Rng, Scorer
     from router.routes import Route
 
 _SOONEST_FIRST = (
@@ -49,16 +51,17 @@ class Term:
     """One signal's part in a weight: ``contribution = coefficient x score``.
 
     ``raw`` is in ``unit``. ``unknown``: there is no value, and ``score`` is the candidates' median (0.5 without any).
-    ``age_s`` is how long ago the value was reported or measured.
+    ``age_s`` is how long ago the value was reported or measured. What a balancer without weights goes by is ``raw``
+    alone, as of now: such a term has no score, coefficient or contribution.
     """
 
     name: str
     unit: str
     raw: float | None
-    score: float
+    score: float | None
     unknown: bool
-    coefficient: float
-    contribution: float
+    coefficient: float | None
+    contribution: float | None
     age_s: float | None
 
 
@@ -66,7 +69,8 @@ class Term:
 class CandidateRow:
     """One replica in a route. Weights and shares are 0 where ``reason`` says why it may not be picked.
 
-    ``share`` is the probability of one draw. ``for_s`` is how long ``reason`` has held, ``left_s`` how long an ejection
+    ``share`` is the probability of one draw. Where the balancer knows no weights, each is 1, and so are ``freshness``
+    and ``ramp``. ``for_s`` is how long ``reason`` has held, ``left_s`` how long an ejection
     lasts at most. ``probe_due``: it is in quarantine, and the next request goes there to see whether it answers again.
     ``warm_for_s`` is None for a replica that counts as warm for ever (a static endpoint), and for one
     that is not warm. ``ewma_known`` is false where ``ewma_ms`` stands for the candidates' median.
@@ -99,10 +103,13 @@ class CandidateRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleDraw:
-    """What a choice would do now with one random draw: the two drawn and why one of them wins."""
+    """What a choice would do now with one random draw: the two drawn and why one of them wins.
+
+    ``second`` is None where the balancer compares no two.
+    """
 
     first: str
-    second: str
+    second: str | None
     winner: str
     why: str
 
@@ -118,6 +125,7 @@ class Explanation:
     model: str
     version: str
     mode: StoreMode
+    balancer: str
     law: str
     rows: tuple[CandidateRow, ...]
     probe: str | None
@@ -135,16 +143,34 @@ class RouteRow:
     protocol: str
     default: bool
     idempotent: bool
+    balancer: str
     candidates: tuple[CandidateRow, ...]
 
 
 class Glance:
-    """A candidate at one moment, as filters and scorers see it, without touching it."""
+    """A candidate at one moment, as filters, scorers and balancers see it, without touching it.
 
-    __slots__ = ("_now", "age_s", "candidate", "warm_for_s")
+    ``prior_ms`` is set for those that may be picked, who are so without end here.
+    """
+
+    __slots__ = (
+        "_now",
+        "age_s",
+        "candidate",
+        "endpoint",
+        "fit_until",
+        "open_until",
+        "prior_ms",
+        "version",
+        "warm_for_s",
+    )
 
     def __init__(self, candidate: Candidate, age_s: float, now: float) -> None:
         self.candidate = candidate
+        self.endpoint = candidate.endpoint
+        self.version = candidate.version
+        self.open_until = self.fit_until = inf
+        self.prior_ms = UNMEASURED_MS
         self.age_s = age_s
         self.warm_for_s = max(0.0, now - candidate.warm_at)
         self._now = now
@@ -193,7 +219,6 @@ class View:
     policies: Policies
     mode: StoreMode
     scorers: Sequence[tuple[Scorer, float]]
-    picker: PickerFactory
     verdict: Callable[[CandidateView], Reason | None]
     age_s: Callable[[Endpoint, float], float]
 
@@ -213,42 +238,65 @@ class View:
         return open_, out
 
 
-def explain(view: View, route: Route, now: float, rng: Rng) -> Explanation:
-    """Lay open the decision that would be made on ``route`` now."""
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """Those of a route that may be picked now, as its balancer sees them."""
+
+    balancer: Balancer  # a twin of the route's own
+    open: list[Glance]
+    out: list[tuple[Glance, Reason]]
+    all_busy: bool
+    weighing: Weighing
+    key: bytes | None
+
+
+def _look(view: View, route: Route, now: float, key: bytes | None) -> _Standing:
     open_, out = view.look(route, now)
     all_busy = not open_
     open_, out = _overlook_busy(open_, out)
-    weighing = weigh(open_, view.scorers, view.policies, view.mode)
-    rows = _rows(view, open_, out, weighing, now)
+    balancer = (route.busy_balancer if all_busy else route.balancer).twin()
+    if balancer.weighs(key):
+        weighing = weigh(open_, view.scorers, view.policies, view.mode)
+    else:
+        alike = [1.0] * len(open_)
+        weighing = Weighing(alike, alike, [], alike, 0.0)
+    middle = median(glance.endpoint.known_ewma_ms() for glance in open_) or UNMEASURED_MS
+    for glance in open_:
+        known = glance.endpoint.known_ewma_ms()
+        glance.prior_ms = middle if known is None else known
+    balancer.arrange(open_, weighing.weights)
+    return _Standing(balancer, open_, out, all_busy, weighing, key)
+
+
+def explain(view: View, route: Route, now: float, rng: Rng, key: bytes | None = None) -> Explanation:
+    """Lay open the decision that would be made on ``route`` now, for a request with ``key``."""
+    standing = _look(view, route, now, key)
+    open_, balancer = standing.open, standing.balancer
+    rows = _rows(standing, now)
     probe = next((row.endpoint for row in rows if row.probe_due), None)
     draw = None
     if open_ and probe is None:
-        picker = view.picker(weighing.weights)
-        by_id = {(row.endpoint, row.version): row for row in rows}
-        first, second = (
-            by_id[glance.candidate.endpoint.id, glance.candidate.version]
-            for glance in (open_[picker.draw(rng)], open_[picker.draw(rng)])
-        )
-        draw = _sample(first, second)
+        sample = balancer.sample(Anyone(), rng, key)
+        draw = None if sample is None else _draw(sample, {(row.endpoint, row.version): row for row in rows})
     return Explanation(
         route=route.key,
         model=route.model,
         version=route.version,
         mode=view.mode,
-        law=_law(view, weighing) + (_ALL_BUSY if all_busy and open_ else ""),
+        balancer=balancer.name,
+        law=_law(view, standing) + (_ALL_BUSY if standing.all_busy and open_ else ""),
         rows=rows,
         probe=probe,
         draw=draw,
-        nobody=None if open_ or probe else nobody(route, out, view.policies.freshness, now),
+        nobody=None if open_ or probe else nobody(route, standing.out, view.policies.freshness, now),
     )
 
 
 def route_row(view: View, route: Route, now: float, *, default: bool) -> RouteRow:
     """Show one route."""
-    open_, out = _overlook_busy(*view.look(route, now))
-    weighing = weigh(open_, view.scorers, view.policies, view.mode)
-    rows = _rows(view, open_, out, weighing, now)
-    return RouteRow(route.key, route.model, route.version, route.protocol, default, route.policy.idempotent, rows)
+    standing = _look(view, route, now, None)
+    rows, policy, name = _rows(standing, now), route.policy, standing.balancer.name
+    return RouteRow(route.key, route.model, route.version, route.protocol, default, policy.idempotent, name, rows)
 
 
 def _overlook_busy(
@@ -300,11 +348,11 @@ def _back_in_s(endpoint: Endpoint, reason: Reason, policy: FreshnessPolicy, now:
     return policy.heartbeat_s
 
 
-def _rows(
-    view: View, open_: list[Glance], out: list[tuple[Glance, Reason]], weighing: Weighing, now: float
-) -> tuple[CandidateRow, ...]:
-    total = sum(weighing.weights)
-    middle = median(glance.candidate.endpoint.known_ewma_ms() for glance in open_)
+def _rows(standing: _Standing, now: float) -> tuple[CandidateRow, ...]:
+    weighing, open_ = standing.weighing, standing.open
+    middle = median(glance.endpoint.known_ewma_ms() for glance in open_)
+    shares = standing.balancer.shares(standing.key)
+    measures = standing.balancer.measures(standing.key)
     rows: list[CandidateRow] = []
     for index, glance in enumerate(open_):
         weight = weighing.weights[index]
@@ -316,13 +364,13 @@ def _rows(
                 freshness=weighing.freshness[index],
                 ramp=weighing.ramp[index],
                 weight=weight,
-                share=weight / total if total > 0 else 1 / len(open_),
+                share=shares[index],
                 floored=weight == weighing.floor and weight > 0,
-                terms=_terms(glance, weighing, index, now),
+                terms=(*_terms(glance, weighing, index, now), *map(_measured, measures[index])),
             )
         )
     rows.sort(key=lambda row: (-row.share, row.endpoint, row.version))
-    return (*rows, *(_row(glance, now, middle, reason=reason, alone=not open_) for glance, reason in out))
+    return (*rows, *(_row(glance, now, middle, reason=reason, alone=not open_) for glance, reason in standing.out))
 
 
 def _terms(glance: Glance, weighing: Weighing, index: int, now: float) -> tuple[Term, ...]:
@@ -341,6 +389,11 @@ def _terms(glance: Glance, weighing: Weighing, index: int, now: float) -> tuple[
         )
         for column in weighing.columns
     )
+
+
+def _measured(measure: Measure) -> Term:
+    name, unit, value = measure
+    return Term(name, unit, value, None, False, None, None, 0.0)
 
 
 def _row(
@@ -410,28 +463,47 @@ def _left_s(endpoint: Endpoint, reason: Reason | None, now: float) -> float | No
     return None
 
 
-def _sample(first: CandidateRow, second: CandidateRow) -> SampleDraw:
-    def wait(row: CandidateRow) -> str:
-        load = row.in_flight + row.peers_in_flight + 1
-        if row.ewma_ms is None:
-            return f"{row.endpoint}: nothing measured, {load} in flight with this one"
-        return f"{row.endpoint}: {row.ewma_ms:.3g} ms x {load} in flight with this one = {row.expected_wait_ms:.3g} ms"
-
+def _draw(sample: Sample, rows: dict[tuple[str, str], CandidateRow]) -> SampleDraw:
+    """Put a balancer's choice into words."""
+    drawn = [rows[one.endpoint.id, one.version] for one in sample.drawn]
+    first, winner = drawn[0], rows[sample.winner.endpoint.id, sample.winner.version]
+    if sample.compared is None:
+        return SampleDraw(first.endpoint, None, winner.endpoint, sample.why)
+    second = drawn[1]
+    text = _wait_text if sample.compared is Compared.WAIT else _load_text
     if first is second:
-        return SampleDraw(first.endpoint, second.endpoint, first.endpoint, f"drawn twice; {wait(first)}")
-    first_ms, second_ms = _comparable(first), _comparable(second)
-    winner = second if second_wins(first_ms, second_ms) else first
-    why = "equal waits, the first drawn wins" if first_ms == second_ms else "the lower expected wait wins"
-    return SampleDraw(first.endpoint, second.endpoint, winner.endpoint, f"{why}; {wait(first)}; {wait(second)}")
+        return SampleDraw(first.endpoint, second.endpoint, first.endpoint, f"drawn twice; {text(first)}")
+    equal = _comparable(first, sample.compared) == _comparable(second, sample.compared)
+    if sample.compared is Compared.WAIT:
+        why = "equal waits, the first drawn wins" if equal else "the lower expected wait wins"
+    else:
+        why = "as many in flight, the first drawn wins" if equal else "the one with fewer in flight wins"
+    return SampleDraw(first.endpoint, second.endpoint, winner.endpoint, f"{why}; {text(first)}; {text(second)}")
 
 
-def _comparable(row: CandidateRow) -> float:
-    ewma_ms = UNMEASURED_MS if row.ewma_ms is None else row.ewma_ms
+def _wait_text(row: CandidateRow) -> str:
+    load = row.in_flight + row.peers_in_flight + 1
+    if row.ewma_ms is None:
+        return f"{row.endpoint}: nothing measured, {load} in flight with this one"
+    return f"{row.endpoint}: {row.ewma_ms:.3g} ms x {load} in flight with this one = {row.expected_wait_ms:.3g} ms"
+
+
+def _load_text(row: CandidateRow) -> str:
+    return f"{row.endpoint}: {row.in_flight + row.peers_in_flight + 1} in flight with this one"
+
+
+def _comparable(row: CandidateRow, compared: Compared) -> float:
+    ewma_ms = UNMEASURED_MS if row.ewma_ms is None or compared is Compared.IN_FLIGHT else row.ewma_ms
     return expected_wait(ewma_ms, row.in_flight, row.peers_in_flight)
 
 
-def _law(view: View, weighing: Weighing) -> str:
+def _law(view: View, standing: _Standing) -> str:
+    balancer, weighing = standing.balancer, standing.weighing
+    if not balancer.weighs(standing.key):
+        return f"{balancer.name}: {balancer.goes_by}"
+    keyless = "without a key: " if balancer.weighs(None) and not balancer.weighs(b"") else ""
     if view.mode is StoreMode.UNIFORM:
-        return "weight = 1 for each (nothing known to go by)"
+        return f"{keyless}weight = 1 for each (nothing known to go by)"
     terms = " + ".join(f"{column.coefficient:g} x {column.scorer.name}" for column in weighing.columns)
-    return f"weight = freshness x ramp x ({terms or 0}), at least {weighing.floor:.3g}; two drawn, lower wait wins"
+    law = f"weight = freshness x ramp x ({terms or 0}), at least {weighing.floor:.3g}; two drawn, lower wait wins"
+    return keyless + law

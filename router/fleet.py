@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from router.ages import Ages
+from router.balancers import balancer_for
 from router.endpoint import Candidate, Endpoint, offered
 from router.hedging import HeadTimes
 from router.model import HTTP
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
         StoreMode,
     )
     from router.policy import Policies
+    from router.protocols import Balancer, Filter, PickerFactory
     from router.protocols import Candidate as CandidateView
-    from router.protocols import Filter
 
 
 class Fleet:
@@ -43,8 +44,14 @@ class Fleet:
     """
 
     def __init__(
-        self, policies: Policies, models: Iterable[ModelPolicy], filters: Sequence[Filter], now: float
+        self,
+        policies: Policies,
+        models: Iterable[ModelPolicy],
+        filters: Sequence[Filter],
+        picker: PickerFactory,
+        now: float,
     ) -> None:
+        self._picker = picker
         self.endpoints: dict[str, Endpoint] = {}
         self.routes: dict[str, Route] = {}  # of HTTP
         self.routes_by: dict[str, dict[str, Route]] = {HTTP: self.routes}
@@ -87,6 +94,7 @@ class Fleet:
         self._models = {model.name: model for model in models}
         for route in self.all_routes():
             policy = self._models.get(route.model)
+            was = route.policy
             if policy is not None:
                 route.policy = policy
                 route.learned = route.version != ""
@@ -94,6 +102,9 @@ class Fleet:
             elif route.model in before:
                 route.policy = ModelPolicy(route.model)
                 route.learned = route.withdrawn = True
+            if (route.policy.balancer, route.policy.key) != (was.balancer, was.key):
+                route.table = None
+                route.balancer, route.busy_balancer = self._balancers(route.policy)
             self._regard_hedging(route, now)
         self._make_routes(now)
         self.forget_empty_routes(now)
@@ -294,12 +305,17 @@ class Fleet:
         if route is None:
             policy = self._models.get(model)
             learned = policy is None or version != ""
+            policy = policy or ModelPolicy(model)
             route = routes[key] = Route(
-                model, version, policy or ModelPolicy(model), learned=learned, now=now, protocol=protocol
+                model, version, policy, self._balancers(policy), learned=learned, now=now, protocol=protocol
             )
             self._regard_hedging(route, now)
             self.generation += 1
         return route
+
+    def _balancers(self, policy: ModelPolicy) -> tuple[Balancer, Balancer]:
+        """Return what picks for a route, and what does where only those are left that pushed back."""
+        return balancer_for(policy, self._picker), balancer_for(policy, self._picker)
 
     def _regard_hedging(self, route: Route, now: float) -> None:
         """Have a route measure what hedging goes by where its requests are hedged, and forget it where not."""

@@ -71,7 +71,8 @@ class EndpointRecord:
     ``address`` is a URL, ``http://HOST:PORT``, ``grpc://HOST:PORT`` or ``unix:/PATH``. ``protocol``: ``http`` or
     ``grpc``. ``epoch`` is random at the process's start: a new
     epoch under an old id is a new process. ``revision`` orders records within the store. ``static``: from
-    configuration, not from the store; it counts as warm, never expires and never goes stale.
+    configuration, not from the store; it counts as warm, never expires and never goes stale. ``queue_depth``: requests
+    that wait there. ``cpu_load``: the part of its processor time in use, in [0, 1]. None is unknown.
     """
 
     id: str
@@ -83,6 +84,7 @@ class EndpointRecord:
     free_memory_bytes: int | None = None
     total_memory_bytes: int | None = None
     queue_depth: int | None = None
+    cpu_load: float | None = None
     idle_for_s: float | None = None
     draining: bool = False
     static: bool = False

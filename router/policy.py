@@ -16,6 +16,10 @@ class PolicyError(ValueError):
         self.remedy = remedy
 
 
+SCORERS = ("warmth", "free_memory", "speed", "queue_depth", "cpu_load")
+"""The scorers whose coefficients are fields of :class:`ScoringPolicy`."""
+
+
 def _ratio(owner: str, name: str, value: float) -> None:
     if not 0.0 <= value <= 1.0:
         raise PolicyError(f"{owner}.{name}", value, "a ratio lies between 0 and 1")
@@ -28,23 +32,40 @@ def _positive(owner: str, name: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ScoringPolicy:
-    """weight = freshness x ramp x (warmth·w + free_memory·w + speed·w)."""
+    """weight = freshness x ramp x (sum of coefficient x score).
+
+    The coefficients of the scorers that come with the router are fields; ``coefficients`` has those of others, by name.
+    """
 
     warmth: float = 0.40
     free_memory: float = 0.35
     speed: float = 0.25
+    queue_depth: float = 0.0
+    cpu_load: float = 0.0
+    coefficients: dict[str, float] = field(default_factory=dict)
     exploration_floor_ratio: float = 0.02  # of the mean weight, for every candidate
     speed_spread_ratio: float = 1.2  # largest 1/P95 under this times the smallest: all get 0.5
 
     def __post_init__(self) -> None:
-        for name in ("warmth", "free_memory", "speed"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise PolicyError(f"scoring.{name}", value, "a coefficient is 0 or more")
-        _positive("scoring", "warmth + free_memory + speed", self.warmth + self.free_memory + self.speed)
+        for name in SCORERS:
+            self._judge(name, getattr(self, name))
+        for name, value in self.coefficients.items():
+            if name in SCORERS:
+                raise PolicyError(f"scoring.coefficients.{name}", value, f"is a field of its own: set scoring.{name}")
+            self._judge(f"coefficients.{name}", value)
+        if not any(self.by_name().values()):
+            raise PolicyError("scoring.sum of all coefficients", 0, "must be greater than 0")
         _ratio("scoring", "exploration_floor_ratio", self.exploration_floor_ratio)
         if not 1 <= self.speed_spread_ratio < float("inf"):
             raise PolicyError("scoring.speed_spread_ratio", self.speed_spread_ratio, "must be 1 or more")
+
+    def _judge(self, name: str, value: float) -> None:
+        if not 0 <= value < float("inf"):
+            raise PolicyError(f"scoring.{name}", value, "a coefficient is 0 or more")
+
+    def by_name(self) -> dict[str, float]:
+        """Return the coefficient of every scorer that is named, the fields first."""
+        return {name: getattr(self, name) for name in SCORERS} | self.coefficients
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +213,34 @@ class OnNoCandidate(StrEnum):
     FAIL = "fail"
 
 
+class BalancerName(StrEnum):
+    """How one of the candidates of a model is picked (``router/balancers.py``)."""
+
+    WARM = "warm"
+    ROUND_ROBIN = "round_robin"
+    RANDOM = "random"
+    LEAST_REQUEST = "least_request"
+    TWO_CHOICE = "two_choice"
+    PEAK_EWMA = "peak_ewma"
+    KEYED = "keyed"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPolicy:
+    """Where requests have the key that ``keyed`` goes by: in a field (``header``), or as their path's last segment.
+
+    An endpoint takes no more than ``load_factor`` times the mean in flight because of its keys.
+    """
+
+    header: str | None = None
+    last_segment: bool = False
+    load_factor: float = 1.25
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.load_factor < float("inf"):
+            raise PolicyError("key.load_factor", self.load_factor, "must be 1 or more")
+
+
 @dataclass(frozen=True, slots=True)
 class Policies:
     """All policies of one sidecar."""
@@ -213,7 +262,7 @@ class Policies:
 class ModelPolicy:
     """What configuration says of one model. ``default``: takes requests that name no model that is known.
 
-    ``hedge`` has no effect unless ``idempotent`` too.
+    ``hedge`` has no effect unless ``idempotent`` too, ``key`` none unless the balancer is ``keyed``.
     """
 
     name: str
@@ -221,3 +270,5 @@ class ModelPolicy:
     default: bool = False
     on_no_candidate: OnNoCandidate = OnNoCandidate.FAIL
     hedge: bool = False
+    balancer: BalancerName = BalancerName.WARM
+    key: KeyPolicy | None = None

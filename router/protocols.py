@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from router.endpoint import Endpoint
     from router.model import EndpointRecord, Replica, StoreMode
     from router.outcomes import Reason
+    from router.pickers import AliasPicker
 
 Rng = Callable[[], float]
 """Returns a float in [0, 1)."""
@@ -70,3 +74,84 @@ class Picker(Protocol):
 
     def draw(self, rng: Rng) -> int:
         """Return an index into the weights that this picker was built from, in O(1)."""
+
+
+class Choosable(Protocol):
+    """What balancers see of a candidate. Read only, but for ``passed_over`` of its endpoint."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...  # noqa: D102
+    @property
+    def version(self) -> str: ...  # noqa: D102
+    @property
+    def prior_ms(self) -> float: ...  # noqa: D102
+    @property
+    def open_until(self) -> float: ...  # noqa: D102
+    @property
+    def fit_until(self) -> float: ...  # noqa: D102
+
+
+class Fit(Protocol):
+    """Says who may be picked in one choice: who is open at that moment, was not tried before, and is not full."""
+
+    def admits(self, candidate: Choosable) -> bool:
+        """Return whether ``candidate`` may be picked; count it as passed over where it is merely full."""
+
+    def left(self, candidates: Sequence[Choosable]) -> list[int]:
+        """Return the indices of all that may be picked; counts nothing."""
+
+
+Measure = tuple[str, str, float]
+"""Name, unit and value of something that a balancer goes by."""
+
+
+class Balancer(Protocol):
+    """Picks one of a route's candidates. Each route has its own, made with the route; it knows no clock.
+
+    ``arrange`` is called whenever the route's table is made, before anything else. All other methods are for
+    explanations, on a :meth:`twin`, and change nothing that a choice goes by.
+    """
+
+    name: str
+    goes_by: str
+    """What a choice goes by, in a sentence without its end. For explanations."""
+    table: AliasPicker | None
+    """The table of which ``Cluster.choose`` draws two by hand and compares waits; None where it is to ask ``pick``."""
+
+    def arrange(self, candidates: Sequence[Choosable], weights: Sequence[float]) -> None:
+        """Take those that may be picked, in order of endpoint id and version, with weights where :meth:`weighs`."""
+
+    def pick(self, fit: Fit, rng: Rng, key: bytes | None) -> Choosable | None:
+        """Return the one to send a request with this key to, None where ``fit`` admits none."""
+
+    def weighs(self, key: bytes | None) -> bool:
+        """Return whether a choice for such a key goes by weights; :meth:`arrange` gets some where it does for None."""
+
+    def twin(self) -> Balancer:
+        """Return one that would pick alike, to be arranged anew and asked without consequences."""
+
+    def sample(self, fit: Fit, rng: Rng, key: bytes | None) -> Sample | None:
+        """Return what :meth:`pick` would pick with these random numbers, and why."""
+
+    def shares(self, key: bytes | None) -> list[float]:
+        """Return the probability of one draw for each of those arranged."""
+
+    def measures(self, key: bytes | None) -> list[tuple[Measure, ...]]:
+        """Return what a choice goes by for each of those arranged, weights apart."""
+
+
+class Compared(StrEnum):
+    """By what the better of two is found."""
+
+    WAIT = "wait"
+    IN_FLIGHT = "in_flight"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One choice as it would be made: who was drawn, who is picked, and why: two are compared, or ``why`` says it."""
+
+    drawn: tuple[Choosable, ...]
+    winner: Choosable
+    why: str
+    compared: Compared | None = None

@@ -11,19 +11,18 @@ from router.outcomes import (  # in annotations of dataclasses, which the compil
     Outcome,
     Reason,
 )
-from router.pickers import AliasPicker
 from router.protocols import Scorer
 from router.scorers import NEUTRAL
 from router.stats import median
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from router.endpoint import Candidate, Endpoint
     from router.hedging import HeadTimes
     from router.policy import FreshnessPolicy, ModelPolicy, Policies, RampPolicy
+    from router.protocols import Balancer
     from router.protocols import Candidate as CandidateView
-    from router.protocols import Rng
 
 REDRAWS: Final = 8
 """Draws that may hit a replica that is out, before all of the table is looked at."""
@@ -99,21 +98,29 @@ class Route:
 
     ``protocol`` is what its endpoints speak: there are candidates of one protocol only on a route.
 
-    The cluster owns everything but the first five fields. ``drawn`` are the candidates in the table, ``draw`` the
-    table (``table`` too, where it is of the usual kind); ``busy`` and ``draw_busy`` the same of those that would be in
-    it but pushed back, for when nobody else is left. ``due`` is when the next choice must look closer, ``rebuild_at``
-    when the tables have to be made again; ``used`` counts down from the last choice.
+    The cluster owns everything but the first five fields. ``drawn`` are the candidates that ``balancer`` picks of,
+    ``table`` what it would have two drawn of, where that is all it does; ``busy`` and ``busy_balancer`` the same of
+    those that would be in it but pushed back, for when nobody else is left. ``due`` is when the next choice must look
+    closer, ``rebuild_at`` when the tables have to be made again; ``used`` counts down from the last choice.
     """
 
     __slots__ = (
         "key", "model", "version", "policy", "hedging", "protocol",
-        "due", "drawn", "draw", "table", "used",
-        "built_at", "busy", "busy_weights", "candidates", "dirty", "draw_busy", "empty_since", "interval_s", "learned",
-        "none", "none_at", "rebuild_at", "waiting", "weights", "withdrawn",
+        "due", "drawn", "table", "used", "balancer",
+        "built_at", "busy", "busy_balancer", "candidates", "dirty", "empty_since", "interval_s", "learned",
+        "none", "none_at", "rebuild_at", "waiting", "withdrawn",
     )  # fmt: skip
 
     def __init__(
-        self, model: str, version: str, policy: ModelPolicy, *, learned: bool, now: float, protocol: str = HTTP
+        self,
+        model: str,
+        version: str,
+        policy: ModelPolicy,
+        balancers: tuple[Balancer, Balancer],
+        *,
+        learned: bool,
+        now: float,
+        protocol: str = HTTP,
     ) -> None:
         self.key = f"{model}@{version}" if version else model
         self.model = model
@@ -123,15 +130,12 @@ class Route:
         self.hedging: HeadTimes | None = None  # where its requests are hedged
         self.due = -inf
         self.drawn: list[Candidate] = []
-        self.draw: Callable[[Rng], int] = _nothing_to_draw
+        self.balancer, self.busy_balancer = balancers
         self.table: tuple[int, list[float], list[int]] | None = None
         self.busy: list[Candidate] = []
-        self.draw_busy: Callable[[Rng], int] = _nothing_to_draw
         self.used = 0
         self.candidates: list[Candidate] = []  # by endpoint id and version
         self.waiting: list[Candidate] = []  # ejected, else fit
-        self.weights: list[float] = []
-        self.busy_weights: list[float] = []
         self.built_at = -inf
         self.rebuild_at = -inf
         self.interval_s = 0.0
@@ -151,35 +155,6 @@ class Route:
             self.due = min(self.due, self.rebuild_at)
         elif opened:
             self.rebuild_at = -inf
-
-    def draw_one(self, now: float, rng: Rng, tried: Endpoint | None, *, busy: bool, spare: int = 0) -> Candidate | None:
-        """Draw by weight among those of a table that may still be picked, ``tried`` apart; None where none may.
-
-        ``busy``: the table of those. ``spare``: so many free places of whoever is drawn are left to others. A few draws
-        first, as nearly all of a table may be picked; then a look at all.
-        """
-        drawn = self.busy if busy else self.drawn
-        if not drawn:
-            return None
-        draw = self.draw_busy if busy else self.draw
-        for _ in range(REDRAWS):
-            candidate = drawn[draw(rng)]
-            if now < (candidate.fit_until if busy else candidate.open_until) and candidate.endpoint is not tried:
-                endpoint = candidate.endpoint
-                if endpoint.in_flight + spare < endpoint.cap:
-                    return candidate
-                if endpoint.full:
-                    endpoint.passed_over += 1
-        left = [
-            (candidate, weight)
-            for candidate, weight in zip(drawn, self.busy_weights if busy else self.weights, strict=True)
-            if now < (candidate.fit_until if busy else candidate.open_until)
-            and candidate.endpoint is not tried
-            and candidate.endpoint.in_flight + spare < candidate.endpoint.cap
-        ]
-        if not left:
-            return None
-        return left[AliasPicker([weight for _, weight in left]).draw(rng)][0]
 
     def expire(self) -> None:
         """Have the table made again at the next choice."""
@@ -243,7 +218,3 @@ def weigh(
     weights = [fresh * rise * total for fresh, rise, total in zip(freshness, ramp, sums, strict=True)]
     floor = policies.scoring.exploration_floor_ratio * sum(weights) / len(weights) if weights else 0.0
     return Weighing(freshness, ramp, columns, [max(weight, floor) for weight in weights], floor)
-
-
-def _nothing_to_draw(rng: Rng) -> int:
-    raise IndexError("the route has no candidate")

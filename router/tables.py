@@ -1,4 +1,4 @@
-"""When a route's table is made again, and how: look at every candidate, weigh who may be picked, build a picker.
+"""When a route's table is made again, and how: look at every candidate, weigh who may be picked, arrange them.
 
 Making a table is O(candidates), so it is bounded twice: how often one route's is made, and how much one Tick does.
 """
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from router.explain import View
 from router.outcomes import Reason
-from router.pickers import AliasPicker
 from router.routes import UNMEASURED_MS, weigh
 from router.stats import median
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from router.endpoint import Candidate
     from router.fleet import Fleet
     from router.policy import Policies
-    from router.protocols import PickerFactory, Scorer
+    from router.protocols import Balancer, Scorer
     from router.routes import Route
 
 REBUILD_S: Final = 0.1
@@ -40,13 +39,10 @@ TICK_CANDIDATES: Final = 2000
 class Tables:
     """Makes the tables of all routes of a fleet."""
 
-    def __init__(
-        self, fleet: Fleet, policies: Policies, scorers: Sequence[tuple[Scorer, float]], picker: PickerFactory
-    ) -> None:
+    def __init__(self, fleet: Fleet, policies: Policies, scorers: Sequence[tuple[Scorer, float]]) -> None:
         self._fleet = fleet
         self._policies = policies
         self._scorers = tuple(scorers)
-        self._picker = picker
 
     def configure(self, policies: Policies, scorers: Sequence[tuple[Scorer, float]]) -> None:
         """Go by other policies from the next table on."""
@@ -56,7 +52,7 @@ class Tables:
     def view(self) -> View:
         """Return what an explanation reads."""
         fleet = self._fleet
-        return View(self._policies, fleet.mode, self._scorers, self._picker, fleet.verdict, fleet.ages.age_s)
+        return View(self._policies, fleet.mode, self._scorers, fleet.verdict, fleet.ages.age_s)
 
     def rebuild_due(self, now: float) -> None:
         """Make the tables that are used and due, oldest first, within one Tick's share of work."""
@@ -107,16 +103,10 @@ class Tables:
         route.drawn = open_
         route.busy = busy
         route.waiting = waiting
-        if open_:
-            route.weights = weigh(open_, self._scorers, self._policies, self._fleet.mode).weights
-            table = self._picker(route.weights)
-            route.draw = table.draw
-            route.table = (table.size, table.keep, table.alias) if isinstance(table, AliasPicker) else None
-            _set_priors(open_)
-        if busy:
-            route.busy_weights = weigh(busy, self._scorers, self._policies, self._fleet.mode).weights
-            route.draw_busy = self._picker(route.busy_weights).draw
-            _set_priors(busy)
+        self._arrange(route.balancer, open_)
+        self._arrange(route.busy_balancer, busy)
+        table = route.balancer.table
+        route.table = None if table is None else (table.size, table.keep, table.alias)
         route.dirty = False
         route.none = None
         route.built_at = now
@@ -124,6 +114,13 @@ class Tables:
         at_latest = now + max(IDLE_REBUILD_S, 2 * route.interval_s)
         route.rebuild_at = min(at_latest, max(busy_until, now + route.interval_s))
         self.plan_due(route)
+
+    def _arrange(self, balancer: Balancer, candidates: list[Candidate]) -> None:
+        weights: list[float] = []
+        if balancer.weighs(None):
+            weights = weigh(candidates, self._scorers, self._policies, self._fleet.mode).weights
+        _set_priors(candidates)
+        balancer.arrange(candidates, weights)
 
     def plan_due(self, route: Route) -> None:
         """Set when the next choice must look closer."""

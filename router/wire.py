@@ -142,6 +142,7 @@ def encode_fields(record: EndpointRecord) -> dict[str, str]:
         ("free", record.free_memory_bytes),
         ("total", record.total_memory_bytes),
         ("queue", record.queue_depth),
+        ("cpu", record.cpu_load),
         ("idle", record.idle_for_s),
     ):
         fields[name] = "" if value is None else repr(value)
@@ -173,6 +174,7 @@ def decode_fields(id: str, fields: Mapping[str, str]) -> EndpointRecord:  # noqa
             free_memory_bytes=_count(fields.get("free", "")),
             total_memory_bytes=_count(fields.get("total", "")),
             queue_depth=_count(fields.get("queue", "")),
+            cpu_load=_load(fields.get("cpu", "")),
             idle_for_s=_seconds(fields.get("idle", "")),
             draining=fields["draining"] == "1",
         )
@@ -350,3 +352,12 @@ def _count(text: str) -> int | None:
 
 def _seconds(text: str) -> float | None:
     return None if text == "" else _finite(float(text))
+
+
+def _load(text: str) -> float | None:
+    if text == "":
+        return None
+    number = float(text)
+    if not 0 <= number <= 1:  # nor is it where that is not a number
+        raise WireError(f"cpu: {_cut(text)} is no load in [0, 1]")
+    return number

@@ -14,9 +14,11 @@ from msgspec import Meta
 
 from router.policy import (
     BackPressurePolicy,
+    BalancerName,
     BreakerPolicy,
     FreshnessPolicy,
     HedgingPolicy,
+    KeyPolicy,
     LatencyPolicy,
     ModelPolicy,
     OnNoCandidate,
@@ -439,6 +441,27 @@ class ModelTimeouts(Base, frozen=True):
     try_s: Annotated[Seconds | None, _doc(Reload.NEW, "one try, to the end of its answer", "seconds")] = None
 
 
+class Key(Base, frozen=True):
+    """Where a request of a model whose balancer is keyed has its key: header or last_segment."""
+
+    header: Annotated[
+        str | None, _doc(Reload.LIVE, "field whose value is the key, the first one where it comes twice", "field name")
+    ] = None
+    last_segment: Annotated[
+        bool, _doc(Reload.LIVE, "the key is what follows the last slash of the path, percent-decoded")
+    ] = False
+    load_factor: Annotated[
+        float,
+        _doc(
+            Reload.LIVE,
+            "an endpoint with so many times the mean in flight takes no more by its keys: the next one does",
+            "times",
+            ge=1,
+            le=1000,
+        ),
+    ] = 1.25
+
+
 class Model(Base, frozen=True):
     """One model, by the name that requests use."""
 
@@ -467,6 +490,11 @@ class Model(Base, frozen=True):
     hedge: Annotated[
         bool, _doc(Reload.LIVE, "ask a second endpoint where the first is slow to answer; needs idempotent")
     ] = False
+    balancer: Annotated[
+        BalancerName,
+        _doc(Reload.LIVE, "who is picked of those that may be: warm goes by weights and waits; keyed needs a key"),
+    ] = BalancerName.WARM
+    key: Annotated[Key | None, _doc(Reload.LIVE, "the key that the balancer keyed goes by")] = None
 
 
 class Endpoint(Base, frozen=True):
@@ -543,6 +571,8 @@ def model_policies(settings: Settings) -> tuple[ModelPolicy, ...]:
             default=model.default,
             on_no_candidate=model.on_no_candidate,
             hedge=model.hedge,
+            balancer=model.balancer,
+            key=None if model.key is None else KeyPolicy(**msgspec.structs.asdict(model.key)),
         )
         for model in settings.models
     )

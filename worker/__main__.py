@@ -23,6 +23,7 @@ from worker.log import EventLog
 from worker.memory import HostMemory
 from worker.options import Options, parse
 from worker.process import DrainTimes, WorkerProcess
+from worker.processor import CpuLoad, usable_cores
 from worker.redis_writer import RedisWriter
 from worker.replica import HeldReplica
 from worker.report import TTL_S, RecordBuilder, Reporter
@@ -83,6 +84,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         HostMemory(),
         lambda: [replica.report() for replica in replicas],
         lambda: executor.queue_depth,
+        CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read,
         serving.idle_for_s,
     )
     if options.state is not None:

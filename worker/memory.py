@@ -31,7 +31,7 @@ class HostMemory:
 
     def __init__(self, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> None:
         self._meminfo = proc / "meminfo"
-        self._groups = _limited_groups(proc, groups)
+        self._groups = tuple(group for group in control_groups(proc, groups) if (group / "memory.max").is_file())
 
     def read(self) -> Memory | None:
         """Return the memory now, or None where the kernel does not say."""
@@ -48,7 +48,8 @@ class HostMemory:
         return Memory(free, total)
 
 
-def _limited_groups(proc: Path, groups: Path) -> tuple[Path, ...]:
+def control_groups(proc: Path, groups: Path) -> tuple[Path, ...]:
+    """Return the directories of the control groups (version 2) that this process is in, the innermost first."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -58,7 +59,7 @@ def _limited_groups(proc: Path, groups: Path) -> tuple[Path, ...]:
         return ()
     found = groups / inner
     chain = [found, *found.parents] if found != groups else [found]
-    return tuple(path for path in chain if path.is_relative_to(groups) and (path / "memory.max").is_file())
+    return tuple(path for path in chain if path.is_relative_to(groups))
 
 
 def _limit(group: Path) -> int | None:

@@ -29,6 +29,7 @@ RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
 EXACT_WARM_S = 10
 """``warm_for_s`` is exact to the second as long as the router's ramp lasts by default."""
 _MEMORY_STEPS = 100
+_LOAD_STEP = 0.05
 
 
 class StoreUnavailableError(Exception):
@@ -69,6 +70,7 @@ class RecordBuilder:
         memory: MemoryProbe,
         replicas: Callable[[], Iterable[Replica]],
         queue_depth: Callable[[], int],
+        cpu_load: Callable[[], float | None],
         idle_for_s: Callable[[], float | None],
     ) -> None:
         self.draining = False
@@ -78,11 +80,16 @@ class RecordBuilder:
         self._memory = memory
         self._replicas = replicas
         self._queue_depth = queue_depth
+        self._cpu_load = cpu_load
         self._idle_for_s = idle_for_s
         self._reported: Memory | None = None
+        self._reported_load: float | None = None
 
     def build(self) -> EndpointRecord:
-        """Return the record now. Times are rounded down; free memory moves in steps of 1% of the total."""
+        """Return the record now.
+
+        Times are rounded down; free memory moves in steps of 1% of the total, load in steps of 5% of all processors.
+        """
         memory = self._rounded(self._memory.read())
         idle_for_s = self._idle_for_s()
         return EndpointRecord(
@@ -93,6 +100,7 @@ class RecordBuilder:
             free_memory_bytes=None if memory is None else memory.free_bytes,
             total_memory_bytes=None if memory is None else memory.total_bytes,
             queue_depth=self._queue_depth(),
+            cpu_load=self._rounded_load(self._cpu_load()),
             idle_for_s=None if idle_for_s is None else stepped(idle_for_s, 1),
             draining=self.draining,
         )
@@ -102,6 +110,12 @@ class RecordBuilder:
         if memory is None or before is None or _differ(memory, before):
             self._reported = memory
         return self._reported
+
+    def _rounded_load(self, load: float | None) -> float | None:
+        before = self._reported_load
+        if load is None or before is None or abs(load - before) >= _LOAD_STEP:
+            self._reported_load = None if load is None else round(load, 2)
+        return self._reported_load
 
 
 def _differ(memory: Memory, before: Memory) -> bool:

@@ -117,8 +117,8 @@ def routes(context: Context, now: float) -> dict[str, Any]:
     }
 
 
-def explain(context: Context, model: str, now: float) -> Explanation:
-    """Return the decision that would be made now for ``NAME`` or ``NAME@VERSION``.
+def explain(context: Context, model: str, now: float, key: str = "") -> Explanation:
+    """Return the decision that would be made now for ``NAME`` or ``NAME@VERSION``, and a request with ``key``.
 
     Raises:
         UnknownModelError: there is no such route.
@@ -131,7 +131,7 @@ def explain(context: Context, model: str, now: float) -> Explanation:
         route = other if other is not None and (route is None or other.candidates) else route
     if route is None:
         raise UnknownModelError(model, [row.key for row in cluster.routes(now)])
-    return cluster.explain(route, now, context.rng)
+    return cluster.explain(route, now, context.rng, key.encode("utf-8", "surrogatepass") or None)
 
 
 def endpoints(context: Context, now: float) -> dict[str, Any]:

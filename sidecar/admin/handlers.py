@@ -101,8 +101,9 @@ class Handlers:
         model = request.query.get("model", "")
         if not model:
             raise RefusedError(400, "name a model: /routes/explain?model=NAME or NAME@VERSION")
+        key = request.query.get("key", "")
         try:
-            return json_response(documents.explain(self._context, model, self._context.clock()))
+            return json_response(documents.explain(self._context, model, self._context.clock(), key))
         except documents.UnknownModelError as error:
             raise RefusedError(404, str(error), known=error.known) from error
 

@@ -20,7 +20,7 @@ Json = Annotated[bool, Parameter(name="--json", help="Print the admin API's answ
 def routes(*, admin: Admin = ADMIN, as_json: Json = False) -> int:
     """Show every route: model, endpoint, state, weight, share of the requests, P95, in-flight, freshness and why.
 
-    A share is the probability of one draw; two are drawn and the one with the lower expected wait is taken.
+    A share is the probability of one draw; by default two are drawn and the one with the lower expected wait is taken.
     """
     answer = admin.get("/routes")
     if as_json:
@@ -39,11 +39,15 @@ def routes(*, admin: Admin = ADMIN, as_json: Json = False) -> int:
 def explain(
     *,
     model: Annotated[str, Parameter(help="NAME, or NAME@VERSION.")],
+    key: Annotated[str, Parameter(help="Key of a request, where the model's balancer is keyed.")] = "",
     admin: Admin = ADMIN,
     as_json: Json = False,
 ) -> int:
-    """Explain one decision: every term with its value, score, part in the weight and age, and the runners-up."""
-    answer = admin.get(f"/routes/explain?model={segment(model)}")
+    """Explain one decision: every term with its value, score, part in the weight and age, and the runners-up.
+
+    Where the balancer of the model is another than warm, the terms are what it goes by.
+    """
+    answer = admin.get(f"/routes/explain?model={segment(model)}" + (f"&key={segment(key)}" if key else ""))
     if as_json:
         return raw(answer)
     show(*explanation_parts(decoded(answer, Explanation)))

@@ -41,15 +41,15 @@ class ConfigStatus(msgspec.Struct, frozen=True):
 
 
 class Term(msgspec.Struct, frozen=True):
-    """One signal's part in a weight."""
+    """One signal's part in a weight, or what a balancer without weights goes by."""
 
     name: str
     unit: str
     raw: float | None
-    score: float
+    score: float | None
     unknown: bool
-    coefficient: float
-    contribution: float
+    coefficient: float | None
+    contribution: float | None
     age_s: float | None
 
 
@@ -87,13 +87,14 @@ class Route(msgspec.Struct, frozen=True):
     idempotent: bool
     candidates: tuple[Candidate, ...]
     protocol: str = "http"
+    balancer: str = "warm"
 
 
 class Draw(msgspec.Struct, frozen=True):
     """What a choice would do now."""
 
     first: str
-    second: str
+    second: str | None
     winner: str
     why: str
 
@@ -111,6 +112,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
     route: str
     mode: str
+    balancer: str
     law: str
     rows: tuple[Candidate, ...]
     probe: str | None

@@ -40,9 +40,12 @@ def routes_table(routes: Iterable[Route]) -> Table:
     numbers = ("weight", "share", "p95", "in flight", "freshness")
     made = table("model", "endpoint", "state", *numbers, "why", right=numbers)
     for route in routes:
-        notes = [
-            note for note, there in (("default", route.default), (route.protocol, route.protocol != "http")) if there
-        ]
+        marks = (
+            ("default", route.default),
+            (route.protocol, route.protocol != "http"),
+            (route.balancer, route.balancer != "warm"),
+        )
+        notes = [note for note, there in marks if there]
         name = f"{route.key} ({', '.join(notes)})" if notes else route.key
         for candidate in route.candidates:
             made.add_row(
@@ -77,7 +80,8 @@ def explanation_parts(explanation: Explanation) -> list[RenderableType]:
         parts.append(Text(f"next: {explanation.probe}, whose quarantine is over, gets one request as a probe"))
     elif explanation.draw is not None:
         draw = explanation.draw
-        parts.append(Text(f"a draw now: {draw.first} and {draw.second}: {draw.winner}, {draw.why}"))
+        drawn = draw.first if draw.second is None else f"{draw.first} and {draw.second}: {draw.winner}"
+        parts.append(Text(f"a draw now: {drawn}, {draw.why}"))
     elif explanation.nobody is not None:
         nobody = explanation.nobody
         parts.append(Text(f"nobody: {nobody.detail}; 503, Retry-After {seconds(nobody.retry_after_s)}", style="red"))
@@ -117,9 +121,9 @@ def _terms_table(rows: Iterable[Candidate]) -> Table:
                 name,
                 term.name,
                 _value(term),
-                f"{term.score:.3f}",
-                f"{term.coefficient:g}",
-                f"{term.contribution:.3f}",
+                _number(term.score, ".3f"),
+                _number(term.coefficient, "g"),
+                _number(term.contribution, ".3f"),
                 seconds(term.age_s),
                 "unknown: the candidates' median" if term.unknown else "",
             )
@@ -206,6 +210,10 @@ def _value(term: Term) -> str:
     if term.unit == "bytes":
         return _mebibytes(term.raw)
     return f"{term.raw:.3g}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _replica(replica: Replica) -> str:

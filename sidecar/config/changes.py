@@ -175,4 +175,6 @@ def _shown(value: object, path: str) -> str:
         return MASK
     if isinstance(value, tuple) and all(isinstance(item, str | int | float) for item in value):
         return f"[{', '.join(shown(item) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {shown(item)}' for name, item in value.items())}}}"
     return shown(value) if not isinstance(value, msgspec.Struct) else "there"

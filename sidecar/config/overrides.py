@@ -99,6 +99,9 @@ def _path(name: str) -> Path:
                 raise _NoPlaceError(f'no such field; "{dotted(tuple(path))}" is a list: {taken}__0 is its first item')
             path.append(int(step))
             kind = kind.item_type
+        elif isinstance(kind, inspect.DictType):
+            path.append(step.lower())
+            kind = kind.value_type
         else:
             raise _NoPlaceError(f'no such field; "{dotted(tuple(path))}" is a single value: did you mean {taken}?')
         taken += f"__{step}"

@@ -129,6 +129,8 @@ def _default(field: inspect.Field) -> str:
     if field.default is not msgspec.NODEFAULT:
         plain = msgspec.to_builtins(field.default)
         return msgspec.json.encode(plain).decode()
+    if isinstance(bare(field.type), inspect.DictType):
+        return "{}"
     return "its fields' defaults"
 
 

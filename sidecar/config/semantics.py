@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from sidecar.config.addresses import (
     split_address,
     unix_path,
 )
+from sidecar.config.choosing import FIELD_NAME, choosing
 from sidecar.config.problems import Path, dotted, nearest
 from sidecar.http1.forwarding import UNIX, is_forwarding
 from sidecar.settings import ClientAuth, Endpoint, Listener, ListenerTls, Settings
@@ -53,6 +53,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _ids(settings)
     yield from _too_many_models(settings)
     yield from _times(settings)
+    for path, remedy in choosing(settings):
+        yield Finding(path, remedy)
     overload = settings.overload
     if overload.soft_ratio >= overload.hard_ratio:
         yield Finding(
@@ -118,7 +120,6 @@ def _listeners(settings: Settings) -> Iterator[Finding]:
         yield Finding(("listeners", index, "name"), f"already the name of listeners[{first}]: give each its own")
 
 
-_FIELD_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 _TAKEN_FIELDS = frozenset(
     {
         "authorization",
@@ -146,7 +147,7 @@ def _model_header(index: int, name: str | None) -> Iterator[Finding]:
     path: Path = ("listeners", index, "model_header")
     if name is None:
         return
-    if not _FIELD_NAME.fullmatch(name):
+    if not FIELD_NAME.fullmatch(name):
         yield Finding(path, "must be a field name: 1 to 64 letters, digits or hyphens; null turns it off")
     elif name.lower() in _TAKEN_FIELDS or is_forwarding(name.lower().encode()):
         yield Finding(path, "has a meaning of its own: choose another field, for example x-model")

@@ -49,6 +49,8 @@ class _Comparison:
             return self._object(node, kind, path)
         if isinstance(kind, inspect.VarTupleType):
             return self._list(node, kind, path)
+        if isinstance(kind, inspect.DictType):
+            return self._mapping(node, kind, path)
         wrong = _wrong(node, kind, meta)
         if wrong:
             self._note(node, path, wrong)
@@ -68,6 +70,13 @@ class _Comparison:
         if kind.min_length and len(node.value) < kind.min_length:
             self._note(node, path, "must hold at least one item")
         return [self.of(item, kind.item_type, (*path, index)) for index, item in enumerate(node.value)]
+
+    def _mapping(self, node: Node, kind: inspect.DictType, path: Path) -> object:
+        """Take a mapping whose names the schema does not know."""
+        if not isinstance(node.value, dict):
+            self._note(node, path, "must be a mapping of names to values; leave the field out for its default")
+            return None
+        return {name: self.of(member.node, kind.value_type, (*path, name)) for name, member in node.value.items()}
 
     def _object(self, node: Node, kind: Object, path: Path) -> object:
         members = node.value
@@ -96,23 +105,41 @@ class _Comparison:
 
     def _construct(self, node: Node, kind: inspect.DataclassType, values: dict[str, object], path: Path) -> None:
         """Let a dataclass judge its values; it names the first bad one, so it is asked again without that."""
-        members = node.value if isinstance(node.value, dict) else {}
         values = dict(values)
         while True:
             try:
                 kind.cls(**values)
             except PolicyError as error:
-                name = error.field.rpartition(".")[2]
-                if name in members:
-                    written = members[name].node
-                    problem = Problem(written.where, dotted((*path, name)), written.shown, error.remedy)
+                steps = tuple(error.field.split(".")[1:])
+                written = _at(node, steps)
+                if written is not None:
+                    problem = Problem(written.where, dotted((*path, *steps)), written.shown, error.remedy)
                 else:  # about several fields together, or a default that another field's value excludes
-                    problem = Problem(node.where, dotted(path), f"{name} = {error.value}", error.remedy)
+                    problem = Problem(node.where, dotted(path), f"{steps[-1]} = {error.value}", error.remedy)
                 self.problems.append(problem)
-                if values.pop(name, None) is None:
+                if not _drop(values, steps):
                     return
             else:
                 return
+
+
+def _at(node: Node, steps: tuple[str, ...]) -> Node | None:
+    """Return what stands at ``steps`` below ``node``, None where nothing was written there."""
+    for step in steps:
+        if not isinstance(node.value, dict) or step not in node.value:
+            return None
+        node = node.value[step].node
+    return node
+
+
+def _drop(values: dict[str, object], steps: tuple[str, ...]) -> bool:
+    """Leave out what stands at ``steps``; False where nothing does."""
+    name, *rest = steps
+    inner = values.get(name)
+    if rest and isinstance(inner, dict):
+        values[name] = inner = dict(inner)
+        return _drop(inner, tuple(rest))
+    return values.pop(name, None) is not None
 
 
 _EMPTY = 'the file is empty; a configuration starts with "version: 1" and names at least one listener'

@@ -110,7 +110,9 @@ class Call(CallEnds):
         route = self._target.route
         if route is None:
             return
-        attempt = shared.cluster.choose(route, now, shared.rng, None if failed is None else failed.endpoint)
+        source = self._target.key_source
+        key = None if source is None else source.of_metadata(self.head.asked.forward)
+        attempt = shared.cluster.choose(route, now, shared.rng, None if failed is None else failed.endpoint, key)
         if isinstance(attempt, NoCandidate):
             if failed is not None:
                 self.fail(failed.outcome, failed.detail + NOBODY_ELSE)

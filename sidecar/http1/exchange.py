@@ -53,7 +53,9 @@ class ExchangeConnection(EndingConnection):
     def _dispatch(self, route: Route, tried: Endpoint | None, now: float, failed: Failed | None = None) -> None:
         """Choose a worker and send the request there. Where nobody is left for a retry, what ``failed`` is told."""
         plane = self._plane
-        attempt = plane.cluster.choose(route, now, plane.rng, tried)
+        source = self._target.key_source
+        key = None if source is None else source.of(self._head)
+        attempt = plane.cluster.choose(route, now, plane.rng, tried, key)
         while True:
             if isinstance(attempt, NoCandidate):
                 if failed is not None:
@@ -68,7 +70,7 @@ class ExchangeConnection(EndingConnection):
             if self._send(upstream, now):
                 return
             self._attempt = None
-            attempt = plane.cluster.choose_again(attempt, now, plane.rng, tried)
+            attempt = plane.cluster.choose_again(attempt, now, plane.rng, tried, key)
 
     def _send(self, upstream: Upstream, now: float) -> bool:
         """Send the request on a pooled connection, or have one made; False where no more may be made."""

@@ -165,6 +165,7 @@ class HedgingConnection(ExchangeConnection):
         if plane.refusing:  # no second try of one request where others find no room for their first
             plane.count(Scalar.HEDGES_DENIED_TOTAL)
             return
+        source = self._target.key_source
         hedge_attempt = plane.cluster.hedge(
             attempt,
             answered=False,
@@ -173,6 +174,7 @@ class HedgingConnection(ExchangeConnection):
             left_s=watch.ends_at - now,
             now=now,
             rng=plane.rng,
+            key=None if source is None else source.of(self._head),
         )
         if isinstance(hedge_attempt, HedgeDenied):
             plane.count(Scalar.HEDGES_DENIED_TOTAL)

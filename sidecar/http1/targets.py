@@ -8,6 +8,7 @@ from urllib.parse import unquote_to_bytes
 from router.matching import Surface, match
 from router.outcomes import Reason
 from sidecar.http1.answers import SERVER_METADATA, model_object, models_list
+from sidecar.http1.keys import key_source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,16 +35,31 @@ class Target:
     """What a request asks for: the surface, the route (None: nothing matches) and the metrics row.
 
     ``otherwise`` is set where a JSON body may name the model: what it means where the body does not. ``own`` is a path
-    that warmroute answers itself, with ``body``. ``why`` and ``code`` say why there is no route.
+    that warmroute answers itself, with ``body``. ``why`` and ``code`` say why there is no route. ``key_source`` is
+    set where the route's balancer goes by a key of the request.
     """
 
-    __slots__ = ("body", "code", "hedges", "otherwise", "own", "route", "row", "surface", "times", "watched", "why")
+    __slots__ = (
+        "body",
+        "code",
+        "hedges",
+        "key_source",
+        "otherwise",
+        "own",
+        "route",
+        "row",
+        "surface",
+        "times",
+        "watched",
+        "why",
+    )
 
     def __init__(self, surface: Surface, route: Route | None, row: int, why: str, times: Times) -> None:
         self.surface = surface
         self.route = route
         self.row = row
         self.times = times
+        self.key_source = key_source_of(route)
         self.hedges = route is not None and route.hedging is not None
         self.watched = times.bounded or self.hedges  # each request has a watch
         self.why = why

@@ -1,5 +1,8 @@
 """What one choice costs: ``choose`` alone and with the end of its attempt, at 2, 100 and 1,000 endpoints.
 
+A second table has ``choose`` with each other balancer, with two attempts in flight per endpoint; ``keyed`` with keys
+that are new each time.
+
 Run it with ``python -m tests.bench.pick_bench``; ``make bench`` prints the same lines.
 """
 
@@ -13,10 +16,11 @@ from router.cluster import Cluster
 from router.endpoint import Endpoint
 from router.model import EndpointRecord, EndpointSeen, Replica, Tick
 from router.outcomes import AttemptResult
-from router.policy import ModelPolicy, Policies
+from router.policy import BalancerName, ModelPolicy, Policies
 from router.routes import Attempt, Route
 
 SIZES = (2, 100, 1000)
+OTHERS = [name for name in BalancerName if name is not BalancerName.WARM]
 GIB = 1 << 30
 TOGETHER = 100
 """Ends that are learned of together, as a data process does."""
@@ -55,6 +59,27 @@ def fleet(size: int, now: float) -> tuple[Cluster, Route]:
         cluster.done(attempt, AttemptResult.SUCCESS, now + rng.uniform(0.001, 0.020))
     cluster.apply(Tick(), now + 2.5)
     return cluster, route
+
+
+def measure_balancer(balancer: BalancerName, size: int, calls: int = 300, rounds: int = 5) -> float:
+    """Return the microseconds of one choice by ``balancer``, the best of several rounds."""
+    now = 1000.0
+    cluster, route = fleet(size, now)
+    cluster.configure(Policies(), [ModelPolicy("m", balancer=balancer)], now + 2.6)
+    rng = random.Random(3)
+    at = now + 2.6
+    for number in range(2 * size):
+        cluster.choose(route, at, rng.random, None, b"%d" % number)
+    best = float("inf")
+    for _ in range(rounds):
+        keys = [rng.randbytes(12) for _ in range(calls)]
+        begun = time.perf_counter()
+        attempts = [cluster.choose(route, at, rng.random, None, key) for key in keys]
+        best = min(best, time.perf_counter() - begun)
+        for attempt in attempts:
+            assert isinstance(attempt, Attempt)
+            cluster.done(attempt, AttemptResult.CANCELLED, at)
+    return best / calls * 1e6
 
 
 def measure(size: int, calls: int = 20_000, rounds: int = 5) -> Cost:
@@ -99,6 +124,9 @@ def main() -> None:
             f"{cost.endpoints:6} {cost.choose_us:8.2f} {cost.choose_and_done_us:8.2f} {cost.rebuild_us:10.0f}",
             flush=True,
         )
+    print("other balancers, us: endpoints " + " ".join(OTHERS))
+    for size in SIZES:
+        print(f"{size:6} " + " ".join(f"{measure_balancer(name, size):8.2f}" for name in OTHERS), flush=True)
 
 
 if __name__ == "__main__":

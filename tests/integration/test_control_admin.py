@@ -81,9 +81,25 @@ def test_an_explanation_names_every_term_and_an_unknown_model_the_known_ones(unc
     document = unchanged.ask("/routes/explain?model=m").json
     assert {row["endpoint"] for row in document["rows"]} == {"127.0.0.1:9001", "127.0.0.1:9002"}
     assert [term["name"] for term in document["rows"][0]["terms"]] == ["warmth", "free_memory", "speed"]
+    assert (document["balancer"], document["draw"]["second"] is not None) == ("warm", True)
     unknown = unchanged.ask("/routes/explain?model=nobody@7")
     assert (unknown.status, unknown.json) == (404, {"error": "no route for 'nobody@7'", "known": ["m"]})
     assert unchanged.ask("/routes/explain").status == 400
+
+
+def test_an_explanation_takes_a_key(tmp_path: Path) -> None:
+    keyed = SETTINGS["models"][0] | {"balancer": "keyed", "key": {"header": "x-session"}}
+    with ControlProcess(tmp_path, models=[keyed]) as control:
+        winners = set()
+        for number in range(12):
+            document = control.ask(f"/routes/explain?model=m&key=k%20{number}").json
+            assert [term["name"] for term in document["rows"][0]["terms"]] == ["rank", "in_flight", "bound"]
+            assert (document["balancer"], document["rows"][0]["share"]) == ("keyed", 1.0)
+            assert document["draw"]["winner"] == document["rows"][0]["endpoint"]
+            winners.add(document["draw"]["winner"])
+        assert len(winners) == 2
+        assert control.ask("/routes/explain?model=m").json["law"].startswith("without a key: ")
+        assert control.ask("/routes").json["routes"][0]["balancer"] == "keyed"
 
 
 def test_settings_are_shown_without_their_secrets(tmp_path: Path) -> None:

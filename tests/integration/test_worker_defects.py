@@ -37,7 +37,9 @@ def test_a_reporter_that_breaks_drains_the_worker_and_exits_with_1() -> None:
         serving = Serving(Identity("w1", "e1", "9"), {}, executor, log, Bodies(1000, 1000))
         replicas: list[Replica] = []
         address = "http://127.0.0.1:1"
-        builder = RecordBuilder("w1", "e1", address, HostMemory(), lambda: replicas, lambda: 0, lambda: None)
+        builder = RecordBuilder(
+            "w1", "e1", address, HostMemory(), lambda: replicas, lambda: 0, lambda: None, lambda: None
+        )
         reporter = Reporter(BrokenWriter(), builder, log, time.monotonic, lambda: 0.5)
         process = WorkerProcess(
             socket.create_server(("127.0.0.1", 0)),

@@ -91,6 +91,7 @@ def test_a_real_model_from_disk_to_warm_to_answer(tmp_path: Path, server: RedisS
         assert (replica.model, replica.version, replica.warmth) == ("mul_1", "1", (("batch-1", 1.0),))
         assert len(replica.content_hash) == 32
         assert 0 < (found.free_memory_bytes or 0) <= (found.total_memory_bytes or 0)
+        soon(lambda: (now := record(client)) is not None and now.cpu_load is not None)  # after half a second
         assert 0 < client.pttl(KEYS.endpoint("w1")) <= 5000
         worker.terminate()
         assert worker.wait() == 0
@@ -139,7 +140,7 @@ def test_a_warm_worker_sends_one_message_a_heartbeat(server: RedisServer, client
     subscription.close()
     assert 2 <= len(deltas) <= 4
     assert [delta.revision for delta in deltas] == list(range(deltas[0].revision, deltas[0].revision + len(deltas)))
-    assert {name for delta in deltas for name in delta.fields} <= {"replicas", "free"}, "only what changed"
+    assert {name for delta in deltas for name in delta.fields} <= {"replicas", "free", "cpu"}, "only what changed"
 
 
 def test_a_failed_load_is_reported_with_its_reason(tmp_path: Path, server: RedisServer, client: redis.Redis) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from router.breaker import GuardState
 from router.cluster import Cluster
@@ -30,7 +30,7 @@ from router.model import (
     Tick,
 )
 from router.outcomes import AttemptResult, Reason
-from router.policy import BreakerPolicy, LatencyPolicy, ModelPolicy, Policies, ScoringPolicy
+from router.policy import BalancerName, BreakerPolicy, KeyPolicy, LatencyPolicy, ModelPolicy, Policies, ScoringPolicy
 from router.routes import Attempt, NoCandidate
 from tests.support.fleet import record
 
@@ -44,6 +44,15 @@ OTHERS = (
     Policies(breaker=POLICIES.breaker, scoring=ScoringPolicy(speed=0.0), latency=LatencyPolicy(ewma_decay_s=1.0)),
 )
 """Configurations that the cluster may be given in between; none of them changes what the invariants go by."""
+
+
+KEYS = st.sampled_from([None, b"a", b"b", b"c"])
+BALANCERS = st.sampled_from(BalancerName)
+
+
+def policy(balancer: BalancerName, *, hedge: bool = True) -> ModelPolicy:
+    key = KeyPolicy(header="x-key") if balancer is BalancerName.KEYED else None
+    return ModelPolicy("m", idempotent=True, default=True, hedge=hedge, balancer=balancer, key=key)
 
 
 class Model:
@@ -71,7 +80,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.sequence = 0
 
     def make(self) -> Cluster:
-        models = [ModelPolicy("m", idempotent=True, default=True, hedge=True)]
+        models = [policy(BalancerName.WARM)]
         return Cluster(POLICIES, models, self.now, rng=random.Random(7).random)
 
     def apply(self, event: Event) -> None:
@@ -144,10 +153,15 @@ class ClusterMachine(RuleBasedStateMachine):
     def store(self, mode: StoreMode) -> None:
         self.apply(StoreChanged(mode, self.now))
 
-    @rule(policies=st.sampled_from(OTHERS), more=st.booleans())
-    def configure(self, policies: Policies, more: bool) -> None:
+    @initialize(balancer=BALANCERS)
+    def begin(self, balancer: BalancerName) -> None:
+        for cluster in (self.first, self.twin):
+            cluster.configure(POLICIES, [policy(balancer)], self.now)
+
+    @rule(policies=st.sampled_from(OTHERS), more=st.booleans(), balancer=BALANCERS)
+    def configure(self, policies: Policies, more: bool, balancer: BalancerName) -> None:
         before = self.learned()
-        models = [ModelPolicy("m", idempotent=True, default=True), *([ModelPolicy("n")] if more else [])]
+        models = [policy(balancer, hedge=False), *([ModelPolicy("n")] if more else [])]
         for cluster in (self.first, self.twin):
             cluster.configure(policies, models, self.now)
         assert self.learned() == before
@@ -174,19 +188,19 @@ class ClusterMachine(RuleBasedStateMachine):
     def sibling(self, id_: str, count: int, bad: int, source: int) -> None:
         self.apply(PeerObserved(source, (Observation(id_, count, None, ((30, 1),), 1, bad),), self.now))
 
-    @rule(target=attempts, version=st.sampled_from(["", "1"]))
-    def request(self, version: str) -> Any:
+    @rule(target=attempts, version=st.sampled_from(["", "1"]), key=KEYS)
+    def request(self, version: str, key: bytes | None) -> Any:
         self.requests += 1
-        return self.choose(version, None)
+        return self.choose(version, None, key)
 
-    def choose(self, version: str, tried: Attempt | None) -> Any:
+    def choose(self, version: str, tried: Attempt | None, key: bytes | None = None) -> Any:
         picks = []
         for cluster, rng in zip((self.first, self.twin), self.rngs, strict=True):
             route = cluster.route("m", version)
             if route is None:
                 return multiple()
             excluded = None if tried is None else cluster.endpoints.get(tried.endpoint.id)
-            picks.append(cluster.choose(route, self.now, rng, excluded))
+            picks.append(cluster.choose(route, self.now, rng, excluded, key))
         first, second = picks
         if isinstance(first, NoCandidate):
             assert first == second
@@ -252,11 +266,11 @@ class ClusterMachine(RuleBasedStateMachine):
         self.retries += 1
         return self.choose(version, first)
 
-    @rule(target=attempts, pair=attempts)
-    def hedge(self, pair: tuple[Attempt, Attempt, str]) -> Any:
+    @rule(target=attempts, pair=attempts, key=KEYS)
+    def hedge(self, pair: tuple[Attempt, Attempt, str], key: bytes | None) -> Any:
         first, second, version = pair
         hedges = [
-            cluster.hedge(attempt, answered=False, replayable=True, tries=1, left_s=1.0, now=self.now, rng=rng)
+            cluster.hedge(attempt, answered=False, replayable=True, tries=1, left_s=1.0, now=self.now, rng=rng, key=key)
             for cluster, attempt, rng in ((self.first, first, self.rngs[0]), (self.twin, second, self.rngs[1]))
         ]
         one, other = hedges
@@ -272,11 +286,11 @@ class ClusterMachine(RuleBasedStateMachine):
         self.check(one, version, first)
         return one, other, version
 
-    @rule(target=attempts, pair=consumes(attempts))
-    def pool_is_full(self, pair: tuple[Attempt, Attempt, str]) -> Any:
+    @rule(target=attempts, pair=consumes(attempts), key=KEYS)
+    def pool_is_full(self, pair: tuple[Attempt, Attempt, str], key: bytes | None) -> Any:
         first, second, version = pair
-        one = self.first.choose_again(first, self.now, self.rngs[0])
-        other = self.twin.choose_again(second, self.now, self.rngs[1])
+        one = self.first.choose_again(first, self.now, self.rngs[0], None, key)
+        other = self.twin.choose_again(second, self.now, self.rngs[1], None, key)
         if isinstance(one, NoCandidate):
             assert one == other
             return multiple()
@@ -293,13 +307,17 @@ class ClusterMachine(RuleBasedStateMachine):
         self.twin.done(second, AttemptResult.CANCELLED, self.now)
         assert first.endpoint.in_flight >= 0
 
-    @rule()
-    def explain(self) -> None:
+    @rule(key=KEYS)
+    def explain(self, key: bytes | None) -> None:
         route = self.first.route("m")
         assert route is not None
-        explanation = self.first.explain(route, self.now, lambda: 0.3)  # the twin is not asked: nothing may change
+        passed_over = [endpoint.passed_over for endpoint in self.first.endpoints.values()]
+        explanation = self.first.explain(route, self.now, lambda: 0.3, key)  # the twin is not asked: nothing may change
         shares = [row.share for row in explanation.rows if row.reason is None]
         assert not shares or abs(sum(shares) - 1) < 1e-9
+        assert explanation.balancer == route.policy.balancer
+        assert (explanation.draw is None) is (not shares or explanation.probe is not None)
+        assert [endpoint.passed_over for endpoint in self.first.endpoints.values()] == passed_over
 
     @invariant()
     def retries_stay_within_the_budget(self) -> None:
@@ -348,18 +366,18 @@ class InFlight(RuleBasedStateMachine):
         self.now += seconds
         self.cluster.apply(EndpointsHeard(("a", "b"), self.now), self.now)
 
-    @rule()
-    def request(self) -> None:
+    @rule(key=KEYS)
+    def request(self, key: bytes | None) -> None:
         route = self.cluster.route("m")
         if route is None:  # taken out of the configuration, and nobody serves it
             return
-        picked = self.cluster.choose(route, self.now, self.rng)
+        picked = self.cluster.choose(route, self.now, self.rng, None, key)
         if isinstance(picked, Attempt):
             self.running.append(picked)
 
-    @rule(named=st.booleans())
-    def configure(self, named: bool) -> None:
-        self.cluster.configure(POLICIES, [ModelPolicy("m")] if named else [], self.now)
+    @rule(named=st.booleans(), balancer=BALANCERS)
+    def configure(self, named: bool, balancer: BalancerName) -> None:
+        self.cluster.configure(POLICIES, [policy(balancer)] if named else [], self.now)
 
     @rule(at=st.integers(0, 100), result=st.sampled_from(AttemptResult), again=st.booleans())
     def end(self, at: int, result: AttemptResult, again: bool) -> None:

@@ -48,8 +48,8 @@ def test_every_term_adds_up_to_the_weight() -> None:
     row = rows(mixed())["a"]
     assert [term.name for term in row.terms] == ["warmth", "free_memory", "speed"]
     for term in row.terms:
-        assert term.contribution == pytest.approx(term.coefficient * term.score)
-    total = sum(term.contribution for term in row.terms)
+        assert term.contribution == pytest.approx((term.coefficient or 0) * (term.score or 0)) != 0
+    total = sum(term.contribution or 0 for term in row.terms)
     assert row.weight == pytest.approx(row.freshness * row.ramp * total)
     warmth, memory, speed = row.terms
     assert (warmth.raw, warmth.unit, warmth.unknown, warmth.age_s) == (0.8, "ratio", False, 0.0)

@@ -1,14 +1,32 @@
 from __future__ import annotations
 
-import pytest
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router import scorers
 from router.filters import default_filters
 from router.model import EndpointRecord, Replica, State, StoreMode
 from router.outcomes import Reason
-from router.policy import FreshnessPolicy, Policies, RampPolicy, ScoringPolicy
+from router.policy import FreshnessPolicy, Policies, PolicyError, RampPolicy, ScoringPolicy
 from router.routes import freshness_at, ramp_at, weigh
-from router.scorers import FreeMemory, Speed, Warmth, default_scorers
-from tests.support.fleet import GIB, record
+from router.scorers import default_scorers
+from router.scorers.cpu_load import CpuLoad
+from router.scorers.free_memory import FreeMemory
+from router.scorers.queue_depth import QueueDepth
+from router.scorers.speed import Speed
+from router.scorers.warmth import Warmth
+from sidecar.config.load import parse_settings
+from sidecar.config.problems import SettingsError
+from sidecar.settings import router_policies
+from tests.support.fleet import GIB, Driven, record
 
 POLICIES = Policies()
 FILTERS = default_filters(POLICIES.freshness.ttl_s)
@@ -159,3 +177,108 @@ def test_with_the_store_long_gone_only_own_observations_count() -> None:
 def test_coefficients_are_configuration() -> None:
     policies = Policies(scoring=ScoringPolicy(warmth=0, free_memory=1, speed=0, exploration_floor_ratio=0))
     assert weights([View(record("a", free=4 * GIB)), View(record("b", free=0))], policies=policies) == [0.25, 0.0]
+
+
+def test_a_queue_lowers_the_score_and_none_is_best() -> None:
+    views = [View(replace(record("e"), queue_depth=depth)) for depth in (0, 1, 3, 99, None)]
+    assert QueueDepth()(views) == pytest.approx([1.0, 0.5, 0.25, 0.01, None])
+    assert [QueueDepth().raw(view) for view in views] == [0, 1, 3, 99, None]
+
+
+def test_load_lowers_the_score() -> None:
+    views = [View(replace(record("e"), cpu_load=load)) for load in (0.0, 0.25, 1.0, None)]
+    assert CpuLoad()(views) == [1.0, 0.75, 0.0, None]
+    assert [CpuLoad().raw(view) for view in views] == [0.0, 0.25, 1.0, None]
+
+
+def waiting(number: int | None) -> View:
+    return View(replace(record("e"), queue_depth=number))
+
+
+def loaded(number: int | None) -> View:
+    return View(replace(record("e"), cpu_load=None if number is None else number / (1 << 62)))
+
+
+@pytest.mark.parametrize("view", [waiting, loaded])
+@given(values=st.lists(st.integers(0, 1 << 62) | st.none(), min_size=1, max_size=8), at=st.integers(0, 7))
+def test_more_waiting_or_more_load_never_raises_a_weight(
+    view: Callable[[int | None], View], values: list[int | None], at: int
+) -> None:
+    policies = Policies(scoring=ScoringPolicy(queue_depth=0.5, cpu_load=0.5, exploration_floor_ratio=0))
+
+    def weigh_with(numbers: list[int | None]) -> list[float]:
+        return weights([view(one) for one in numbers], policies=policies)
+
+    at %= len(values)
+    one = values[at]
+    if one is None:
+        return
+    better = [*values[:at], one // 2, *values[at + 1 :]]
+    assert weigh_with(better)[at] >= weigh_with(values)[at]
+
+
+def test_what_is_off_is_not_even_asked() -> None:
+    assert [scorer.name for scorer, _ in default_scorers(ScoringPolicy())] == ["warmth", "free_memory", "speed"]
+    policy = ScoringPolicy(speed=0, cpu_load=0.1, queue_depth=0.2)
+    assert [(scorer.name, coefficient) for scorer, coefficient in default_scorers(policy)] == [
+        ("warmth", 0.4),
+        ("free_memory", 0.35),
+        ("queue_depth", 0.2),
+        ("cpu_load", 0.1),
+    ]
+
+
+def test_a_scorer_that_there_is_not_is_named() -> None:
+    with pytest.raises(PolicyError) as caught:
+        default_scorers(ScoringPolicy(coefficients={"mine": 1.0}))
+    assert str(caught.value) == (
+        "scoring.coefficients.mine: 1.0: no such scorer; there are cpu_load, free_memory, queue_depth, speed, warmth"
+    )
+
+
+@pytest.fixture
+def own_scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Put the file of docs/extending.md into the package of scorers, and say where it is."""
+    page = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page[page.index("## Scorer") : page.index("## Balancer")], re.DOTALL)
+    path = tmp_path / "idleness.py"
+    path.write_text(code)
+    monkeypatch.setattr(scorers, "__path__", [*scorers.__path__, str(tmp_path)])
+    importlib.invalidate_caches()
+    yield path
+    sys.modules.pop("router.scorers.idleness", None)
+
+
+TEXT = (
+    "version: 1\nlisteners: [{address: '127.0.0.1:1'}]\nmodels: [{name: m, endpoints: ['http://w:1']}]\n"
+    "policies: {scoring: {coefficients: {idleness: 0.2}}}\n"
+)
+
+
+def test_a_scorer_is_one_file_and_one_line_of_configuration(own_scorer: Path) -> None:
+    policies = router_policies(parse_settings(TEXT.encode(), "w.yaml").settings)
+    driven = Driven(policies=policies)
+    driven.seen(*(replace(record(id_), idle_for_s=idle) for id_, idle in (("a", 30.0), ("b", None), ("c", 600.0))))
+    rows = driven.cluster.explain(driven.route(), driven.now, driven.rng).rows
+    terms = {row.endpoint: row.terms[-1] for row in rows}
+    assert {id_: (term.name, term.unit, term.raw, term.score, term.unknown) for id_, term in terms.items()} == {
+        "a": ("idleness", "s", 30.0, 0.5, False),
+        "b": ("idleness", "s", None, 0.75, True),
+        "c": ("idleness", "s", 600.0, 1.0, False),
+    }
+    assert terms["a"].contribution == pytest.approx(0.1)
+    shares = driven.shares()
+    assert shares["a"] < shares["b"] < shares["c"]
+    variables = {"WARMROUTE__POLICIES__SCORING__COEFFICIENTS__IDLENESS": "0.25"}
+    loaded = parse_settings(TEXT.encode(), "w.yaml", variables).settings
+    assert loaded.policies.scoring.coefficients == {"idleness": 0.25}
+
+
+def test_a_scorer_that_cannot_be_made_is_refused_with_the_configuration(own_scorer: Path) -> None:
+    own_scorer.write_text("import nothing_of_that_name\n")
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(TEXT.encode(), "w.yaml")
+    assert str(caught.value) == (
+        "w.yaml:4:36: policies.scoring.coefficients: a mapping: a scorer cannot be made: "
+        "ModuleNotFoundError: No module named 'nothing_of_that_name'"
+    )

@@ -51,6 +51,7 @@ RECORDS = st.builds(
     free_memory_bytes=COUNT,
     total_memory_bytes=COUNT,
     queue_depth=COUNT,
+    cpu_load=st.none() | st.floats(0, 1),
     idle_for_s=st.none() | st.floats(0, 1e9),
     draining=st.booleans(),
 )
@@ -118,6 +119,16 @@ def replica(**fields: object) -> str:
         ("replicas", replica(t="long"), "is not a duration"),
         ("rev", str(1 << 63), "too large"),
         ("queue", "99999999999999999999", "too large"),
+        ("queue", "-1", "negative"),
+        ("queue", "1.5", "ValueError"),
+        ("queue", "nan", "ValueError"),
+        ("cpu", "nan", "cpu: nan is no load in [0, 1]"),
+        ("cpu", "inf", "cpu: inf is no load in [0, 1]"),
+        ("cpu", "-0.1", "cpu: -0.1 is no load in [0, 1]"),
+        ("cpu", "1.0001", "cpu: 1.0001 is no load in [0, 1]"),
+        ("cpu", "9" * 400, "is no load in [0, 1]"),
+        ("cpu", "half", "ValueError"),
+        ("cpu", "[]", "ValueError"),
         ("free", "1" + "0" * 400, "too large"),
         ("total", "1" + "0" * 5000, "ValueError"),
         ("replicas", replica(g=1e300), "too large"),
@@ -154,7 +165,7 @@ def test_an_id_is_short_and_an_error_does_not_repeat_a_long_one() -> None:
 @given(RECORDS)
 def test_a_record_that_is_read_fits_a_datagram(record: EndpointRecord) -> None:
     most = replace(record, revision=MAX_INTEGER, free_memory_bytes=MAX_INTEGER, total_memory_bytes=MAX_INTEGER)
-    most = replace(most, queue_depth=MAX_INTEGER, idle_for_s=0.1)
+    most = replace(most, queue_depth=MAX_INTEGER, cpu_load=0.1, idle_for_s=0.1)
     most = replace(
         most,
         replicas=tuple(

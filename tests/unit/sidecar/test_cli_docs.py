@@ -48,7 +48,7 @@ def test_every_command_is_documented() -> None:
                 assert (group, name) in documented, f"{group} {name}"
 
 
-@pytest.mark.parametrize("text", blocks("configuration.md", "yaml"))
+@pytest.mark.parametrize("text", blocks("configuration.md", "yaml") + blocks("routing.md", "yaml"))
 def test_examples_are_good(text: str, tmp_path: Path) -> None:
     secret = tmp_path / "store"
     secret.write_text("password\n")

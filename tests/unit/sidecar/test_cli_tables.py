@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from router.cluster import Cluster
 from router.model import EjectCause, EndpointEjected, EndpointRecord, EndpointSeen, Replica, State
-from router.policy import ModelPolicy, Policies
+from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies
 from sidecar.cli.shapes import Candidate, Endpoint, Endpoints, Explanation, Fault, Routes
 from sidecar.cli.shapes import Replica as ReplicaShape
 from sidecar.cli.tables import (
@@ -99,6 +99,31 @@ def test_explanation_of_a_choice() -> None:
     assert rows[-1].startswith("a draw now: w")
 
 
+def test_explanation_of_another_balancer() -> None:
+    key = KeyPolicy(header="x-key")
+    made = cluster(worker("w0"), worker("w1"))
+    for name, last, terms in (
+        (BalancerName.RANDOM, "a draw now: w0, drawn at random", []),
+        (
+            BalancerName.LEAST_REQUEST,
+            "a draw now: w0, the fewest in flight: 0, as 1 more: drawn of them",
+            ["in_flight"],
+        ),
+        (BalancerName.KEYED, None, ["warmth"]),
+    ):
+        made.configure(Policies(), [ModelPolicy("magika", balancer=name, key=key)], 100.5)
+        rows = lines(*explanation_parts(explanation_of(made, 100.5)))
+        if last is not None:
+            assert rows[1].startswith(f"{name}: ")
+            assert rows[-1] == last
+        found = [row.split() for row in rows if terms and row.split()[1:2] == terms]
+        assert len(found) == 2 * len(terms)
+        if name is BalancerName.LEAST_REQUEST:
+            assert found[0] == ["w0", "in_flight", "0", "-", "-", "-", "0", "ms"]
+        text = "\n".join(lines(routes_table(routes_of(made, 101.0).routes)))
+        assert f"magika ({name})" in text
+
+
 def test_explanation_where_there_is_nobody() -> None:
     rows = lines(*explanation_parts(explanation_of(cluster(), 100.0, "lonely")))
     assert rows[-1] == "nobody: no endpoint serves lonely; 503, Retry-After 1.0 s"
@@ -183,5 +208,5 @@ def test_into_a_pipe_nothing_is_cut_and_nothing_is_markup(capsys: pytest.Capture
         peers_in_flight=0,
         expected_wait_ms=None,
     )
-    show(*explanation_parts(Explanation("m", "live", "law", (row,), None, None, None)))
+    show(*explanation_parts(Explanation("m", "live", "warm", "law", (row,), None, None, None)))
     assert name in capsys.readouterr().out

@@ -57,6 +57,19 @@ def listed(changes: tuple[object, ...]) -> list[str]:
             [],
         ),
         (
+            {"models": [{**BASE["models"][0], "balancer": "keyed", "key": {"header": "x-key"}}, BASE["models"][1]]},
+            ['models[m].balancer: "warm" -> "keyed"', "models[m].key: null -> there"],
+            [],
+        ),
+        (
+            {"policies": {"scoring": {"cpu_load": 0.1, "coefficients": {"mine": 0.5, "yours": 1}}}},
+            [
+                "policies.scoring.cpu_load: 0.0 -> 0.1",
+                "policies.scoring.coefficients: {} -> {mine: 0.5, yours: 1.0}",
+            ],
+            [],
+        ),
+        (
             {"endpoints": [{"url": "http://h:3", "models": ["m@2"], "name": "e"}]},
             ['endpoints[http://h:3].models: ["m"] -> ["m@2"]', 'endpoints[http://h:3].name: "" -> "e"'],
             [],

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.policy import FreshnessPolicy
+from router.policy import BalancerName, FreshnessPolicy, KeyPolicy, ScoringPolicy
 from sidecar.config.load import Loaded, load, load_settings, parse_settings
 from sidecar.config.overrides import EVERY, Override
 from sidecar.config.problems import SettingsError
-from sidecar.settings import Limits, LogFormat, Model, Probe, Settings
+from sidecar.settings import Limits, LogFormat, Model, Probe, Settings, model_policies, router_policies
 
 BASE = """\
 version: 1
@@ -303,3 +303,24 @@ def test_one_underscore_too_few_is_told(name: str) -> None:
         f'environment variable {name}: "2048": has no effect; did you mean WARMROUTE__LIMITS__HEAD_BYTES?'
     )
     parsed(BASE, WARMROUTE_ADMIN="http://127.0.0.1:1", WARMROUTE_COMPILE="1", WARMROUTE_ROLE="x")
+
+
+def test_balancers_and_their_keys_reach_the_router() -> None:
+    text = """\
+version: 1
+listeners: [{address: "127.0.0.1:1"}]
+models:
+  - {name: a, endpoints: ["http://w:1"]}
+  - {name: b, endpoints: ["http://w:1"], balancer: least_request}
+  - {name: c, endpoints: ["http://w:1"], balancer: keyed, key: {header: X-Session, load_factor: 2}}
+  - {name: d, endpoints: ["http://w:1"], balancer: keyed, key: {last_segment: true}}
+policies: {scoring: {queue_depth: 0.1, cpu_load: 0.2}}
+"""
+    settings = parse_settings(text.encode(), "w.yaml").settings
+    assert [(model.balancer, model.key) for model in model_policies(settings)] == [
+        (BalancerName.WARM, None),
+        (BalancerName.LEAST_REQUEST, None),
+        (BalancerName.KEYED, KeyPolicy(header="X-Session", load_factor=2.0)),
+        (BalancerName.KEYED, KeyPolicy(last_segment=True)),
+    ]
+    assert router_policies(settings).scoring == ScoringPolicy(queue_depth=0.1, cpu_load=0.2)

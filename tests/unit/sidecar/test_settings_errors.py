@@ -226,12 +226,119 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
         "  retry: {attempts: 9, budget_ratio: 2, backoffmin: 1}\n  quarantine: {base_s: 60}\n",
         [
             "w.yaml:5:22: policies.freshness.ttl_s: 1: must be greater than full_s (2.0)",
-            "w.yaml:6:12: policies.scoring: warmth + free_memory + speed = 0: must be greater than 0",
+            "w.yaml:6:12: policies.scoring: sum of all coefficients = 0: must be greater than 0",
             "w.yaml:7:21: policies.retry.attempts: 9: must lie between 0 and 5",
             "w.yaml:7:38: policies.retry.budget_ratio: 2: a ratio lies between 0 and 1",
             'w.yaml:7:41: policies.retry.backoffmin: 1: unknown field; did you mean "backoff_min_ms"?',
             "w.yaml:8:15: policies.quarantine: max_s = 30.0: must be at least base_s (60)",
         ],
+    ),
+    (
+        "coefficients of scorers",
+        GOOD
+        + "policies:\n  scoring: {speed: -1, queue_depth: .nan, coefficients: {speed: 1, own: -2, cpu: x, 1: 2}}\n",
+        ["w.yaml:5:85: policies.scoring.coefficients: 1: not a field name: field names are plain text"],
+    ),
+    (
+        "coefficients that make no sense",
+        GOOD + "policies:\n  scoring: {speed: -1, cpu_load: -2, coefficients: {speed: 1, own: -2, other: -3}}\n",
+        [
+            "w.yaml:5:20: policies.scoring.speed: -1: a coefficient is 0 or more",
+            "w.yaml:5:34: policies.scoring.cpu_load: -2: a coefficient is 0 or more",
+            "w.yaml:5:60: policies.scoring.coefficients.speed: 1: is a field of its own: set scoring.speed",
+            "w.yaml:5:68: policies.scoring.coefficients.own: -2: a coefficient is 0 or more",
+            "w.yaml:5:79: policies.scoring.coefficients.other: -3: a coefficient is 0 or more",
+        ],
+    ),
+    (
+        "coefficients that are none",
+        GOOD + "policies:\n  scoring: {coefficients: {own: x, other: .nan}}\n",
+        [
+            'w.yaml:5:33: policies.scoring.coefficients.own: "x": must be a number',
+            "w.yaml:5:43: policies.scoring.coefficients.other: .nan: must be a finite number",
+        ],
+    ),
+    (
+        "coefficients that are no mapping",
+        GOOD + "policies:\n  scoring: {coefficients: [own]}\n",
+        [
+            (
+                "w.yaml:5:27: policies.scoring.coefficients: a list: must be a mapping of names to values; "
+                "leave the field out for its default"
+            ),
+        ],
+    ),
+    (
+        "coefficients of scorers that there are not",
+        GOOD + "policies:\n  scoring: {coefficients: {queue_depht: 1, mine: 2}}\n",
+        [
+            'w.yaml:5:41: policies.scoring.coefficients.queue_depht: 1: no such scorer; did you mean "queue_depth"?',
+            (
+                "w.yaml:5:50: policies.scoring.coefficients.mine: 2: no such scorer; "
+                "there are: cpu_load, free_memory, queue_depth, speed, warmth"
+            ),
+        ],
+    ),
+    (
+        "a balancer that there is not",
+        GOOD[:-3] + ", balancer: leastrequest}]\n",
+        [
+            (
+                'w.yaml:3:73: models[0].balancer: "leastrequest": must be one of: warm, round_robin, random, '
+                'least_request, two_choice, peak_ewma, keyed; did you mean "least_request"?'
+            ),
+        ],
+    ),
+    (
+        "keyed without a key",
+        GOOD[:-3] + ", balancer: keyed}]\n",
+        [
+            'w.yaml:3:73: models[0].balancer: "keyed": keyed needs a key: set key, for example {header: x-session-id}',
+        ],
+    ),
+    (
+        "a key without keyed, that is nowhere",
+        GOOD[:-3] + ", key: {}}]\n",
+        [
+            (
+                "w.yaml:3:68: models[0].key: an empty mapping: "
+                "has no use unless balancer is keyed: set that, or leave this out"
+            ),
+            (
+                "w.yaml:3:68: models[0].key: an empty mapping: "
+                "must say where the key is: either header, or last_segment: true"
+            ),
+        ],
+    ),
+    (
+        "a key in two places, and a load below the mean",
+        GOOD[:-3] + ", balancer: keyed, key: {header: x-key, last_segment: true, load_factor: 0.5}}]\n",
+        ["w.yaml:3:134: models[0].key.load_factor: 0.5: must be at least 1"],
+    ),
+    (
+        "a key in two places",
+        GOOD[:-3] + ", balancer: keyed, key: {header: x-key, last_segment: true}}]\n",
+        [
+            "w.yaml:3:85: models[0].key: a mapping: must say where the key is: either header, or last_segment: true",
+        ],
+    ),
+    (
+        "a key in no field",
+        GOOD[:-3] + ', balancer: keyed, key: {header: "x key"}}]\n',
+        ['w.yaml:3:94: models[0].key.header: "x key": must be a field name: 1 to 64 letters, digits or hyphens'],
+    ),
+    *(
+        (
+            f"a key in a field that says nothing of who asks: {name}",
+            GOOD[:-3] + f", balancer: keyed, key: {{header: {name}}}}}]\n",
+            [
+                (
+                    f'w.yaml:3:94: models[0].key.header: "{name}": says nothing of who asks: choose another field, '
+                    "for example x-session-id"
+                ),
+            ],
+        )
+        for name in ("X-Request-Id", "Content-Length", "X-Forwarded-For", "Warmroute-Attempt", "Grpc-Timeout")
     ),
     (
         "passwords are not repeated",

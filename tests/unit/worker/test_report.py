@@ -51,6 +51,7 @@ class Bench:
         self.memory: Memory | None = Memory(50 * GB, 100 * GB)
         self.replicas = [Replica("m", "1", state=State.WARM, warmth=(("batch-1", 1.0),))]
         self.queue_depth = 0
+        self.cpu_load: float | None = None
         self.idle_for_s: float | None = None
         self.now = 0.0
         self.builder = RecordBuilder(
@@ -60,6 +61,7 @@ class Bench:
             self,
             lambda: self.replicas,
             lambda: self.queue_depth,
+            lambda: self.cpu_load,
             lambda: self.idle_for_s,
         )
         self.reporter = Reporter(self.store, self.builder, self.log, lambda: self.now, lambda: 0.5)
@@ -93,7 +95,7 @@ def test_first_everything_then_what_changed_then_nothing(bench: Bench) -> None:
 
     bench.running(check)
     first = bench.store.calls[0]
-    assert sorted(first) == ["addr", "draining", "free", "idle", "proto", "queue", "replicas", "total"]
+    assert sorted(first) == ["addr", "cpu", "draining", "free", "idle", "proto", "queue", "replicas", "total"]
     record = decode_fields("w1", {**first, "v": "1", "epoch": "e1", "rev": "1"})
     assert (record.address, record.replicas, record.free_memory_bytes) == (
         "http://127.0.0.1:9001",
@@ -114,7 +116,7 @@ def test_a_store_that_lacks_the_record_gets_everything_again(bench: Bench) -> No
 
     bench.running(check)
     assert bench.store.calls[-2] == {"queue": "1"}
-    assert len(bench.store.calls[-1]) == 8
+    assert len(bench.store.calls[-1]) == 9
     assert bench.store.record["queue"] == "1"
     assert len(bench.log.events("state.record_lost")) == 1
 
@@ -130,7 +132,7 @@ def test_losing_the_store_is_logged_once_and_everything_is_sent_on_its_return(be
         assert await bench.reporter.flush(5)
 
     bench.running(check)
-    assert len(bench.store.calls[-1]) == 8
+    assert len(bench.store.calls[-1]) == 9
     lost, back = bench.log.events("state.lost"), bench.log.events("state.back")
     assert [event["error"] for event in lost] == ["ConnectionError: refused"]
     assert [event["after_s"] for event in back] == [4.0]
@@ -175,6 +177,16 @@ def test_small_moves_of_memory_are_not_reported(bench: Bench) -> None:
     assert free() == 49 * GB - 1
     bench.memory = None
     assert free() is None
+
+
+def test_small_moves_of_load_are_not_reported(bench: Bench) -> None:
+    def load(now: float | None) -> float | None:
+        bench.cpu_load = now
+        return bench.builder.build().cpu_load
+
+    assert [load(now) for now in (None, 0.123, 0.16, 0.08, 0.169, 0.175, 1.0, 0.96, None, 0.0)] == [
+        None, 0.12, 0.12, 0.12, 0.12, 0.17, 1.0, 1.0, None, 0.0,
+    ]  # fmt: skip
 
 
 def test_times_are_rounded_down_so_that_a_quiet_worker_changes_nothing(bench: Bench) -> None:

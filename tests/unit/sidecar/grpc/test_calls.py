@@ -7,7 +7,9 @@ from unittest import mock
 
 import pytest
 
+from router.balancers import hash_of, mixed
 from router.model import EndpointGone, GoneReason
+from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http2 import frames
 from sidecar.http2.frames import WINDOW, Code
@@ -721,3 +723,27 @@ def test_an_answer_that_is_whole_but_not_read_counts_once_it_is_read() -> None:
         bench.answer(worker, 3, body=b"x" * 100)
         caller.reset(3)
         assert bench.outcomes == {"ok": 1, "client_abort": 1}
+
+
+def test_a_call_goes_by_the_key_in_its_metadata() -> None:
+    with grpc_bench() as bench:
+
+        def answer() -> None:
+            for worker in bench.loop.workers:
+                for head in worker.got(frames.HEADERS):
+                    bench.answer(worker, head.stream)
+
+        key = KeyPolicy(header="X-Session")
+        model = ModelPolicy("m", default=True, balancer=BalancerName.KEYED, key=key)
+        bench.cluster.configure(Policies(), [model, ModelPolicy("n")], bench.now)
+        for number in range(8):
+            value = b"s%d" % number
+            scores = [mixed(hash_of(value) ^ hash_of(id_)) for id_ in (b"o0", b"o1")]
+            bench.call(2 * number + 1, b"x", (b"x-session", value))
+            in_flight = [bench.cluster.endpoints[id_].in_flight for id_ in ("o0", "o1")]
+            assert in_flight == ([1, 0] if scores[0] > scores[1] else [0, 1])
+            answer()
+        assert bench.outcomes == {"ok": 8}
+        bench.call(99, b"x")  # without a key: as by default, the first is drawn
+        assert bench.cluster.endpoints["o0"].in_flight == 1
+        answer()

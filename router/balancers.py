@@ -1,0 +1,558 @@
+"""Picking one of the candidates of a route: one class for each ``models[].balancer``, behind one protocol.
+
+All of them pick among those that the filters let through, never one that is full or was tried before, and say what
+they go by. ``in flight`` is what this process and its siblings have in flight at an endpoint, of any model.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from hashlib import blake2b
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+from router.pickers import AliasPicker
+from router.policy import BalancerName, KeyPolicy
+from router.protocols import Compared, Sample
+from router.routes import REDRAWS, expected_wait, second_wins
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from router.endpoint import Endpoint
+    from router.policy import ModelPolicy
+    from router.protocols import Balancer, Choosable, Fit, Measure, PickerFactory, Rng
+
+FIRST_PLACES: Final = 4
+"""How many endpoints are remembered for a key, in its order, before more are asked for."""
+KEPT_PLACES: Final = 65536
+"""For all keys of a route together; then all are forgotten."""
+
+_WORD: Final = (1 << 64) - 1
+_PERSON: Final = b"warmroute"
+
+
+class FitAt:
+    """Who may be picked at one moment: who is open then, has room, and is not ``tried``.
+
+    ``busy``: those that pushed back, because nobody else is left. ``spare``: so many free places of whoever is picked
+    are left to others.
+    """
+
+    __slots__ = ("_busy", "_now", "_spare", "_tried")
+
+    def __init__(self, now: float, tried: Endpoint | None, *, busy: bool = False, spare: int = 0) -> None:
+        self._now = now
+        self._tried = tried
+        self._busy = busy
+        self._spare = spare
+
+    def admits(self, candidate: Choosable) -> bool:
+        """Return whether ``candidate`` may be picked; count it as passed over where it is merely full."""
+        endpoint = candidate.endpoint
+        if self._now < (candidate.fit_until if self._busy else candidate.open_until) and endpoint is not self._tried:
+            if endpoint.in_flight + self._spare < endpoint.cap:
+                return True
+            if endpoint.full:
+                endpoint.passed_over += 1
+        return False
+
+    def left(self, candidates: Sequence[Choosable]) -> list[int]:
+        """Return the indices of all that may be picked; counts nothing."""
+        return [
+            index
+            for index, candidate in enumerate(candidates)
+            if self._now < (candidate.fit_until if self._busy else candidate.open_until)
+            and candidate.endpoint is not self._tried
+            and candidate.endpoint.in_flight + self._spare < candidate.endpoint.cap
+        ]
+
+
+class Anyone:
+    """Everybody may be picked: those that an explanation asks about have been looked at before."""
+
+    __slots__ = ()
+
+    def admits(self, candidate: Choosable) -> bool:
+        """Return True."""
+        return True
+
+    def left(self, candidates: Sequence[Choosable]) -> list[int]:
+        """Return all."""
+        return list(range(len(candidates)))
+
+
+def load_of(candidate: Choosable) -> int:
+    """Return how much is in flight at a candidate's endpoint, siblings' attempts included."""
+    return candidate.endpoint.in_flight + candidate.endpoint.peers_in_flight
+
+
+def wait_ms(candidate: Choosable) -> float:
+    """Return the expected wait of one more attempt at a candidate, in ms."""
+    endpoint = candidate.endpoint
+    return expected_wait(endpoint.latency.ewma_ms or candidate.prior_ms, endpoint.in_flight, endpoint.peers_in_flight)
+
+
+class _Balancer:
+    """What most have in common: all candidates are alike, and none is compared with another."""
+
+    name = ""
+    goes_by = ""
+    table: AliasPicker | None = None
+
+    def __init__(self) -> None:
+        self._candidates: Sequence[Choosable] = ()
+
+    def arrange(self, candidates: Sequence[Choosable], weights: Sequence[float]) -> None:
+        """Take those that may be picked."""
+        self._candidates = candidates
+
+    def weighs(self, key: bytes | None) -> bool:
+        """Return that weights do not matter."""
+        return False
+
+    def shares(self, key: bytes | None) -> list[float]:
+        """Return that each is drawn as often."""
+        return [1 / max(1, len(self._candidates))] * len(self._candidates)
+
+    def measures(self, key: bytes | None) -> list[tuple[Measure, ...]]:
+        """Return that nothing is measured."""
+        return [()] * len(self._candidates)
+
+    def _draw(self, fit: Fit, rng: Rng, other_than: Choosable | None = None) -> Choosable | None:
+        """Draw one that may be picked, each as likely. A few draws first: nearly all of them may."""
+        candidates = self._candidates
+        size = len(candidates)
+        if size > (other_than is not None):
+            for _ in range(REDRAWS):
+                candidate = candidates[int(rng() * size)]
+                if candidate is not other_than and fit.admits(candidate):
+                    return candidate
+            left = [index for index in fit.left(candidates) if candidates[index] is not other_than]
+            if left:
+                return candidates[left[int(rng() * len(left))]]
+        return None
+
+
+class _Pair(_Balancer):
+    """Draws two and takes the better one, the first where they are equal."""
+
+    compares = Compared.IN_FLIGHT
+
+    def _draw_two(self, fit: Fit, rng: Rng) -> tuple[Choosable, Choosable] | None:
+        """Draw two different ones, each pair as likely; one twice where there is no other."""
+        first = self._draw(fit, rng)
+        return None if first is None else (first, self._draw(fit, rng, first) or first)
+
+    def _cost(self, candidate: Choosable) -> float:
+        """Return what is compared: less is better."""
+        return load_of(candidate)
+
+    def pick(self, fit: Fit, rng: Rng, key: bytes | None) -> Choosable | None:
+        """Draw two and compare them."""
+        drawn = self._draw_two(fit, rng)
+        if drawn is None:
+            return None
+        first, second = drawn
+        return second if second is not first and second_wins(self._cost(first), self._cost(second)) else first
+
+    def sample(self, fit: Fit, rng: Rng, key: bytes | None) -> Sample | None:
+        """Return what would be picked."""
+        drawn = self._draw_two(fit, rng)
+        if drawn is None:
+            return None
+        first, second = drawn
+        winner = second if second_wins(self._cost(first), self._cost(second)) else first
+        return Sample(drawn, winner, "", self.compares)
+
+
+class Warm(_Pair):
+    """The default: two by weight, with replacement, then the lower expected wait (docs/adr/0003-choosing.md).
+
+    ``Cluster.choose`` has this written out for speed.
+    """
+
+    name = BalancerName.WARM.value
+    goes_by = "two drawn by weight, then the lower expected wait"
+    compares = Compared.WAIT
+
+    def __init__(self, picker: PickerFactory = AliasPicker) -> None:
+        super().__init__()
+        self._picker = picker
+        self._weights: Sequence[float] = ()
+        self._pick_index: Callable[[Rng], int] | None = None
+
+    def arrange(self, candidates: Sequence[Choosable], weights: Sequence[float]) -> None:
+        """Build the table to draw from."""
+        self._candidates = candidates
+        self._weights = weights
+        self._pick_index = self.table = None
+        if candidates:
+            picker = self._picker(weights)
+            self._pick_index = picker.draw
+            self.table = picker if isinstance(picker, AliasPicker) else None
+
+    def weighs(self, key: bytes | None) -> bool:
+        """Return that weights decide who is drawn."""
+        return True
+
+    def twin(self) -> Balancer:
+        """Return one that draws alike."""
+        return Warm(self._picker)
+
+    def shares(self, key: bytes | None) -> list[float]:
+        """Return each one's part of all weights."""
+        total = sum(self._weights)
+        return [weight / total for weight in self._weights] if total > 0 else super().shares(key)
+
+    def _draw_two(self, fit: Fit, rng: Rng) -> tuple[Choosable, Choosable] | None:
+        first = self._draw(fit, rng)
+        return None if first is None else (first, self._draw(fit, rng) or first)
+
+    def _draw(self, fit: Fit, rng: Rng, other_than: Choosable | None = None) -> Choosable | None:
+        candidates, draw = self._candidates, self._pick_index
+        if draw is None:
+            return None
+        for _ in range(REDRAWS):
+            candidate = candidates[draw(rng)]
+            if fit.admits(candidate):
+                return candidate
+        left = fit.left(candidates)
+        return candidates[left[AliasPicker([self._weights[index] for index in left]).draw(rng)]] if left else None
+
+    def _cost(self, candidate: Choosable) -> float:
+        return wait_ms(candidate)
+
+
+class RoundRobin(_Balancer):
+    """Each in its turn, in order of endpoint id. Who joins or leaves does not disturb the others' order.
+
+    The first turn is drawn, so that processes and sidecars that start together do not all begin with the same one.
+    """
+
+    name = BalancerName.ROUND_ROBIN.value
+    goes_by = "each in its turn, in order of endpoint id"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: tuple[str, str] | None = None
+        self._next = 0
+
+    def arrange(self, candidates: Sequence[Choosable], weights: Sequence[float]) -> None:
+        """Go on behind the last one that was picked, whether it is still there or not."""
+        self._candidates = candidates
+        if self._last is not None:
+            self._next = bisect_right(candidates, self._last, key=_order)
+
+    def pick(self, fit: Fit, rng: Rng, key: bytes | None) -> Choosable | None:
+        """Return the next that may be picked."""
+        candidates = self._candidates
+        size = len(candidates)
+        begin = self._next if self._last is not None else int(rng() * size)
+        for step in range(size):
+            index = (begin + step) % size
+            candidate = candidates[index]
+            if fit.admits(candidate):
+                self._next = index + 1
+                self._last = _order(candidate)
+                return candidate
+        return None
+
+    def twin(self) -> Balancer:
+        """Return one whose turn it is alike."""
+        twin = RoundRobin()
+        twin._last = self._last
+        return twin
+
+    def sample(self, fit: Fit, rng: Rng, key: bytes | None) -> Sample | None:
+        """Return the next."""
+        drawn = self._last is None
+        picked = self.pick(fit, rng, key)
+        if picked is None:
+            return None
+        return Sample((picked,), picked, "drawn, as it is the first" if drawn else "the next in turn")
+
+    def measures(self, key: bytes | None) -> list[tuple[Measure, ...]]:
+        """Return after how many others each one's turn comes, once the first was drawn."""
+        size = len(self._candidates)
+        if self._last is None:
+            return super().measures(key)
+        return [(("turn", "place", float((index - self._next) % size + 1)),) for index in range(size)]
+
+
+class Random(_Balancer):
+    """One at random, each as likely."""
+
+    name = BalancerName.RANDOM.value
+    goes_by = "one at random, each as likely"
+
+    def pick(self, fit: Fit, rng: Rng, key: bytes | None) -> Choosable | None:
+        """Draw one."""
+        return self._draw(fit, rng)
+
+    def twin(self) -> Balancer:
+        """Return another."""
+        return Random()
+
+    def sample(self, fit: Fit, rng: Rng, key: bytes | None) -> Sample | None:
+        """Draw one."""
+        picked = self._draw(fit, rng)
+        return None if picked is None else Sample((picked,), picked, "drawn at random")
+
+
+class LeastRequest(_Balancer):
+    """The one with the fewest in flight; one of them at random where several have. It looks at all of them."""
+
+    name = BalancerName.LEAST_REQUEST.value
+    goes_by = "the fewest in flight, one of them at random"
+
+    def pick(self, fit: Fit, rng: Rng, key: bytes | None) -> Choosable | None:
+        """Return one with the fewest in flight."""
+        found = self._fewest(fit)
+        return found[int(rng() * len(found))] if found else None
+
+    def _fewest(self, fit: Fit) -> list[Choosable]:
+        found: list[Choosable] = []
+        least = -1
+        for candidate in self._candidates:
+            endpoint = candidate.endpoint
+            load = endpoint.in_flight + endpoint.peers_in_flight
+            if (load <= least or not found) and fit.admits(candidate):
+                if load != least:
+                    found.clear()
+                    least = load
+                found.append(candidate)
+        return found
+
+    def twin(self) -> Balancer:
+        """Return another."""
+        return LeastRequest()
+
+    def sample(self, fit: Fit, rng: Rng, key: bytes | None) -> Sample | None:
+        """Return one with the fewest in flight."""
+        found = self._fewest(fit)
+        if not found:
+            return None
+        picked = found[int(rng() * len(found))]
+        others = f", as {len(found) - 1} more: drawn of them" if len(found) > 1 else ""
+        return Sample((picked,), picked, f"the fewest in flight: {load_of(picked)}{others}")
+
+    def shares(self, key: bytes | None) -> list[float]:
+        """Return that those with the fewest in flight are as likely, and nobody else is picked."""
+        loads = [load_of(candidate) for candidate in self._candidates]
+        least = min(loads, default=0)
+        return [(load == least) / loads.count(least) for load in loads]
+
+    def measures(self, key: bytes | None) -> list[tuple[Measure, ...]]:
+        """Return what is in flight at each."""
+        return _loads(self._candidates)
+
+
+class TwoChoice(_Pair):
+    """Two at random, then the one with fewer in flight.
+
+    Mitzenmacher, "The power of two choices in randomized load balancing", IEEE TPDS 12(10), 2001.
+    """
+
+    name = BalancerName.TWO_CHOICE.value
+    goes_by = "two different ones at random, then the one with fewer in flight"
+
+    def twin(self) -> Balancer:
+        """Return another."""
+        return TwoChoice()
+
+    def measures(self, key: bytes | None) -> list[tuple[Measure, ...]]:
+        """Return what is in flight at each."""
+        return _loads(self._candidates)
+
+
+class PeakEwma(_Pair):
+    """Two at random, then the lower expected wait: a latency average that jumps to peaks x (in flight + 1).
+
+    As in Finagle (its load balancer "P2C + Peak EWMA"). The average is that of ``router.endpoint.Latency``.
+    """
+
+    name = BalancerName.PEAK_EWMA.value
+    goes_by = (
+        "two different ones at random, then the lower expected wait (EWMA of the latency x in flight with this one)"
+    )
+    compares = Compared.WAIT
+
+    def _cost(self, candidate: Choosable) -> float:
+        return wait_ms(candidate)
+
+    def twin(self) -> Balancer:
+        """Return another."""
+        return PeakEwma()
+
+    def measures(self, key: bytes | None) -> list[tuple[Measure, ...]]:
+        """Return each one's expected wait."""
+        return [(("expected_wait", "ms", wait_ms(candidate)),) for candidate in self._candidates]
+
+
+class Keyed(_Balancer):
+    """The endpoint that a request's key prefers, unless that has more than its share in flight: then the next one.
+
+    Preference is by rendezvous: each key ranks all endpoints by a hash of both, so one that leaves takes only its own
+    keys with it, and one that joins gets only those that prefer it. Thaler and Ravishankar, "Using name-based mappings
+    to increase hit rates", IEEE/ACM ToN 6(1), 1998. The bound is that of Mirrokni, Thorup and Zadimoghaddam,
+    "Consistent hashing with bounded loads", SODA 2018 (arXiv 1608.01350, 2016): the mean in flight, with this one, x
+    ``load_factor``, rounded up. A request without a key is picked for as by ``warm``.
+    """
+
+    name = BalancerName.KEYED.value
+    goes_by = "the first endpoint of those that the key ranks that is below its bound"
+
+    def __init__(self, load_factor: float, picker: PickerFactory = AliasPicker) -> None:
+        super().__init__()
+        self._load_factor = load_factor
+        self._picker = picker
+        self._without_key = Warm(picker)
+        self._ids: list[str] = []
+        self._seeds: list[int] = []
+        self._known: dict[int, list[int]] = {}
+        self._kept = 0
+
+    def arrange(self, candidates: Sequence[Choosable], weights: Sequence[float]) -> None:
+        """Take those that may be picked; what keys prefer is forgotten where others may than before."""
+        self._candidates = candidates
+        self._without_key.arrange(candidates, weights)
+        ids = [candidate.endpoint.id for candidate in candidates]
+        if ids != self._ids:
+            self._ids = ids
+            self._seeds = [hash_of(id_.encode()) for id_ in ids]
+            self._known.clear()
+            self._kept = 0
+
+    def pick(self, fit: Fit, rng: Rng, key: bytes | None) -> Choosable | None:
+        """Return the first of those that the key prefers that has room; the first at all where none has."""
+        if key is None:
+            return self._without_key.pick(fit, rng, None)
+        candidates = self._candidates
+        bound = 0
+        otherwise: Choosable | None = None
+        for index in self._ranked(key):
+            candidate = candidates[index]
+            load = load_of(candidate)
+            if load and not bound:
+                bound = self._bound()
+            if load >= bound and load:  # with this one it would have more
+                if otherwise is None and fit.admits(candidate):
+                    otherwise = candidate
+            elif fit.admits(candidate):
+                return candidate
+        return otherwise
+
+    def _bound(self) -> int:
+        total = sum([load_of(candidate) for candidate in self._candidates])
+        return ceil(self._load_factor * (total + 1) / len(self._candidates))
+
+    def _ranked(self, key: bytes) -> Iterator[int]:
+        """Yield indices of candidates in the order of the key's preference."""
+        of_key = hash_of(key)
+        known = self._known.get(of_key)
+        if known is None:
+            known = self._keep(of_key, self._rank(of_key)[:FIRST_PLACES])
+        yield from known
+        first = len(known)
+        if first < len(self._seeds):  # so the key is a hot one, or many are out
+            yield from self._keep(of_key, self._rank(of_key))[first:]
+
+    def _keep(self, of_key: int, order: list[int]) -> list[int]:
+        self._kept += len(order)
+        if self._kept > KEPT_PLACES:
+            self._known.clear()
+            self._kept = len(order)
+        self._known[of_key] = order
+        return order
+
+    def _rank(self, of_key: int) -> list[int]:
+        scores = [mixed(of_key ^ seed) for seed in self._seeds]
+        return sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+
+    def weighs(self, key: bytes | None) -> bool:
+        """Return whether there is no key."""
+        return key is None
+
+    def twin(self) -> Balancer:
+        """Return one that ranks alike."""
+        return Keyed(self._load_factor, self._picker)
+
+    def sample(self, fit: Fit, rng: Rng, key: bytes | None) -> Sample | None:
+        """Return the first that has room."""
+        if key is None:
+            return self._without_key.sample(fit, rng, None)
+        picked = self.pick(fit, rng, key)
+        if picked is None:
+            return None
+        rank = [self._candidates[index] for index in self._ranked(key)].index(picked) + 1
+        why = f"number {rank} of those that the key ranks; {load_of(picked) + 1} in flight with this one"
+        return Sample((picked,), picked, f"{why}, at most {self._bound()}")
+
+    def shares(self, key: bytes | None) -> list[float]:
+        """Return 1 for the one that the key leads to; without a key, what ``warm`` says."""
+        if key is None:
+            return self._without_key.shares(None)
+        picked = self.pick(Anyone(), _unused, key)
+        return [float(candidate is picked) for candidate in self._candidates]
+
+    def measures(self, key: bytes | None) -> list[tuple[Measure, ...]]:
+        """Return each one's rank, what is in flight there, and how much may be."""
+        if key is None or not self._candidates:
+            return super().measures(key)
+        rank = {index: place for place, index in enumerate(self._ranked(key), 1)}
+        bound = float(self._bound())
+        return [
+            (
+                ("rank", "place", float(rank[index])),
+                ("in_flight", "requests", float(load_of(candidate))),
+                ("bound", "requests", bound),
+            )
+            for index, candidate in enumerate(self._candidates)
+        ]
+
+
+def hash_of(data: bytes) -> int:
+    """Return 64 bits that say which ``data`` it is: the same in every process, on every machine, in every version."""
+    return int.from_bytes(blake2b(data, digest_size=8, person=_PERSON).digest(), "little")
+
+
+def mixed(word: int) -> int:
+    """Return 64 bits each of which depends on all of ``word``: the finaliser of SplitMix64.
+
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    """
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
+    return word ^ word >> 31
+
+
+def balancer_for(policy: ModelPolicy, picker: PickerFactory = AliasPicker) -> Balancer:
+    """Return the balancer that a model is configured with."""
+    name = policy.balancer
+    if name is BalancerName.WARM:
+        return Warm(picker)
+    if name is BalancerName.KEYED:
+        return Keyed((policy.key or KeyPolicy()).load_factor, picker)
+    return _PLAIN[name]()
+
+
+_PLAIN: Final[dict[BalancerName, Callable[[], Balancer]]] = {
+    BalancerName.ROUND_ROBIN: RoundRobin,
+    BalancerName.RANDOM: Random,
+    BalancerName.LEAST_REQUEST: LeastRequest,
+    BalancerName.TWO_CHOICE: TwoChoice,
+    BalancerName.PEAK_EWMA: PeakEwma,
+}
+
+
+def _order(candidate: Choosable) -> tuple[str, str]:
+    return candidate.endpoint.id, candidate.version
+
+
+def _loads(candidates: Sequence[Choosable]) -> list[tuple[Measure, ...]]:
+    return [(("in_flight", "requests", float(load_of(candidate))),) for candidate in candidates]
+
+
+def _unused() -> float:
+    return 0.0

@@ -1,0 +1,80 @@
+"""What makes no sense in how endpoints are chosen: balancers and their keys, scorers and their coefficients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from router.policy import BalancerName
+from router.scorers import default_scorers, scorer_names
+from sidecar.config.problems import Path, nearest
+from sidecar.http1.forwarding import is_forwarding
+from sidecar.settings import Model, Settings
+
+FIELD_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
+"""Form of a header field's name; longer ones and other characters are legal, and nobody's."""
+
+_NO_KEYS = frozenset(
+    {
+        "connection",
+        "content-length",
+        "expect",
+        "grpc-timeout",
+        "http2-settings",
+        "keep-alive",
+        "te",
+        "traceparent",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "x-request-id",
+        "x-request-timeout-ms",
+    }
+)
+"""Fields that say nothing of who asks: of one connection or one request only, or changed on the way."""
+
+
+def choosing(settings: Settings) -> Iterator[tuple[Path, str]]:
+    """Yield (path, remedy) of everything that makes no sense."""
+    for index, model in enumerate(settings.models):
+        yield from _key(("models", index), model)
+    yield from _scorers(settings)
+
+
+def _key(place: Path, model: Model) -> Iterator[tuple[Path, str]]:
+    key = model.key
+    path: Path = (*place, "key")
+    if key is None:
+        if model.balancer is BalancerName.KEYED:
+            yield (*place, "balancer"), "keyed needs a key: set key, for example {header: x-session-id}"
+        return
+    if model.balancer is not BalancerName.KEYED:
+        yield path, "has no use unless balancer is keyed: set that, or leave this out"
+    if (key.header is not None) is key.last_segment:
+        yield path, "must say where the key is: either header, or last_segment: true"
+    if key.header is None:
+        return
+    if not FIELD_NAME.fullmatch(key.header):
+        yield (*path, "header"), "must be a field name: 1 to 64 letters, digits or hyphens"
+    elif key.header.lower() in _NO_KEYS or is_forwarding(key.header.lower().encode()):
+        yield (*path, "header"), "says nothing of who asks: choose another field, for example x-session-id"
+
+
+def _scorers(settings: Settings) -> Iterator[tuple[Path, str]]:
+    """Refuse scorers that there are not, or that cannot be made."""
+    scoring = settings.policies.scoring
+    known = scorer_names()
+    path: Path = ("policies", "scoring", "coefficients")
+    unknown = [name for name in scoring.coefficients if name not in known]
+    for name in unknown:
+        meant = nearest(name, known)
+        yield (*path, name), f'no such scorer; did you mean "{meant}"?' if meant else _there_are(known)
+    if not unknown:
+        try:
+            default_scorers(scoring)
+        except Exception as error:  # noqa: BLE001  whatever a module of somebody else's raises
+            yield path, f"a scorer cannot be made: {type(error).__name__}: {error}"
+
+
+def _there_are(known: tuple[str, ...]) -> str:
+    return f"no such scorer; there are: {', '.join(known)}"
