@@ -73,6 +73,7 @@ class EndpointRecord:
     epoch under an old id is a new process. ``revision`` orders records within the store. ``static``: from
     configuration, not from the store; it counts as warm, never expires and never goes stale. ``queue_depth``: requests
     that wait there. ``cpu_load``: the part of its processor time in use, in [0, 1]. None is unknown.
+    ``free_memory_ratio``: the free share of what it keeps requests in (a KV cache), where it names no bytes.
     """
 
     id: str
@@ -83,6 +84,7 @@ class EndpointRecord:
     replicas: tuple[Replica, ...] = ()
     free_memory_bytes: int | None = None
     total_memory_bytes: int | None = None
+    free_memory_ratio: float | None = None
     queue_depth: int | None = None
     cpu_load: float | None = None
     idle_for_s: float | None = None

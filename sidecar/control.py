@@ -29,7 +29,6 @@ from sidecar.state.store import RedisSource
 from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Page, Scalar
 from sidecar.tls.expiry import ExpiryWatch
-from sidecar.upstreams.adapters import HttpReadiness
 from sidecar.upstreams.probes import HttpProber
 
 if TYPE_CHECKING:
@@ -75,9 +74,10 @@ class Control:
         static = StaticSource(
             static_endpoints(settings),
             self._prober,
-            HttpReadiness(),
             clock=clock,
+            rng=rng,
             first_s=FIRST_PROBES_S if plan.admin_open else SUCCESSOR_PROBES_S,
+            probes_per_s=settings.limits.probes_per_s,
         )
         store = None
         if settings.state.url != NO_STORE:
@@ -98,6 +98,7 @@ class Control:
             pages=[Page(fd) for fd in plan.metrics_fds],
             store=store,
             static=static,
+            probe_costs=self._prober.costs,
             version=metadata.version("warmroute"),
             sidecar_id=plan.sidecar_id,
             listen_addresses=plan.listen_addresses,
@@ -157,7 +158,7 @@ class Control:
         context.keeper.cluster.configure(policies, model_policies(settings), context.clock())
         if context.store is not None:
             context.store.configure(policies.freshness)
-        context.static.configure(static_endpoints(settings))
+        context.static.configure(static_endpoints(settings), settings.limits.probes_per_s)
         context.certificates.configure(settings)
         self._prober.configure(settings.upstream_tls)
         _log.info("config.in_force", revision=plan.config.revision)

@@ -49,9 +49,13 @@ def _doc(
     le: float | None = None,
     form: tuple[str, str] | None = None,
 ) -> Meta:
-    """Document and bound a field. ``form`` is a pattern for text, and what it asks for in words."""
+    """Document and bound a field.
+
+    ``form`` is a pattern for text, and what it asks for in words; the pattern is empty where it stands at the type, as
+    it must in a field that may be null.
+    """
     extra = {"reload": reload.value, "unit": unit, "form": form[1] if form else ""}
-    return Meta(description=text, extra=extra, ge=ge, gt=gt, le=le, pattern=form[0] if form else None)  # type: ignore[call-overload,no-any-return]
+    return Meta(description=text, extra=extra, ge=ge, gt=gt, le=le, pattern=form[0] or None if form else None)  # type: ignore[call-overload,no-any-return]
 
 
 LABEL = (r"^[A-Za-z0-9._-]{0,128}\Z", "at most 128 letters, digits, dots, underscores or hyphens")
@@ -238,6 +242,16 @@ class Limits(Base, frozen=True):
     read_grace_s: Annotated[
         float, _doc(Reload.NEW, "shortest time over which a caller's reading is measured", "seconds", ge=1, le=3600)
     ] = 60.0
+    probes_per_s: Annotated[
+        float,
+        _doc(
+            Reload.LIVE,
+            "questions that endpoints are probed with, of the whole sidecar; over it probes come later than set",
+            "questions/s",
+            ge=1,
+            le=100000,
+        ),
+    ] = 500.0
 
 
 class Overload(Base, frozen=True):
@@ -417,19 +431,81 @@ class Shards(Base, frozen=True):
     )
 
 
-class Probe(Base, frozen=True):
-    """An active readiness probe of static endpoints."""
+class ProbeKind(StrEnum):
+    """What a probed endpoint is, which says what it is asked (docs/signals.md)."""
 
-    path: Annotated[
-        str,
+    HTTP = "http"
+    AUTO = "auto"
+    TRITON = "triton"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    KSERVE = "kserve"
+    MLSERVER = "mlserver"
+    NIM = "nim"
+
+
+PROBE_PATH = "/v2/health/ready"
+"""What a plain HTTP endpoint is asked where no path is given."""
+
+UrlPath = Annotated[str, Meta(pattern=r"^/[!-~]*\Z")]
+_PATH = ("", "a path that starts with / and holds neither spaces nor control characters")
+ServedName = Annotated[str, Meta(pattern=r"^[!-~]{1,256}\Z")]
+
+
+class Expectation(Base, frozen=True):
+    """What makes the answer to a plain HTTP probe mean ready."""
+
+    status: Annotated[
+        Annotated[int, Meta(ge=100, le=599)] | None, _doc(Reload.LIVE, "this status; null: any 2xx", "status")
+    ] = None
+    body_contains: Annotated[
+        str | None, _doc(Reload.LIVE, "text within the first 64 KiB of the body; null: bodies are not read")
+    ] = None
+
+
+class Probe(Base, frozen=True):
+    """An active probe of static endpoints: whether they are ready, and what they say of their load."""
+
+    kind: Annotated[
+        ProbeKind,
         _doc(
             Reload.LIVE,
-            "path that answers 2xx when ready; gRPC endpoints are asked by grpc.health.v1 instead",
-            form=(r"^/[!-~]*\Z", "a path that starts with / and holds neither spaces nor control characters"),
+            "what the endpoints are; http: any server, asked one path; auto: found out from what they answer; "
+            "gRPC endpoints are asked by grpc.health.v1, whatever stands here",
         ),
-    ] = "/v2/health/ready"
-    interval_s: Annotated[float, _doc(Reload.LIVE, "time between probes", "seconds", ge=0.05, le=3600)] = 1.0
-    timeout_s: Annotated[float, _doc(Reload.LIVE, "time for one probe", "seconds", gt=0, le=3600)] = 1.0
+    ] = ProbeKind.HTTP
+    path: Annotated[
+        UrlPath | None,
+        _doc(
+            Reload.LIVE, "path that answers 2xx when ready; null: the kind's own (http: /v2/health/ready)", form=_PATH
+        ),
+    ] = None
+    expect: Annotated[Expectation | None, _doc(Reload.LIVE, "with kind http: what means ready; null: any 2xx")] = None
+    served_as: Annotated[
+        ServedName | None,
+        _doc(
+            Reload.LIVE,
+            'the model\'s name at the server, where that is another; "*": whatever it serves, so that it is asked for '
+            "itself alone",
+            form=("", "1 to 256 visible characters"),
+        ),
+    ] = None
+    load: Annotated[
+        bool, _doc(Reload.LIVE, "read the metrics page, too: queue, memory, and whether a run has succeeded")
+    ] = True
+    metrics_path: Annotated[
+        UrlPath | None, _doc(Reload.LIVE, "path of the metrics page; null: the kind's own", form=_PATH)
+    ] = None
+    metrics_port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        _doc(Reload.LIVE, "its port; null: the kind's own (triton: 8002, mlserver: 8082), else the endpoint's", "port"),
+    ] = None
+    interval_s: Annotated[
+        float, _doc(Reload.LIVE, "time between probes, give or take a tenth", "seconds", ge=0.05, le=3600)
+    ] = 1.0
+    timeout_s: Annotated[float, _doc(Reload.LIVE, "time for one probe, all that it asks", "seconds", gt=0, le=3600)] = (
+        1.0
+    )
 
 
 class ModelTimeouts(Base, frozen=True):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FreeMemory:
-    """Free device memory as a ratio of all of it."""
+    """Free device memory as a ratio of all of it; the free share of its KV cache where a worker names no bytes."""
 
     name = "free_memory"
     unit = "bytes"
@@ -28,7 +28,7 @@ class FreeMemory:
         for candidate in candidates:
             record = candidate.record
             free, total = record.free_memory_bytes, record.total_memory_bytes
-            scores.append(None if free is None or not total else min(1.0, free / total))
+            scores.append(record.free_memory_ratio if free is None or not total else min(1.0, free / total))
         return scores
 
 

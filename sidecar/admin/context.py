@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sidecar.state.store import RedisSource
     from sidecar.telemetry.page import Page
     from sidecar.tls.expiry import ExpiryWatch
+    from sidecar.upstreams.probes import Costs
 
 
 @dataclass(slots=True)
@@ -27,6 +28,7 @@ class Context:
     pages: Sequence[Page]
     store: RedisSource | None
     static: StaticSource
+    probe_costs: Costs
     version: str
     sidecar_id: str
     listen_addresses: tuple[str, ...]

@@ -21,16 +21,15 @@ from sidecar.config.addresses import (
     unix_path,
 )
 from sidecar.config.choosing import FIELD_NAME, choosing
+from sidecar.config.probing import examine_probe
 from sidecar.config.problems import Path, dotted, nearest
 from sidecar.http1.forwarding import UNIX, is_forwarding
-from sidecar.settings import ClientAuth, Endpoint, Listener, ListenerTls, Settings
+from sidecar.settings import ClientAuth, Endpoint, Listener, ListenerTls, Probe, Settings
 from sidecar.tls.names import NameFormError, check_name
+from sidecar.upstreams.adapters import ANY_CLASS, REASON_BYTES
 
 _PLACE_BYTES = 1024
 """More than an endpoint's name and address take."""
-
-_REASON_BYTES = 256
-"""More than a probe says of why an endpoint is not ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +278,17 @@ def _models(settings: Settings) -> Iterator[Finding]:
             yield from _hedge(index, settings)
         if model.probe is not None and not model.endpoints:
             yield Finding(("models", index, "probe"), "has no effect: the model has no static endpoints", warning=True)
+        elif model.probe is not None:
+            yield from _probe(("models", index, "probe"), model.probe, model.endpoints, (model.name,))
     if settings.state.url == "none" and not models:
         yield Finding(
             ("models",), "must name a model with endpoints, or state.url must name a store that knows workers"
         )
+
+
+def _probe(path: Path, probe: Probe, urls: tuple[str, ...], models: tuple[str, ...]) -> Iterator[Finding]:
+    for place, remedy, warning in examine_probe(path, probe, urls, models):
+        yield Finding(place, remedy, warning=warning)
 
 
 def _hedge(index: int, settings: Settings) -> Iterator[Finding]:
@@ -353,6 +359,8 @@ def _endpoints(settings: Settings) -> Iterator[Finding]:
     for index, endpoint in enumerate(settings.endpoints):
         yield from _refusal(("endpoints", index, "url"), check_endpoint_url, endpoint.url)
         yield from _held(index, endpoint, names)
+        if endpoint.probe is not None:
+            yield from _probe(("endpoints", index, "probe"), endpoint.probe, (endpoint.url,), endpoint.models)
     for index, first in _repeated(endpoint.url.removesuffix("/") for endpoint in settings.endpoints):
         yield Finding(("endpoints", index, "url"), f"already the URL of endpoints[{first}]: list its models there")
     for index, first in _repeated(endpoint.name or None for endpoint in settings.endpoints):
@@ -393,9 +401,11 @@ def _too_many_models(settings: Settings) -> Iterator[Finding]:
         if entry in names:
             continue
         names.add(entry)
-        reason = "" if probe is None else "x" * _REASON_BYTES
+        found = (
+            Replica(entry) if probe is None else Replica(entry, reason="x" * REASON_BYTES, warmth=((ANY_CLASS, 1.0),))
+        )
         before = sizes.get(url, _PLACE_BYTES)
-        sizes[url] = before + replica_bytes(Replica(entry, reason=reason))
+        sizes[url] = before + replica_bytes(found)
         if before <= MAX_RECORD_BYTES < sizes[url]:
             remedy = f"one endpoint can hold no more than the {len(names) - 1} models before this one"
             yield Finding(path, remedy)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.model import EndpointRecord, Replica, State
-from sidecar.discovery.planned import NOT_PROBED_YET, first_record, next_record
+from sidecar.discovery.planned import NOT_PROBED_YET, first_record, next_record, with_finding, with_load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -111,9 +111,9 @@ class Members:
         for planned, replica in zip(self._planned[record.id].replicas, record.replicas, strict=True):
             new = news.get((replica.model, replica.version))
             if planned.probe is not None and new is not None and new.reason != NOT_PROBED_YET:
-                replica = replace(replica, state=new.state, reason=new.reason)
+                replica = with_finding(replica, new)
             replicas.append(replica)
-        return replace(record, replicas=tuple(replicas))
+        return with_load(replace(record, replicas=tuple(replicas)), said)
 
     def _all(self) -> dict[str, EndpointRecord]:
         return {id: self._one(id) for id in self._leaving | self._found}  # noqa: A001

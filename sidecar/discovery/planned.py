@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from router.model import EndpointRecord, Replica, State
 from router.urls import protocol_of
 
 if TYPE_CHECKING:
     from sidecar.settings import Probe, Settings
+    from sidecar.upstreams.adapters import Signal
 
 NOT_PROBED_YET = "not probed yet"
+
+
+class Loaded(Protocol):
+    """What has a load: a record, and what a probe found."""
+
+    @property
+    def queue_depth(self) -> int | None: ...  # noqa: D102
+    @property
+    def free_memory_bytes(self) -> int | None: ...  # noqa: D102
+    @property
+    def total_memory_bytes(self) -> int | None: ...  # noqa: D102
+    @property
+    def free_memory_ratio(self) -> float | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,5 +116,22 @@ def next_record(
         found = None
         if planned.probe is not None:
             found = known.get((planned.model, planned.version)) or by_probe.get(planned.probe)
-        replicas.append(new if found is None else replace(new, state=found.state, reason=found.reason))
-    return replace(first, replicas=tuple(replicas))
+        replicas.append(new if found is None else with_finding(new, found))
+    out = replace(first, replicas=tuple(replicas))
+    return with_load(out, record) if any(planned.probe is not None for planned in endpoint.replicas) else out
+
+
+def with_finding(replica: Replica, found: Replica | Signal) -> Replica:
+    """Return ``replica`` with what probes found of it, or of another: state, reason, warmth."""
+    return replace(replica, state=found.state, reason=found.reason, warmth=found.warmth)
+
+
+def with_load(record: EndpointRecord, found: Loaded) -> EndpointRecord:
+    """Return ``record`` with what probes found of the endpoint's load."""
+    return replace(
+        record,
+        queue_depth=found.queue_depth,
+        free_memory_bytes=found.free_memory_bytes,
+        total_memory_bytes=found.total_memory_bytes,
+        free_memory_ratio=found.free_memory_ratio,
+    )

@@ -26,6 +26,7 @@ from sidecar.telemetry.page import (
     Scalar,
 )
 from sidecar.telemetry.prometheus import Exposition, Family
+from sidecar.upstreams.metrics_page import REFUSALS
 from sidecar.version import is_compiled
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from sidecar.state.keeper import Keeper
     from sidecar.state.store import RedisSource
     from sidecar.tls.expiry import ExpiryWatch
+    from sidecar.upstreams.probes import Costs
 
 _BUCKETS = len(BUCKETS_S) + 1
 _OUTCOMES = [outcome.value for outcome in Outcome]
@@ -110,6 +112,7 @@ class Seen(Protocol):
     pages: Sequence[Page]
     store: RedisSource | None
     static: StaticSource
+    probe_costs: Costs
     version: str
     started_at: float
     draining: bool
@@ -226,6 +229,13 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
             _replicas(out, route)
     for endpoint_id, failures in sorted(seen.static.failures.items()):
         out.add(f.PROBE_FAILURES, failures, endpoint_id)
+    costs = seen.probe_costs
+    out.add(f.PROBE_QUESTIONS, costs.questions)
+    out.add(f.PROBE_SECONDS, costs.seconds)
+    out.add(f.PROBE_BYTES, costs.read_bytes)
+    out.add(f.PROBE_LATE, seen.static.pace.late)
+    for reason in REFUSALS:
+        out.add(f.SIGNALS_REFUSED, seen.static.refused[reason], "probe", reason)
     out.add(f.FAULTS_ACTIVE, len(keeper.roster.faults))
 
 

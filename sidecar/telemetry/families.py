@@ -110,6 +110,16 @@ REPLICA_OUT = Family(
     "warmroute_replica_out", _G, "1 with the reason that a replica may not be picked.", (*_REPLICA, "reason")
 )
 PROBE_FAILURES = Family("warmroute_probe_failures_total", _C, "Probes that did not find the endpoint ready.", _ENDPOINT)
+PROBE_QUESTIONS = Family("warmroute_probe_questions_total", _C, "Questions that endpoints were probed with.")
+PROBE_SECONDS = Family("warmroute_probe_seconds_total", _C, "Time that probes took, waiting included, added up.")
+PROBE_BYTES = Family("warmroute_probe_bytes_total", _C, "Bytes of answers to probes that were read.")
+PROBE_LATE = Family("warmroute_probe_late_total", _C, "Probes that had to wait because of limits.probes_per_s.")
+SIGNALS_REFUSED = Family(
+    "warmroute_signals_refused_total",
+    _C,
+    "Values in what workers say of their load that are no use, and change nothing.",
+    ("source", "reason"),
+)
 FAULTS_ACTIVE = Family("warmroute_faults_active", _G, "Faults in force.")
 
 # --- the shared state -----------------------------------------------------------------------------------------------

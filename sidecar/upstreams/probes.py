@@ -1,10 +1,12 @@
-"""Active readiness probes: one GET, or a gRPC health check, on a connection of its own, for the status alone."""
+"""Active probes: a few GETs, or a gRPC health check, on a connection of their own."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from router.urls import protocol_of
@@ -17,7 +19,9 @@ from sidecar.upstreams.health_check import check
 from sidecar.upstreams.pool import SECURE, split_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from sidecar.upstreams.adapters import Question
 
 GRPC: Final = "grpc"
 SECURE_GRPC: Final = "grpcs://"
@@ -30,20 +34,29 @@ _INTERIM: Final = 16
 
 
 class Ask(Protocol):
-    """Asks an endpoint for its readiness; never raises for what the endpoint does."""
+    """Asks an endpoint; never raises for what the endpoint does."""
 
-    async def __call__(self, address: str, path: str, timeout_s: float) -> Answer:
-        """GET ``path`` at ``address`` (a URL or ``unix:/PATH``) and return what came back within ``timeout_s``.
+    async def __call__(self, address: str, questions: Sequence[Question], timeout_s: float) -> list[Answer]:
+        """GET each question at ``address`` (a URL or ``unix:/PATH``), in order, all within ``timeout_s``.
 
         A gRPC endpoint is asked for its health instead: 200 stands for SERVING, 503 for anything else that it says.
         """
 
 
+@dataclass(slots=True)
+class Costs:
+    """What probing has cost so far: questions asked, seconds spent on them, bytes read."""
+
+    questions: int = 0
+    seconds: float = 0.0
+    read_bytes: int = 0
+
+
 class HttpProber:
     """Asks over HTTP/1.1 or gRPC, and over TLS as requests would; an instance is an :class:`Ask`.
 
-    Each probe opens a connection: a pooled one would not notice that the server stopped accepting. Redirects are not
-    followed, bodies not read.
+    Each probe opens a connection: a pooled one would not notice that the server stopped accepting. Where the server
+    lets it, that one takes all questions of the probe. Redirects are not followed.
     """
 
     def __init__(self, tls: UpstreamTls | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,6 +65,7 @@ class HttpProber:
         self._follower = Follower(UPSTREAM, tls, HTTP1)
         self._grpc_follower = Follower(UPSTREAM, tls, HTTP2)
         self._look_at = clock()
+        self.costs = Costs()
 
     def configure(self, tls: UpstreamTls) -> None:
         """Go by this from the next probe over TLS on."""
@@ -59,48 +73,50 @@ class HttpProber:
         self._grpc_follower = self._grpc_follower.changed_to(tls)
         self._look_at = self._clock()
 
-    async def __call__(self, address: str, path: str, timeout_s: float) -> Answer:
-        """GET ``path`` at ``address``; the body is not read."""
+    async def __call__(self, address: str, questions: Sequence[Question], timeout_s: float) -> list[Answer]:
+        """Ask; where the time is over, what was not answered by then has no answer."""
+        began = self._clock()
+        answers: list[Answer] = []
+        visit = _Visit(self, address)
         try:
             async with asyncio.timeout(timeout_s):
-                return Answer(await self._ask(address, path))
+                for left, question in enumerate(questions, 1 - len(questions)):
+                    answers += [await self._one(visit, question, last=left == 0)]
         except TimeoutError:
-            return Answer(None, f"nothing within {timeout_s:g} s")
-        except ssl.SSLError as error:
-            return Answer(None, f"TLS: {plain(error)}")
-        except (OSError, ValueError, EOFError) as error:
-            return Answer(None, f"{address}: {plain(error)}")
-
-    async def _ask(self, address: str, path: str) -> int:
-        reader, writer = await self._connect(address)
-        try:
-            host = address.partition("://")[2].rstrip("/") or "localhost"
-            if protocol_of(address) == GRPC:
-                return 200 if await check(reader, writer, host) else 503
-            fields = f"Host: {host}\r\nUser-Agent: warmroute-probe\r\nAccept: */*\r\nConnection: close\r\n"
-            writer.write(f"GET {path} HTTP/1.1\r\n{fields}\r\n".encode())
-            for _ in range(_INTERIM):
-                status = _status(await reader.readuntil(b"\r\n\r\n"))
-                if status >= 200:
-                    return status
-            raise ValueError(f"more than {_INTERIM} interim answers")
-        except asyncio.IncompleteReadError:
-            raise EOFError("closed before a whole response head") from None
-        except asyncio.LimitOverrunError:
-            raise ValueError(f"a response head of more than {_HEAD_BYTES} bytes") from None
+            answers += [Answer(None, f"nothing within {timeout_s:g} s")] * (len(questions) - len(answers))
         finally:
-            writer.transport.abort()
+            visit.leave()
+            self.costs.questions += len(questions)
+            self.costs.seconds += self._clock() - began
+            self.costs.read_bytes += visit.read_bytes
+        return answers
 
-    async def _connect(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        host, port, socket_path = split_address(address)
+    @staticmethod
+    async def _one(visit: _Visit, question: Question, *, last: bool) -> Answer:
+        try:
+            return await visit.ask(question, last=last)
+        except ssl.SSLError as error:
+            return visit.failed(question, f"TLS: {plain(error)}")
+        except (OSError, ValueError, EOFError) as error:
+            return visit.failed(question, f"{visit.address}: {plain(error)}")
+
+    async def connect(self, address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect as requests would, to another ``port`` of the same host where that is not 0.
+
+        Raises:
+            OSError, ValueError: it cannot be done.
+        """
+        host, own_port, socket_path = split_address(address)
         if socket_path is not None:
+            if port:
+                raise ValueError("a Unix socket has no other port; set probe.load to false, or give a URL with a host")
             return await asyncio.open_unix_connection(socket_path, limit=_HEAD_BYTES)
         if not address.startswith((SECURE, SECURE_GRPC)):
-            return await asyncio.open_connection(host, port, limit=_HEAD_BYTES)
+            return await asyncio.open_connection(host, port or own_port, limit=_HEAD_BYTES)
         terms = await self._terms(self._grpc_follower if protocol_of(address) == GRPC else self._follower)
         name = terms.server_name or host
         reader, writer = await asyncio.open_connection(
-            host, port, limit=_HEAD_BYTES, ssl=terms.context, server_hostname=name
+            host, port or own_port, limit=_HEAD_BYTES, ssl=terms.context, server_hostname=name
         )
         if terms.allowed.entries:  # else the name asked for has been verified
             why = terms.allowed.refusal(peer_names(writer.get_extra_info("peercert")))
@@ -121,6 +137,147 @@ class HttpProber:
         if follower.terms is None:
             raise ValueError(f"TLS: {follower.error}")
         return follower.terms
+
+
+class _Visit:
+    """One probe's connections to one endpoint: one at a time, used again while the server lets it."""
+
+    def __init__(self, prober: HttpProber, address: str) -> None:
+        self._prober = prober
+        self.address = address
+        self._host = address.partition("://")[2].rstrip("/") or "localhost"
+        self._port = 0
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._failed: dict[int, Answer] = {}
+        self.read_bytes = 0
+
+    def leave(self) -> None:
+        """Close."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+            self._reader = self._writer = None
+
+    def failed(self, question: Question, why: str) -> Answer:
+        """Note that nothing came; where nobody could be reached, further questions there need not wait for the same."""
+        answer = Answer(None, why)
+        if self._writer is None:
+            self._failed[question.port] = answer
+        self.leave()
+        return answer
+
+    async def ask(self, question: Question, *, last: bool) -> Answer:
+        """Ask one question, the ``last`` of this visit or not.
+
+        Raises:
+            OSError, ValueError, EOFError: what came is no answer, or nothing came.
+        """
+        if question.port in self._failed:
+            return self._failed[question.port]
+        if self._writer is not None and self._port != question.port:
+            self.leave()
+        used_before = self._writer is not None
+        try:
+            return await self._ask(question, last=last)
+        except (OSError, EOFError):
+            if not used_before:
+                raise
+        self.leave()  # the server gave the connection up after its last answer
+        return await self._ask(question, last=last)
+
+    async def _ask(self, question: Question, *, last: bool) -> Answer:
+        if self._reader is None or self._writer is None:
+            self._reader, self._writer = await self._prober.connect(self.address, question.port)
+            self._port = question.port
+        reader, writer = self._reader, self._writer
+        if protocol_of(self.address) == GRPC:
+            status = 200 if await check(reader, writer, self._host) else 503
+            self.leave()
+            return Answer(status)
+        host = self._host
+        if question.port:
+            name = split_address(self.address)[0]
+            host = f"[{name}]:{question.port}" if ":" in name else f"{name}:{question.port}"
+        fields = f"Host: {host}\r\nUser-Agent: warmroute-probe\r\nAccept: */*\r\n"
+        if last:
+            fields += "Connection: close\r\n"
+        writer.write(f"GET {question.path} HTTP/1.1\r\n{fields}\r\n".encode())
+        try:
+            status, head = await self._head(reader)
+            body, cut, whole = b"", False, True
+            if question.body_bytes or not (last or _ends(head)):
+                body, cut, whole = await self._body(reader, status, head, question.body_bytes)
+        except asyncio.IncompleteReadError:
+            raise EOFError("closed before a whole answer") from None
+        except asyncio.LimitOverrunError:
+            raise ValueError(f"a response head of more than {_HEAD_BYTES} bytes") from None
+        if last or cut or not whole or _ends(head):
+            self.leave()
+        return Answer(status, body=body if question.body_bytes else b"", cut=cut)
+
+    async def _head(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
+        for _ in range(_INTERIM):
+            head = await reader.readuntil(b"\r\n\r\n")
+            self.read_bytes += len(head)
+            status = _status(head)
+            if status >= 200:
+                return status, head.lower()
+        raise ValueError(f"more than {_INTERIM} interim answers")
+
+    async def _body(
+        self, reader: asyncio.StreamReader, status: int, head: bytes, most: int
+    ) -> tuple[bytes, bool, bool]:
+        """Return the body up to ``most`` bytes, whether there is more, and whether the next answer begins behind it."""
+        if status in (204, 304):
+            return b"", False, True
+        most = most or _HEAD_BYTES  # so much is read for the sake of the connection
+        if _CHUNKED.search(head):
+            return await self._chunks(reader, most)
+        found = _LENGTH.findall(head)
+        length = int(found[0]) if len(found) == 1 else -1
+        body = bytearray()
+        enough = most + 1 if length < 0 else min(most + 1, length)
+        while len(body) < enough:
+            piece = await reader.read(min(_HEAD_BYTES, enough - len(body)))
+            if not piece:
+                if length >= 0:
+                    raise EOFError("closed before a whole answer")
+                break
+            self.read_bytes += len(piece)
+            body += piece
+        return bytes(body[:most]), len(body) > most, length >= 0
+
+    async def _chunks(self, reader: asyncio.StreamReader, most: int) -> tuple[bytes, bool, bool]:
+        body = bytearray()
+        while True:
+            line = await reader.readuntil(b"\n")
+            digits = line.partition(b";")[0].strip()
+            if not _HEX.fullmatch(digits):
+                raise ValueError("broken chunked framing")
+            size = int(digits, 16)
+            self.read_bytes += len(line)
+            if size == 0:
+                end = await reader.readuntil(b"\n")
+                return bytes(body), False, end == b"\r\n"
+            if len(body) + size > most:
+                rest = most - len(body)
+                body += await reader.readexactly(rest)
+                self.read_bytes += rest
+                return bytes(body), True, False
+            body += await reader.readexactly(size)
+            await reader.readexactly(2)
+            self.read_bytes += size + 2
+
+
+_CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding:[^\r]*chunked[ \t]*\r")
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,18})[ \t]*\r")
+_CLOSE: Final = re.compile(rb"\r\nconnection:[^\r]*close")
+_HEX: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
+
+
+def _ends(head: bytes) -> bool:
+    """Return whether a connection ends with the answer of this head, in lower case."""
+    return not head.startswith(b"http/1.1") or _CLOSE.search(head) is not None
 
 
 def _status(head: bytes) -> int:

@@ -100,6 +100,12 @@ def test_free_memory_is_a_ratio_and_unknown_without_a_total() -> None:
     assert [FreeMemory().raw(view) for view in views[:2]] == [4 * GIB, None]
 
 
+def test_a_worker_that_names_no_bytes_is_known_by_the_free_share_of_its_cache() -> None:
+    caches = [replace(record("a", free=None), free_memory_ratio=ratio) for ratio in (0.0, 0.6)]
+    both = replace(record("c", free=4 * GIB), free_memory_ratio=0.9)
+    assert FreeMemory()([View(each) for each in [*caches, both]]) == [0.0, 0.6, 0.25]
+
+
 @pytest.mark.parametrize(
     ("p95", "expected"),
     [

@@ -14,6 +14,7 @@ from sidecar.config.document import MAX_BYTES
 from sidecar.config.load import load_settings, parse_settings
 from sidecar.config.problems import SettingsError
 from sidecar.discovery.planned import static_endpoints
+from sidecar.upstreams.adapters import ANY_CLASS, REASON_BYTES
 
 GOOD = """\
 version: 1
@@ -726,9 +727,76 @@ def test_more_models_than_one_endpoint_can_tell_of(probe: str) -> None:
     assert f"no more than the {most} models before this one" in problem.remedy
     fits = parse_settings(text.replace(f"[{', '.join(names)}]", f"[{', '.join(names[:most])}]").encode(), "w.yaml")
     (planned,) = static_endpoints(fits.settings)
-    reason = "" if probe == "null" else "x" * 256
-    replicas = tuple(Replica(one.model, one.version, reason=reason) for one in planned.replicas)
+    found = {} if probe == "null" else {"reason": "x" * REASON_BYTES, "warmth": ((ANY_CLASS, 1.0),)}
+    replicas = tuple(Replica(one.model, one.version, **found) for one in planned.replicas)  # type: ignore[arg-type]
     assert encode(EndpointSeen(EndpointRecord(planned.id, planned.address, replicas=replicas, static=True), 0.1))
+
+
+def probed(probe: str, *, urls: str = "'http://w:1'", models: str = "m") -> str:
+    """Return settings with one endpoint's probe, on line 5."""
+    names = ", ".join(f"{{name: {name}}}" for name in models.split(", "))
+    head = f"version: 1\nlisteners: [{{address: 'h:1'}}]\nmodels: [{names}]\nendpoints:\n"
+    return f"{head}  - {{url: {urls}, models: [{models}], probe: {probe}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            probed("{kind: tgi}"),
+            'probe.kind: "tgi": must be one of: http, auto, triton, vllm, sglang, kserve, mlserver, nim',
+        ),
+        (
+            probed("{kind: vllm, expect: {status: 200}}"),
+            "probe.expect: a mapping: goes with kind http alone: vllm has a reading of its own",
+        ),
+        (
+            probed("{kind: vllm, served_as: x}", models="m, n"),
+            'probe.served_as: "x": is one name for 2 models: leave it out, or say "*"',
+        ),
+        (probed("{expect: {status: 99}}"), "probe.expect.status: 99: must be at least 100"),
+        (probed("{kind: triton, metrics_port: 65536}"), "probe.metrics_port: 65536: must be at most 65535"),
+        (
+            probed("{kind: triton, metrics_path: metrics}"),
+            (
+                'probe.metrics_path: "metrics": must be a path that starts with / '
+                "and holds neither spaces nor control characters"
+            ),
+        ),
+        (probed("{kind: vllm, served_as: 'a b'}"), 'probe.served_as: "a b": must be 1 to 256 visible characters'),
+    ],
+)
+def test_probes_that_make_no_sense(text: str, problem: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text.encode(), "w.yaml")
+    (found,) = caught.value.problems
+    assert str(found).partition(" endpoints[0].")[2] == problem
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (probed("{kind: triton}"), None),
+        (probed("{kind: vllm}", urls="'unix:/w'"), None),
+        (probed("{expect: {}}"), "probe.expect: an empty mapping: has no effect: set status or body_contains"),
+        (
+            probed("{metrics_port: 8002}"),
+            "probe.metrics_port: 8002: has no effect: a probe of kind http asks one path; set probe.kind",
+        ),
+        (
+            probed("{kind: triton}", urls="'grpc://w:1'").replace("'h:1'", "'h:1', protocol: grpc"),
+            'probe.kind: "triton": has no effect: gRPC endpoints are asked by grpc.health.v1',
+        ),
+        (
+            probed("{kind: triton}", urls="'unix:/w'"),
+            "probe: a mapping: the metrics page is on port 8002, which unix:/w has not: set load: false",
+        ),
+        (probed("{kind: triton, load: false}", urls="'unix:/w'"), None),
+    ],
+)
+def test_probes_of_which_a_part_has_no_effect(text: str, warning: str | None) -> None:
+    found = parse_settings(text.encode(), "w.yaml").warnings
+    assert [str(one).partition(" endpoints[0].")[2] for one in found] == ([] if warning is None else [warning])
 
 
 def test_empty_token_file(tmp_path: Path) -> None:

@@ -143,3 +143,18 @@ def test_a_control_process_that_has_not_probed_yet_takes_nothing_away() -> None:
     unasked = replace(record, replicas=(replace(record.replicas[0], reason=NOT_PROBED_YET),))
     assert members.seen(unasked) == said(A, d=State.WARM)
     assert members.seen(said(A, d=State.COLD)) == said(A, d=State.COLD)
+
+
+def test_what_probes_found_of_warmth_and_load_is_taken_over_and_goes_with_the_probe() -> None:
+    members = Members(endpoints(("d", A, "/r")))
+    found = replace(
+        said(A, d=State.WARM),
+        queue_depth=3,
+        free_memory_ratio=0.5,
+        replicas=(Replica("d", warmth=(("any", 1.0),)),),
+    )
+    assert members.seen(found) == found
+    members.configure(endpoints(("d", A, "/r"), ("e", B, None)))
+    assert members.records[found.id] == found
+    members.configure(endpoints(("d", A, None)))
+    assert members.records[found.id].replicas == (Replica("d"),)

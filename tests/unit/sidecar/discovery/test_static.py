@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from sidecar.discovery.planned import NOT_PROBED_YET, static_endpoints
 from sidecar.discovery.source import Found
 from sidecar.discovery.static import FIRST_PROBES_S, SUCCESSOR_PROBES_S, StaticSource
 from sidecar.settings import Settings
-from sidecar.upstreams.adapters import Answer, HttpReadiness
+from sidecar.upstreams.adapters import Answer, Question
 
 ONE, TWO = "http://127.0.0.1:9001", "http://127.0.0.1:9002"
 
@@ -50,7 +51,6 @@ def test_a_url_says_what_its_endpoint_speaks() -> None:
     source = StaticSource(
         static_endpoints(settings(models=[{"name": "a", "endpoints": urls}])),
         ask=Scripted(),
-        adapter=HttpReadiness(),
         clock=lambda: 0.0,
     )
     assert {record.id: record.protocol for record in source._records.values()} == {
@@ -69,19 +69,19 @@ class Scripted:
         self.asked: list[tuple[str, str, float]] = []
         self.spent = asyncio.Event()
 
-    async def __call__(self, address: str, path: str, timeout_s: float) -> Answer:
-        self.asked.append((address, path, timeout_s))
+    async def __call__(self, address: str, questions: Sequence[Question], timeout_s: float) -> list[Answer]:
+        self.asked += [(address, question.path, timeout_s) for question in questions]
         if not self._left:
             self.spent.set()
             await asyncio.Event().wait()
-        return Answer(self._left.pop(0), "refused")
+        return [Answer(self._left.pop(0), "refused")]
 
 
 def play(parts: dict[str, Any], *statuses: int | None) -> tuple[list[EndpointSeen], Scripted, StaticSource]:
     async def main() -> tuple[list[EndpointSeen], Scripted, StaticSource]:
         ask = Scripted(*statuses)
         events: list[Found] = []
-        source = StaticSource(static_endpoints(settings(**parts)), ask, HttpReadiness(), clock=lambda: 5.0)
+        source = StaticSource(static_endpoints(settings(**parts)), ask, clock=lambda: 5.0)
         assert (source.tried, source.complete) == (False, False)
         task = asyncio.create_task(source.run(events.append))
         await asyncio.wait_for(ask.spent.wait() if statuses else asyncio.sleep(0), 5)
@@ -136,10 +136,10 @@ class Probed:
         self.statuses = statuses
         self.asked: list[tuple[str, str]] = []
 
-    async def __call__(self, address: str, path: str, timeout_s: float) -> Answer:
-        self.asked.append((address, path))
+    async def __call__(self, address: str, questions: Sequence[Question], timeout_s: float) -> list[Answer]:
+        self.asked += [(address, question.path) for question in questions]
         await asyncio.sleep(0)
-        return Answer(self.statuses.get(path.strip("/"), 200), "")
+        return [Answer(self.statuses.get(question.path.strip("/"), 200), "") for question in questions]
 
 
 async def turns(count: int = 10) -> None:
@@ -152,7 +152,7 @@ def reconfigure(first: dict[str, Any], *others: dict[str, Any], **statuses: int)
 
     async def main() -> list[list[Found]]:
         told: list[list[Found]] = [[]]
-        source = StaticSource(static_endpoints(settings(**first)), ask, HttpReadiness(), clock=lambda: 5.0)
+        source = StaticSource(static_endpoints(settings(**first)), ask, clock=lambda: 5.0)
         task = asyncio.create_task(source.run(lambda event: told[-1].append(event)))
         await turns()
         for other in others:
@@ -223,9 +223,7 @@ def test_first_probes_are_part_of_the_first_attempt_but_for_a_while_only(first_s
         now = [5.0]
         ask = Scripted()
         parts = {"models": [{"name": "a", "endpoints": [ONE], "probe": {"path": "/p"}}]}
-        source = StaticSource(
-            static_endpoints(settings(**parts)), ask, HttpReadiness(), clock=lambda: now[0], first_s=first_s
-        )
+        source = StaticSource(static_endpoints(settings(**parts)), ask, clock=lambda: now[0], first_s=first_s)
         task = asyncio.create_task(source.run(lambda event: None))
         await turns()
         now[0] += first_s - 0.1
@@ -236,3 +234,63 @@ def test_first_probes_are_part_of_the_first_attempt_but_for_a_while_only(first_s
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(main())
+
+
+class Engine:
+    """Answers as vLLM does, with a queue that grows by one at each look."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    async def __call__(self, address: str, questions: Sequence[Question], timeout_s: float) -> list[Answer]:
+        self.rounds += 1
+        await asyncio.sleep(0)
+        said = {
+            "/health": Answer(200),
+            "/metrics": Answer(200, body=b"vllm:num_requests_waiting %d\nvllm:kv_cache_usage_perc NaN\n" % self.rounds),
+        }
+        return [said.get(question.path, Answer(404)) for question in questions]
+
+
+def test_what_a_probe_says_of_the_load_stands_in_the_record_as_long_as_the_probe_does() -> None:
+    probe = {"kind": "vllm", "interval_s": 3000}
+    first = {"models": [{"name": "a", "endpoints": [ONE], "probe": probe}]}
+    more = {"models": [{"name": "a", "endpoints": [ONE], "probe": probe}, {"name": "b", "endpoints": [ONE]}]}
+    none = {"models": [{"name": "a", "endpoints": [ONE]}]}
+
+    async def main() -> None:
+        told: list[Found] = []
+        source = StaticSource(static_endpoints(settings(**first)), Engine(), clock=lambda: 5.0)
+        task = asyncio.create_task(source.run(told.append))
+        for other in (more, none):
+            await turns()
+            source.configure(static_endpoints(settings(**other)))
+        await turns()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        records = [event.record for event in told if isinstance(event, EndpointSeen)]
+        assert [(record.queue_depth, [r.state.value for r in record.replicas]) for record in records] == [
+            (None, ["cold"]),
+            (1, ["warm"]),
+            (1, ["warm", "warm"]),
+            (None, ["warm"]),
+        ]
+        assert source.refused == {"nan": 1}
+
+    asyncio.run(main())
+
+
+def test_probes_come_no_faster_than_the_rate_allows() -> None:
+    async def main() -> int:
+        urls = [f"http://127.0.0.1:{port}" for port in range(9001, 9011)]
+        parts = {"models": [{"name": "a", "endpoints": urls, "probe": {"path": "/p", "interval_s": 3000}}]}
+        ask = Probed()
+        source = StaticSource(static_endpoints(settings(**parts)), ask, clock=lambda: 5.0, probes_per_s=4.0)
+        task = asyncio.create_task(source.run(lambda event: None))
+        await turns(50)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert source.pace.late == 5
+        return len(ask.asked)
+
+    assert asyncio.run(main()) == 5

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +13,14 @@ from aiohttp import web
 from grpc_health.v1 import health, health_pb2_grpc
 
 from sidecar.settings import UpstreamTls
-from sidecar.upstreams.adapters import Answer
+from sidecar.upstreams.adapters import Answer, Question
 from sidecar.upstreams.probes import HttpProber
 from tests.support.certificates import Authority, write
+
+
+async def one(prober: HttpProber, address: str, path: str, timeout_s: float) -> Answer:
+    (answer,) = await prober(address, [Question(path)], timeout_s)
+    return answer
 
 
 async def _ask(path: str, timeout_s: float = 5.0) -> tuple[Answer, list[web.BaseRequest]]:
@@ -36,7 +42,7 @@ async def _ask(path: str, timeout_s: float = 5.0) -> tuple[Answer, list[web.Base
     assert runner.addresses
     address = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        return await HttpProber()(address, path, timeout_s), seen
+        return await one(HttpProber(), address, path, timeout_s), seen
     finally:
         forever.set()
         await runner.cleanup()
@@ -60,7 +66,7 @@ def test_a_unix_socket_is_asked_too(tmp_path: Path) -> None:
         await web.UnixSite(runner, str(tmp_path / "w.sock")).start()
         try:
             ask = HttpProber()
-            return [await ask(f"unix:{tmp_path / name}", "/ready", 5.0) for name in ("w.sock", "none.sock")]
+            return [await one(ask, f"unix:{tmp_path / name}", "/ready", 5.0) for name in ("w.sock", "none.sock")]
         finally:
             await runner.cleanup()
 
@@ -95,7 +101,7 @@ def test_tls_is_spoken_as_requests_speak_it(
         context = authority.server(authority.issue(*names).write(tmp_path, "w"))
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
         try:
-            return await HttpProber(upstream)(f"https://127.0.0.1:{runner.addresses[0][1]}", "/", 5.0)
+            return await one(HttpProber(upstream), f"https://127.0.0.1:{runner.addresses[0][1]}", "/", 5.0)
         finally:
             await runner.cleanup()
 
@@ -117,7 +123,7 @@ def test_a_probe_goes_by_one_configuration_from_its_beginning_to_its_end(tmp_pat
         ask = HttpProber(upstream)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.setblocking(False)
-            probe = loop.create_task(ask(f"https://127.0.0.1:{listener.getsockname()[1]}", "/", 5.0))
+            probe = loop.create_task(one(ask, f"https://127.0.0.1:{listener.getsockname()[1]}", "/", 5.0))
             accepted, _ = await loop.sock_accept(listener)
             ask.configure(UpstreamTls(ca_file=upstream.ca_file, server_name="good.test"))
             serving = loop.create_task(loop.connect_accepted_socket(asyncio.Protocol, accepted, ssl=context))
@@ -130,7 +136,7 @@ def test_a_probe_goes_by_one_configuration_from_its_beginning_to_its_end(tmp_pat
 
 def test_tls_files_that_cannot_be_used_are_the_answer() -> None:
     async def main() -> Answer:
-        return await HttpProber(UpstreamTls(ca_file="/nonexistent/ca.pem"))("https://127.0.0.1:1", "/", 1.0)
+        return await one(HttpProber(UpstreamTls(ca_file="/nonexistent/ca.pem")), "https://127.0.0.1:1", "/", 1.0)
 
     assert (
         asyncio.run(main()).error
@@ -145,7 +151,7 @@ def test_silence_ends_at_the_time_out() -> None:
 
 def test_a_refused_connection_is_an_answer_too() -> None:
     async def main() -> Answer:
-        return await HttpProber()("http://127.0.0.1:1", "/", 1.0)
+        return await one(HttpProber(), "http://127.0.0.1:1", "/", 1.0)
 
     answer = asyncio.run(main())
     assert answer.status is None
@@ -179,7 +185,7 @@ class Health:
 )
 def test_a_grpc_worker_is_asked_for_its_health(status: int | None, answer: Answer | str) -> None:
     with Health(status) as address:
-        found = asyncio.run(HttpProber()(address, "/unused", 5.0))
+        found = asyncio.run(one(HttpProber(), address, "/unused", 5.0))
         assert found == (answer if isinstance(answer, Answer) else Answer(None, f"{address}: {answer}"))
 
 
@@ -193,8 +199,143 @@ def test_what_is_no_grpc_server_is_not_ready(says: bytes) -> None:
 
         server = await asyncio.start_server(talk, "127.0.0.1", 0)
         async with server:
-            return await HttpProber()(f"grpc://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", 5.0)
+            return await one(HttpProber(), f"grpc://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", 5.0)
 
     found = asyncio.run(main())
     assert found.status is None
     assert found.error
+
+
+# --- several questions ------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """A raw server: answers each path with the bytes that are given for it, and counts its connections."""
+
+    def __init__(self, **answers: bytes) -> None:
+        self._answers = {f"/{path}": answer for path, answer in answers.items()}
+        self.connections = 0
+        self.heads: list[bytes] = []
+        self._talks: list[asyncio.Task[None] | None] = []
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._talks.append(asyncio.current_task())
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.heads.append(head)
+                answer = self._answers[head.split()[1].decode()]
+                writer.write(answer.removeprefix(b"last:"))
+                if answer.startswith(b"last:"):
+                    break
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    def ask(self, *questions: Question, timeout_s: float = 5.0) -> tuple[list[Answer], HttpProber]:
+        async def main() -> tuple[list[Answer], HttpProber]:
+            server = await asyncio.start_server(self.talk, "127.0.0.1", 0)
+            port = server.sockets[0].getsockname()[1]
+            prober = HttpProber()
+            async with server:
+                asked = [Question(q.path, port if q.port else 0, q.body_bytes) for q in questions]
+                answers = await prober(f"http://127.0.0.1:{port}", asked, timeout_s)
+                await asyncio.gather(*filter(None, self._talks))
+                return answers, prober
+
+        return asyncio.run(main())
+
+
+def plain(body: bytes, more: bytes = b"") -> bytes:
+    return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (more, len(body), body)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_one_connection_takes_all_questions_where_the_server_lets_it() -> None:
+    server = Server(a=plain(b"yes"), b=CHUNKED + b"3;x=y\r\nabc\r\n2\r\nde\r\n0\r\n\r\n", c=plain(b""))
+    answers, prober = server.ask(Question("/a"), Question("/b", body_bytes=100), Question("/c"))
+    assert answers == [Answer(200), Answer(200, body=b"abcde"), Answer(200)]
+    assert server.connections == 1
+    assert b"Connection: close" not in server.heads[0]
+    assert b"Connection: close" in server.heads[2]
+    costs = prober.costs
+    assert (costs.questions, costs.read_bytes > 100, 0 < costs.seconds < 5) == (3, True, True)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n", id="HTTP/1.0"),
+        pytest.param(plain(b"", b"Connection: close\r\n"), id="says close"),
+        pytest.param(b"last:" + plain(b""), id="closes without a word"),
+    ],
+)
+def test_a_server_that_closes_behind_its_answer_is_asked_anew(first: bytes) -> None:
+    server = Server(a=first, b=plain(b"there"))
+    answers, _ = server.ask(Question("/a"), Question("/b", body_bytes=10))
+    assert answers == [Answer(200), Answer(200, body=b"there")]
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (plain(b"x" * 100), Answer(200, body=b"x" * 10, cut=True)),
+        (plain(b"x" * 10), Answer(200, body=b"x" * 10)),
+        (CHUNKED + b"8\r\nxxxxxxxx\r\n8\r\nxxxxxxxx\r\n0\r\n\r\n", Answer(200, body=b"x" * 10, cut=True)),
+        (CHUNKED + b"5\r\nxxxxx\r\n5\r\nxxxxx\r\n0\r\n\r\n", Answer(200, body=b"x" * 10)),
+        (b"last:HTTP/1.1 200 OK\r\n\r\nxxxxx", Answer(200, body=b"xxxxx")),
+        (b"last:HTTP/1.1 200 OK\r\n\r\n" + b"x" * 11, Answer(200, body=b"x" * 10, cut=True)),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", Answer(204)),
+    ],
+)
+def test_a_body_is_read_up_to_what_was_asked_for(answer: bytes, found: Answer) -> None:
+    answers, _ = Server(a=answer, b=plain(b"")).ask(Question("/a", body_bytes=10), Question("/b"))
+    assert answers == [found, Answer(200)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"last:HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx", "closed before a whole answer"),
+        (b"last:" + CHUNKED + b"9\r\nx", "closed before a whole answer"),
+        (CHUNKED + b"-1\r\nx", "broken chunked framing"),
+        (CHUNKED + b"ffffffffffffffffff\r\n", "broken chunked framing"),
+        (b"SSH-2.0\r\n\r\n", "not HTTP/1.1"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 17, "interim"),
+    ],
+)
+def test_a_broken_answer_is_none_and_the_next_question_is_asked_all_the_same(answer: bytes, says: str) -> None:
+    (broken, good), _ = Server(a=answer, b=plain(b"")).ask(Question("/a", body_bytes=100), Question("/b"))
+    assert broken.status is None
+    assert says in broken.error
+    assert good == Answer(200)
+
+
+def test_what_was_answered_before_the_time_was_over_counts() -> None:
+    server = Server(a=plain(b""), b=b"HTTP/1.1 200 OK\r\n")
+    answers, _ = server.ask(Question("/a"), Question("/b", body_bytes=10), Question("/c"), timeout_s=0.2)
+    late = Answer(None, "nothing within 0.2 s")
+    assert answers == [Answer(200), late, late]
+
+
+def test_another_port_is_another_connection_and_one_that_refuses_is_tried_once() -> None:
+    server = Server(a=plain(b""), m=plain(b"x 1\n"))
+    answers, _ = server.ask(Question("/a"), Question("/m", port=1, body_bytes=10))
+    assert answers == [Answer(200), Answer(200, body=b"x 1\n")]
+    assert server.connections == 2
+
+    async def refused() -> list[Answer]:
+        return await HttpProber()("http://127.0.0.1:1", [Question("/a"), Question("/b"), Question("/c")], 5.0)
+
+    first, *others = asyncio.run(refused())
+    assert first.status is None
+    assert all(other is first for other in others)
+
+
+def test_a_unix_socket_has_no_other_port(tmp_path: Path) -> None:
+    (answer,) = asyncio.run(HttpProber()(f"unix:{tmp_path / 'w'}", [Question("/metrics", port=8002)], 1.0))
+    assert "a Unix socket has no other port" in answer.error

@@ -1,0 +1,156 @@
+"""One endpoint followed by one probe: what to ask it next, and what its answers come to. Pure, but for its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from router.model import State
+from sidecar.settings import ProbeKind
+from sidecar.upstreams.adapters import ANYTHING, REASON_BYTES, HttpReadiness, Load, Reading, Signal
+from sidecar.upstreams.kinds import adapter_for, kind_of, kind_questions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from sidecar.discovery.planned import Loaded
+    from sidecar.settings import Probe
+    from sidecar.upstreams.adapters import Answer, Held, Question, SignalAdapter
+
+ABSENT: Final = frozenset({404, 405, 501})
+ABSENT_S: Final = 60.0
+"""What a server does not know is asked again after this, where it is no model's readiness."""
+HOLD_S: Final = 5.0
+"""So long the last load stands while the server does not answer in time: under load, metrics pages are slow."""
+NOT_KNOWN: Final = "not recognised yet: it answers as no kind of server that is known; set probe.kind"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round of questions came to. ``kind`` is that of the server, None while it is not known.
+
+    No ``signals``: all that is known now is what to ask, and that may be done at once.
+    """
+
+    kind: ProbeKind | None
+    signals: Mapping[Held, Signal]
+    load: Load
+    refused: Mapping[str, int]
+
+
+class Probing:
+    """What is remembered of an endpoint between two rounds of one probe's questions.
+
+    ``grpc``: it is asked by grpc.health.v1, which knows readiness alone. Models are named here as the configuration
+    does; what they are called at the server stands in the probe.
+    """
+
+    def __init__(self, probe: Probe, *, grpc: bool = False) -> None:
+        self._probe = probe
+        self._adapter: SignalAdapter | None = HttpReadiness() if grpc else None
+        self._fixed = grpc or probe.kind is not ProbeKind.AUTO
+        self.kind: ProbeKind | None = None
+        if self._fixed:
+            self.kind = ProbeKind.HTTP if grpc else probe.kind
+            self._adapter = self._adapter or adapter_for(probe.kind, probe)
+        self._known: dict[Question, tuple[Answer, float]] = {}
+        self._load = Load()
+        self._load_at = 0.0
+
+    def questions(self, held: Sequence[Held], now: float) -> tuple[Question, ...]:
+        """Return what to ask now; what need not be asked again yet is left out."""
+        if self._adapter is None:
+            return kind_questions(self._probe)
+        wanted = self._adapter.questions(self._there(held))
+        for question in self._known.keys() - set(wanted):
+            del self._known[question]
+        return tuple(
+            question for position, question in enumerate(wanted) if self._is_due(question, now, first=position == 0)
+        )
+
+    def _is_due(self, question: Question, now: float, *, first: bool) -> bool:
+        known = self._known.get(question)
+        if known is None or first:
+            return True
+        answer, at = known
+        absent = answer.status in ABSENT and not question.path.endswith("/ready")
+        return now >= at + (ABSENT_S if absent else question.every_s)
+
+    def take(self, held: Sequence[Held], answers: Mapping[Question, Answer], now: float) -> Round:
+        """Take a round's answers; return what they and those that are remembered come to."""
+        for question, answer in answers.items():
+            self._known[question] = (answer, now)
+        if answers and all(answer.status is None for answer in answers.values()):  # it is gone: another may return
+            self._known = {question: self._known[question] for question in answers}
+            if not self._fixed:
+                self._adapter, self.kind = None, None
+        if self._adapter is None:
+            self.kind = kind_of(self._probe, answers)
+            if self.kind is None:
+                return self._unknown(held, answers)
+            self._adapter = adapter_for(self.kind, self._probe)
+            self._known.clear()
+            return Round(self.kind, {}, Load(), {})  # what it is asked from here on says more
+        there = self._there(held)
+        reading = self._adapter.read(there, {question: answer for question, (answer, _) in self._known.items()})
+        return Round(
+            self.kind,
+            {one: _tidy(reading.signals[name]) for one, name in zip(held, there, strict=True)},
+            self._loaded(reading, now),
+            reading.refused,
+        )
+
+    def _unknown(self, held: Sequence[Held], answers: Mapping[Question, Answer]) -> Round:
+        silent = next((answer.error for answer in answers.values() if answer.status is None), "")
+        answered = any(answer.status is not None for answer in answers.values())
+        reason = NOT_KNOWN if answered else f"no answer: {silent}"
+        return Round(None, dict.fromkeys(held, _tidy(Signal(State.LOADING, reason))), Load(), {})
+
+    def _loaded(self, reading: Reading, now: float) -> Load:
+        if reading.load is not None:
+            self._load, self._load_at = reading.load, now
+        elif now - self._load_at > HOLD_S:
+            self._load = Load()
+        return self._load
+
+    def _there(self, held: Iterable[Held]) -> list[Held]:
+        """Return what is held, by the names that the server knows."""
+        name = self._probe.served_as
+        return [(name or model, "" if name == ANYTHING else version) for model, version in held]
+
+
+def _tidy(signal: Signal) -> Signal:
+    """Return a signal whose reason is text of a bounded length: a server may have had a say in it."""
+    raw = signal.reason.encode("utf-8", "replace")
+    return replace(signal, reason=raw[:REASON_BYTES].decode("utf-8", "ignore")) if signal.reason else signal
+
+
+def merged(loads: Iterable[Load]) -> Load:
+    """Return what several probes of one endpoint say of its load: of each figure, the first that is known."""
+    every = tuple(loads)
+    with_memory = next((load for load in every if load.total_memory_bytes is not None), Load())
+    return Load(
+        next((load.queue_depth for load in every if load.queue_depth is not None), None),
+        with_memory.free_memory_bytes,
+        with_memory.total_memory_bytes,
+        next((load.free_memory_ratio for load in every if load.free_memory_ratio is not None), None),
+    )
+
+
+STEP_RATIO: Final = 0.01
+"""Memory that changed by less than this share of all is not told: nothing would be decided by it."""
+
+
+def worth_telling(before: Loaded, after: Loaded) -> bool:
+    """Return whether ``after`` differs from what was told before by more than a hair."""
+    if (before.queue_depth, before.total_memory_bytes) != (after.queue_depth, after.total_memory_bytes):
+        return True
+    return _moved(before.free_memory_bytes, after.free_memory_bytes, after.total_memory_bytes or 1) or _moved(
+        before.free_memory_ratio, after.free_memory_ratio, 1
+    )
+
+
+def _moved(before: float | None, after: float | None, whole: float) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return abs(after - before) >= STEP_RATIO * whole or (after == 0) is not (before == 0)
