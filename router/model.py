@@ -74,6 +74,7 @@ class EndpointRecord:
     configuration, not from the store; it counts as warm, never expires and never goes stale. ``queue_depth``: requests
     that wait there. ``cpu_load``: the part of its processor time in use, in [0, 1]. None is unknown.
     ``free_memory_ratio``: the free share of what it keeps requests in (a KV cache), where it names no bytes.
+    ``queue_depth``: requests that wait there. ``cpu_load``: the part of its processor time in use, in [0, 1].
     """
 
     id: str
@@ -189,9 +190,22 @@ class EndpointReturned:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What a worker said of its load in an answer (ORCA); None is not said.
+
+    ``utilization`` and ``free_memory_ratio`` lie in [0, 1]; ``queue_depth`` counts requests that wait there.
+    """
+
+    utilization: float | None = None
+    queue_depth: int | None = None
+    free_memory_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """What one process saw of one endpoint since it last said so.
 
+    ``report`` is the last load report that came with an answer since then.
     ``buckets`` are (log-bucket index, count) pairs of attempt latencies (see ``router.stats``); ``ewma_ms`` is None
     where nothing was measured; ``in_flight`` is the count at the moment of sending.
     """
@@ -202,6 +216,7 @@ class Observation:
     buckets: tuple[tuple[int, int], ...]
     successes: int
     failures: int
+    report: LoadReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
