@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from router.endpoint import Endpoint
-    from router.model import PeerObserved, StoreMode, Tick
+    from router.model import LoadReport, PeerObserved, StoreMode, Tick
     from router.policy import ModelPolicy, Policies
     from router.protocols import Filter, PickerFactory, Rng, Scorer
 
@@ -523,6 +523,16 @@ class Cluster:
         if route.hedging is not None:
             route.hedging.sample(seconds)
 
+    def reported(self, endpoint: Endpoint, report: LoadReport, now: float) -> None:
+        """Take what an endpoint said of its load in an answer. It holds for freshness.ttl_s, here and at siblings."""
+        endpoint.report_unsent = True
+        self._take_report(endpoint, report, now)
+
+    @staticmethod
+    def _take_report(endpoint: Endpoint, report: LoadReport, at: float) -> None:
+        if endpoint.reported(report, at):
+            _mark(endpoint)
+
     def observe(self, now: float) -> tuple[Observation, ...]:
         """Return what this process saw since the last call, for sibling processes, in order of endpoint id.
 
@@ -533,9 +543,11 @@ class Cluster:
             buckets = endpoint.latency.take_unsent(now)
             successes = endpoint.other_successes + sum(count for _, count in buckets)
             in_flight = endpoint.in_flight
-            if successes or endpoint.failures or in_flight or endpoint.reported_in_flight:
+            report = endpoint.report if endpoint.report_unsent else None
+            if successes or endpoint.failures or in_flight or endpoint.reported_in_flight or report is not None:
                 ewma_ms = endpoint.latency.ewma_ms or None
-                out.append(Observation(id_, in_flight, ewma_ms, buckets, successes, endpoint.failures))
+                out.append(Observation(id_, in_flight, ewma_ms, buckets, successes, endpoint.failures, report))
+                endpoint.report_unsent = False
                 endpoint.failures = endpoint.other_successes = 0
                 endpoint.reported_in_flight = in_flight
         return tuple(out)
@@ -592,6 +604,8 @@ class Cluster:
                 continue
             endpoint.peer_reported(event.source, seen.in_flight, seen.ewma_ms, event.at)
             endpoint.latency.merge(seen.buckets, now)
+            if seen.report is not None:
+                self._take_report(endpoint, seen.report, event.at)
             if endpoint.breaker.count(seen.successes, seen.failures, now):
                 out.append(_moved(endpoint, EjectCause.BREAKER, now))
                 self._fleet.judge(endpoint, now)
@@ -606,8 +620,17 @@ class Cluster:
                 endpoint.latency.settle(now)
                 if endpoint.peers:
                     endpoint.forget_silent_peers(silent_since)
+                if endpoint.forget_report(silent_since):
+                    _mark(endpoint)
             self._fleet.forget_empty_routes(now)
         self._tables.rebuild_due(now)
+
+
+def _mark(endpoint: Endpoint) -> None:
+    """Have the tables of an endpoint's routes follow what changed of it."""
+    for candidate in endpoint.candidates.values():
+        for route in candidate.routes:
+            route.mark(opened=False)
 
 
 def _pick(route: Route, now: float, rng: Rng, tried: Endpoint | None, key: bytes | None) -> Endpoint | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from math import ceil, exp, inf, log
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +14,7 @@ from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow, rebucketed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from router.model import EndpointRecord
+    from router.model import EndpointRecord, LoadReport
     from router.outcomes import Reason
     from router.policy import LatencyPolicy, Policies
     from router.routes import Route
@@ -171,20 +172,27 @@ class Endpoint:
     has no connection for more all the same: some may be in the making for callers that left. ``most`` is what a quick
     choice goes by: ``cap``, or -1 where it must look closer. ``passed_over`` counts draws that found it full, until the
     shell takes them.
+
+    ``record`` is the last word of whoever names the endpoint, and of its load what it last said itself in an answer
+    (``report``, at ``report_at``), where that is newer; ``report_unsent``: siblings have not heard of it yet.
     """
 
     __slots__ = (
         "id", "address", "epoch", "record", "in_flight", "shell",
         "cap", "capped_until", "limit", "most", "passed_over",
         "breaker", "busy_until", "candidates", "failures", "first_seen_at", "gone", "guarded", "heard_at", "held",
-        "latency", "other_successes", "peers", "peers_in_flight", "quarantine", "reported_in_flight",
+        "latency", "other_successes", "peers", "peers_in_flight", "quarantine", "report", "report_at", "report_unsent",
+        "reported_in_flight", "_told",
     )  # fmt: skip
 
     def __init__(self, record: EndpointRecord, policies: Policies, buckets: LogBuckets, at: float) -> None:
         self.id = record.id
         self.address = record.address
         self.epoch = record.epoch
-        self.record = record
+        self.record = self._told = record
+        self.report: LoadReport | None = None
+        self.report_at = -inf
+        self.report_unsent = False
         self.in_flight = 0
         self.shell: Any = None
         self.latency = Latency(policies.latency, buckets, at)
@@ -213,6 +221,42 @@ class Endpoint:
         self.latency.configure(policies.latency, buckets, now)
         self.quarantine.policy = policies.quarantine
         self.breaker.configure(policies.breaker, now)
+
+    def hear(self, record: EndpointRecord) -> None:
+        """Take a new record of it; what it said of its load itself goes on to hold."""
+        self._told = record
+        self._combine()
+
+    def reported(self, report: LoadReport, at: float) -> bool:
+        """Take what it said of its load at ``at``; True where that changes anything."""
+        if at < self.report_at:
+            return False
+        self.report_at = at
+        if report == self.report:
+            return False
+        self.report = report
+        self._combine()
+        return True
+
+    def forget_report(self, before: float) -> bool:
+        """Forget what it said of its load before ``before``; True where it had."""
+        if self.report is None or self.report_at >= before:
+            return False
+        self.report = None
+        self._combine()
+        return True
+
+    def _combine(self) -> None:
+        told, report = self._told, self.report
+        if report is None:
+            self.record = told
+            return
+        self.record = replace(
+            told,
+            queue_depth=told.queue_depth if report.queue_depth is None else report.queue_depth,
+            cpu_load=told.cpu_load if report.utilization is None else report.utilization,
+            free_memory_ratio=told.free_memory_ratio if report.free_memory_ratio is None else report.free_memory_ratio,
+        )
 
     def regard(self) -> None:
         """Bring ``guarded`` in line with the guards."""

@@ -208,7 +208,7 @@ class Fleet:
         if endpoint is None:
             endpoint = self.endpoints[record.id] = Endpoint(record, self._policies, self._buckets, event.at)
             endpoint.held = record.id in self._held
-        endpoint.record = record
+        endpoint.hear(record)
         if self.ages.hear(endpoint, event.at, now, self.endpoints.values()):
             self.judge_all(now)
         self._take_replicas(endpoint, record, event.at, now, from_start=first and record.static)

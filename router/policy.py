@@ -262,7 +262,8 @@ class Policies:
 class ModelPolicy:
     """What configuration says of one model. ``default``: takes requests that name no model that is known.
 
-    ``hedge`` has no effect unless ``idempotent`` too, ``key`` none unless the balancer is ``keyed``.
+    ``hedge`` has no effect unless ``idempotent`` too, ``key`` none unless the balancer is ``keyed``. ``load_reports``:
+    workers are asked for their load in answers.
     """
 
     name: str
@@ -272,3 +273,4 @@ class ModelPolicy:
     hedge: bool = False
     balancer: BalancerName = BalancerName.WARM
     key: KeyPolicy | None = None
+    load_reports: bool = False

@@ -571,6 +571,10 @@ class Model(Base, frozen=True):
         _doc(Reload.LIVE, "who is picked of those that may be: warm goes by weights and waits; keyed needs a key"),
     ] = BalancerName.WARM
     key: Annotated[Key | None, _doc(Reload.LIVE, "the key that the balancer keyed goes by")] = None
+    load_reports: Annotated[
+        bool,
+        _doc(Reload.LIVE, "ask HTTP/1.1 workers for load reports (ORCA) in their answers, and go by them"),
+    ] = False
 
 
 class Endpoint(Base, frozen=True):
@@ -649,6 +653,7 @@ def model_policies(settings: Settings) -> tuple[ModelPolicy, ...]:
             hedge=model.hedge,
             balancer=model.balancer,
             key=None if model.key is None else KeyPolicy(**msgspec.structs.asdict(model.key)),
+            load_reports=model.load_reports,
         )
         for model in settings.models
     )

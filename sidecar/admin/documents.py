@@ -140,7 +140,7 @@ def endpoints(context: Context, now: float) -> dict[str, Any]:
     rows = []
     for record, source, heard_at in keeper.roster.records():
         endpoint = keeper.cluster.endpoints.get(record.id)
-        row = msgspec.to_builtins(record)
+        row = msgspec.to_builtins(record if endpoint is None else endpoint.record)  # with load reports in answers
         row |= {
             "source": source,
             "age_s": None if record.static else round(max(0.0, now - heard_at), 3),

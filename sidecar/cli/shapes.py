@@ -140,7 +140,7 @@ class Replica(msgspec.Struct, frozen=True):
 class Endpoint(msgspec.Struct, frozen=True):
     """One endpoint as it last reported. ``held``: drained here, by an operator.
 
-    The last four are this sidecar's own view; it has none of an endpoint that it has only just heard of.
+    ``breaker`` to ``p95_ms`` are this sidecar's own view; it has none of an endpoint that it has only just heard of.
     """
 
     id: str
@@ -155,6 +155,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     quarantined: bool = False
     in_flight: int = 0
     p95_ms: float | None = None
+    free_memory_ratio: float | None = None
+    queue_depth: int | None = None
 
 
 class Endpoints(msgspec.Struct, frozen=True):

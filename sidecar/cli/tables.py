@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sidecar.cli.shapes import Candidate, Endpoints, Explanation, Fault, Replica, Route, Term
+from sidecar.cli.shapes import Candidate, Endpoint, Endpoints, Explanation, Fault, Replica, Route, Term
 
 _UNLIMITED = 10_000
 """Columns of nothing real: how wide a table would like to be is measured in it."""
@@ -133,7 +133,7 @@ def _terms_table(rows: Iterable[Candidate]) -> Table:
 
 def endpoints_table(answer: Endpoints) -> Table:
     """Return a line for each endpoint."""
-    numbers = ("free memory", "P95", "in flight", "reported")
+    numbers = ("free memory", "queue", "P95", "in flight", "reported")
     made = table("endpoint", "address", "from", "holds", *numbers, "note", right=numbers)
     for one in answer.endpoints:
         notes = {
@@ -147,14 +147,15 @@ def endpoints_table(answer: Endpoints) -> Table:
             one.address,
             one.source,
             ", ".join(_replica(replica) for replica in one.replicas) or "nothing",
-            _mebibytes(one.free_memory_bytes),
+            _free(one),
+            "-" if one.queue_depth is None else str(one.queue_depth),
             milliseconds(one.p95_ms),
             str(one.in_flight),
             "-" if one.age_s is None else f"{seconds(one.age_s)} ago",
             ", ".join(note for note, holds in notes.items() if holds),
         )
     for name in answer.held_and_away:
-        made.add_row(name, "-", "-", "-", "-", "-", "-", "-", "drained here, and not there")
+        made.add_row(name, *["-"] * 8, "drained here, and not there")
     return made
 
 
@@ -219,6 +220,12 @@ def _number(value: float | None, form: str) -> str:
 def _replica(replica: Replica) -> str:
     name = f"{replica.model}@{replica.version}" if replica.version else replica.model
     return f"{name} {replica.state}" + (f" ({replica.reason})" if replica.reason else "")
+
+
+def _free(one: Endpoint) -> str:
+    if one.free_memory_bytes is None and one.free_memory_ratio is not None:
+        return f"{one.free_memory_ratio:.0%} of its cache"
+    return _mebibytes(one.free_memory_bytes)
 
 
 def _mebibytes(value: float | None) -> str:

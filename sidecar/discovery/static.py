@@ -183,10 +183,10 @@ class StaticSource:
             return
         self._records[id] = after
         self._emit(EndpointSeen(after, self._clock()))
-        self._say(before, after, probe)
+        self._say(before, after, found)
 
     @staticmethod
-    def _say(before: EndpointRecord, after: EndpointRecord, probe: Probe) -> None:
+    def _say(before: EndpointRecord, after: EndpointRecord, found: Round) -> None:
         """Log each way in which replicas became ready or ceased to be, once."""
         said = set()
         for old, new in zip(before.replicas, after.replicas, strict=True):
@@ -194,4 +194,4 @@ class StaticSource:
                 continue
             said.add((new.state, new.reason))
             say = _log.info if new.state is State.WARM else _log.warning
-            say("probe.changed", id=after.id, path=probe.path, state=new.state, reason=new.reason)
+            say("probe.changed", id=after.id, kind=found.kind, state=new.state, reason=new.reason)

@@ -13,6 +13,7 @@ from router.outcomes import OUTCOMES, AttemptResult, Outcome
 from sidecar.http1.answers import error_answer, own_answer
 from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_S, LINGERING, TUNNEL
 from sidecar.http1.events import error_event
+from sidecar.http1.reports import asking
 from sidecar.http1.targets import NO_MODEL
 from sidecar.http1.tunnel import TunnelConnection
 from sidecar.http1.watch import Watch
@@ -33,6 +34,9 @@ class EndingConnection(TunnelConnection):
         plane = self._plane
         target = self._target
         times = target.times
+        if target.reports:
+            self._plain = False
+            self._sent_head = asking(self._sent_head)
         if self._head.timeout_ms < 0 and not target.hedges:
             calm = self._calm
             if calm is None or calm.times is not times:

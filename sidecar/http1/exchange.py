@@ -18,6 +18,7 @@ from sidecar.http1.endings import EndingConnection
 from sidecar.http1.forwarding import VIA, numbered
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead
 from sidecar.http1.parsing import without_fields
+from sidecar.http1.reports import asks, take_report
 from sidecar.http1.retrying import retry_after
 from sidecar.http1.watch import Watch
 from sidecar.telemetry.page import Scalar
@@ -173,14 +174,16 @@ class ExchangeConnection(EndingConnection):
 
     def begin_answer(self, head: ResponseHead) -> bytes:
         """Return the head that goes downstream."""
+        out = head.forward
         if self._watch is not None:
             self._head_came(self._watch, head.status)
+            if self._target.reports:
+                out = self._without_report(out)
         request = self._head
         self._phase = ANSWERING
         self.active = True
         if not self.request_done or self._plane.draining:
             self._close_after = True
-        out = head.forward
         length = head.length
         if not head.has_request_id:
             out += b"x-request-id: " + (self._request_id or self._head.request_id()) + b"\r\n"
@@ -198,6 +201,14 @@ class ExchangeConnection(EndingConnection):
         if request.minor == 0:
             return out + VIA + b"Connection: keep-alive\r\n\r\n"
         return out + _VIA_END
+
+    def _without_report(self, forward: bytes) -> bytes:
+        """Learn what the worker says of its load; return what of the head goes to a caller who did not ask for that."""
+        attempt = self._attempt
+        if attempt is None:
+            return forward
+        left = take_report(self._plane, attempt.endpoint, forward)
+        return forward if asks(self._head.forward) else left
 
     def interim(self, head: ResponseHead) -> None:
         """Pass a 1xx on to callers that know them (RFC 9110 15.2); it is no byte of the answer."""

@@ -46,6 +46,7 @@ class Target:
         "key_source",
         "otherwise",
         "own",
+        "reports",
         "route",
         "row",
         "surface",
@@ -61,7 +62,8 @@ class Target:
         self.times = times
         self.key_source = key_source_of(route)
         self.hedges = route is not None and route.hedging is not None
-        self.watched = times.bounded or self.hedges  # each request has a watch
+        self.reports = route is not None and route.policy.load_reports
+        self.watched = times.bounded or self.hedges or self.reports  # each request has a watch
         self.why = why
         self.code = ""
         self.own = b""

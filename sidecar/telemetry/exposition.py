@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from router.breaker import GuardState
 from router.model import StoreMode
 from router.outcomes import AttemptResult, Outcome
+from sidecar.http1.reports import REFUSED
 from sidecar.state.view import Count
 from sidecar.telemetry import families as f
 from sidecar.telemetry.page import (
@@ -27,6 +28,7 @@ from sidecar.telemetry.page import (
 )
 from sidecar.telemetry.prometheus import Exposition, Family
 from sidecar.upstreams.metrics_page import REFUSALS
+from sidecar.upstreams.orca import REASONS
 from sidecar.version import is_compiled
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ _SUMMED: dict[Scalar, Family] = {
     Scalar.TUNNELS_TOTAL: f.TUNNELS,
     Scalar.GRPC_RESENT_TOTAL: f.GRPC_RESENT,
     Scalar.GRPC_REFUSED_TOTAL: f.GRPC_REFUSED,
+    Scalar.LOAD_REPORTS_TOTAL: f.LOAD_REPORTS,
     Scalar.TLS_HANDSHAKES_TOTAL: f.TLS_HANDSHAKES,
     Scalar.TLS_HANDSHAKES_FAILED_TOTAL: f.TLS_HANDSHAKES_FAILED,
     Scalar.TLS_HANDSHAKES_REFUSED_TOTAL: f.TLS_HANDSHAKES_REFUSED,
@@ -236,6 +239,8 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
     out.add(f.PROBE_LATE, seen.static.pace.late)
     for reason in REFUSALS:
         out.add(f.SIGNALS_REFUSED, seen.static.refused[reason], "probe", reason)
+    for reason, scalar in zip(REASONS, REFUSED, strict=True):
+        out.add(f.SIGNALS_REFUSED, sum(page.words[page.scalar(scalar)] for page in seen.pages), "answer", reason)
     out.add(f.FAULTS_ACTIVE, len(keeper.roster.faults))
 
 

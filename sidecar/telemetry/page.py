@@ -95,6 +95,14 @@ class Scalar(IntEnum):
     CONFIG_NOW = 47  # sequence number of the configuration in force
     ACCEPTING_NOW = 48  # 1 from when it accepts connections
     GRPC_REFUSED_TOTAL = 49  # streams of callers: over the calls at once, or too many given up early
+    LOAD_REPORTS_TOTAL = 50  # in answers, that were taken; below, those that were refused
+    LOAD_REPORTS_NAN_TOTAL = 51
+    LOAD_REPORTS_INFINITE_TOTAL = 52
+    LOAD_REPORTS_NEGATIVE_TOTAL = 53
+    LOAD_REPORTS_NOT_A_NUMBER_TOTAL = 54
+    LOAD_REPORTS_DUPLICATE_TOTAL = 55
+    LOAD_REPORTS_MALFORMED_TOTAL = 56
+    LOAD_REPORTS_OVER_LIMIT_TOTAL = 57
 
 
 OVERLOAD_NOW: dict[Resource, Scalar] = {

@@ -160,7 +160,7 @@ def _json(raw: bytes) -> OrcaReport:
         raise ReportError(MALFORMED, "no JSON object")
     report = OrcaReport()
     for given, value in said.items():
-        name: str = _SNAKE.get(given, given)
+        name = str(_SNAKE.get(given, given))
         if not name:
             raise ReportError(MALFORMED, "an empty name")
         if isinstance(value, dict):
