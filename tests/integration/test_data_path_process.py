@@ -25,6 +25,7 @@ from router.model import (
     EndpointGone,
     EndpointReturned,
     GoneReason,
+    LoadReport,
     PeerObserved,
     StoreChanged,
     StoreMode,
@@ -76,7 +77,9 @@ class Worker:
                     self.go_on.wait(10)
                     sock.sendall(b"later")
                 else:
-                    sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                    report = b"endpoint-load-metrics: TEXT cpu_utilization=0.5,named_metrics.num_requests_waiting=3\r\n"
+                    asked = b"\r\nendpoint-load-metrics-format: text\r\n" in data
+                    sock.sendall(b"HTTP/1.1 200 OK\r\n%bContent-Length: 2\r\n\r\nok" % (report if asked else b""))
         except OSError:
             pass
 
@@ -125,6 +128,21 @@ def test_it_says_hello_and_accepts_once_it_has_a_snapshot(tmp_path: Path) -> Non
         data.until(lambda: data.scalar(Scalar.UPSTREAM_CONNECTIONS_TOTAL) == 1, "counted")
         assert data.outcome(Outcome.OK) == 1
         assert data.stop() == 0
+
+
+def test_a_load_report_in_an_answer_goes_to_the_control_process_and_not_to_the_caller(tmp_path: Path) -> None:
+    models = [{**model, "load_reports": True} for model in MODELS]
+    with worker() as one, DataProcess(tmp_path, models=models, timeouts={"drain_s": 5.0}) as data:
+        data.snapshot(one.address)
+        with data.connect() as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert b"endpoint-load-metrics" not in read_answer(sock)
+        observed = data.receive(PeerObserved)
+        while not observed.observations:
+            observed = data.receive(PeerObserved)
+        (seen,) = observed.observations
+        assert seen.report == LoadReport(0.5, 3)
+        data.until(lambda: data.scalar(Scalar.LOAD_REPORTS_TOTAL) == 1, "counted")
 
 
 def test_a_caller_that_is_not_read_is_seen_leaving(tmp_path: Path) -> None:

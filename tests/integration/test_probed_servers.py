@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from router.model import EndpointRecord, EndpointSeen, State
+from router.model import EndpointRecord, EndpointSeen, LoadReport, Observation, PeerObserved, State
 from tests.support.control_process import ControlProcess
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Server:
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
+        self._http.socket.settimeout(0.5)  # who is gone again before accept must not hold up the end
         self.port = self._http.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -192,6 +193,25 @@ def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_load_report_that_a_data_process_saw_stands_over_what_probes_found(tmp_path: Path) -> None:
+    with vllm() as server:
+        server.answers["/health"] = (200, "")
+        probe = {"kind": "vllm", "interval_s": 0.05}
+        models = [{"name": "m", "endpoints": [server.url], "probe": probe, "load_reports": True}]
+        with ControlProcess(tmp_path, models=models, policies={"freshness": {"full_s": 1.0, "ttl_s": 2.0}}) as control:
+            last(control, is_warm, "ready")
+            observed = Observation(f"127.0.0.1:{server.port}", 0, None, (), 1, 0, LoadReport(0.5, 9, 0.125))
+            control.hello()
+            assert control.data[0].send(PeerObserved(0, (observed,), time.monotonic()))
+
+            def shown() -> dict[str, Any]:
+                (row,) = control.ask("/endpoints").json["endpoints"]
+                return {name: row[name] for name in ("queue_depth", "cpu_load", "free_memory_ratio")}
+
+            until(lambda: shown() == {"queue_depth": 9, "cpu_load": 0.5, "free_memory_ratio": 0.125})
+            until(lambda: shown() == {"queue_depth": 3, "cpu_load": None, "free_memory_ratio": 0.75})
 
 
 def test_sleep_names_and_a_page_that_hangs(tmp_path: Path) -> None:
