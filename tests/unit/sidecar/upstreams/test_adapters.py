@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.model import State
 from sidecar.settings import Probe, ProbeKind
@@ -318,3 +320,35 @@ def test_a_server_is_recognised_by_what_it_says(said: dict[str, Answer], kind: s
         if question.path == "/" + path.replace("__", "/")
     }
     assert kind_of(probe, answers) == (None if kind is None else ProbeKind(kind))
+
+
+# --- whatever it says ------------------------------------------------------------------------------------------------
+
+JUNK = st.binary(max_size=80) | st.sampled_from(
+    [b'{"ready": [], "data": [{"id": "\\ud800"}], "is_sleeping": {}, "name": 3}', b'{"data": {"id": 1}}', b"[" * 70]
+)
+ANSWERS = st.builds(Answer, st.none() | st.integers(100, 599), st.text(max_size=5), JUNK, st.booleans())
+NUMBER = st.sampled_from(["NaN", "-1", "+Inf", "1e400", "0", "2.5", "1e300", "x"])
+
+
+@given(kind=st.sampled_from([kind.value for kind in ProbeKind if kind is not ProbeKind.AUTO]), data=st.data())
+def test_no_answer_raises_and_no_figure_leaves_its_bounds(kind: str, data: st.DataObject) -> None:
+    one = adapter(kind)
+    held: list[Held] = [("m", ""), ("n", "2"), ("*", "")]
+    answers = {question: data.draw(ANSWERS) for question in one.questions(held)}
+    for question in answers:
+        if "metrics" in question.path and data.draw(st.booleans()):
+            names = sorted(getattr(one, "_names"))  # noqa: B009  what this adapter looks for
+            lines = [f'{name}{{model="m"}} {data.draw(NUMBER)}' for name in names]
+            answers[question] = Answer(200, body="\n".join([*lines, ""]).encode())
+    reading = one.read(held, answers)
+    assert set(reading.signals) == set(held)
+    for signal in reading.signals.values():
+        assert all(0 <= ratio <= 1 for _, ratio in signal.warmth)
+    load = reading.load or Load()
+    assert load.queue_depth is None or 0 <= load.queue_depth <= 1 << 53
+    assert load.free_memory_ratio is None or 0 <= load.free_memory_ratio <= 1
+    if load.total_memory_bytes is not None:
+        assert load.free_memory_bytes is not None
+        assert 0 <= load.free_memory_bytes <= load.total_memory_bytes
+    kind_of(Probe(kind=ProbeKind.AUTO), {question: data.draw(ANSWERS) for question in kind_questions(Probe())})
