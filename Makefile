@@ -14,13 +14,14 @@ COMPARED := .venv-bench
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv dev demo model test test-compiled check format bench bench-run compiled lock proto reference pictures \
-  demo-picture fuzz soak system-packages clean
+  demo-picture fuzz sim soak system-packages clean
 
 help:
 	@echo "make demo      start workers with a real model and a sidecar, print curl lines that work"
 	@echo "make test      every check and every test (installs Debian packages that tests need, and says so)"
 	@echo "make check     lint, format, types, import contracts, freshness of generated files; under a minute"
 	@echo "make bench     CPU, latency and memory beside other proxies; ARGS='--only nginx,warmroute --profile post' for a look"
+	@echo "make sim       the router's law beside others on simulated fleets, minutes; writes the table and plot of docs/"
 	@echo "make soak      churn against a real sidecar for SECONDS=600, then everything must be as it was"
 	@echo "make fuzz      look for bytes that pass with two readings, for SECONDS=60"
 	@echo "make compiled  the compiled build, in .venv-compiled; nothing where no source changed"
@@ -116,6 +117,10 @@ compiled: dev
 fuzz: SECONDS ?= 60
 fuzz: dev
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
+# ARGS: --only TEXT, --seeds N, --scale RATIO, --variations (python -m tests.sim --help).
+sim: dev
+	@$(BIN)/python -m tests.sim --jobs $(JOBS) $(if $(ARGS),$(ARGS),--write)
 
 # An interpreter chosen for the benchmark gets environments of its own, so that both can be compared.
 BENCH_VENV := $(if $(filter command line,$(origin PYTHON)),.venv-$(subst /,-,$(PYTHON:/%=%)),$(VENV))

@@ -10,7 +10,7 @@ from tools.bench.profiles import PROFILES
 from tools.pictures.svg import Drawing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tools.bench.results import Run
     from tools.pictures.svg import Kind
@@ -28,8 +28,8 @@ class Group:
     bars: Sequence[tuple[str, float, str]]
 
 
-def bars(title: str, groups: Sequence[Group], note: str = "") -> str:
-    """Draw ``groups`` on one scale; empty where there is nothing to draw."""
+def bars(title: str, groups: Sequence[Group], note: str = "", kinds: Mapping[str, Kind] = _KINDS) -> str:
+    """Draw ``groups`` on one scale, labels in the colours of their ``kinds``; empty where there is nothing to draw."""
     groups = [group for group in groups if group.bars]
     if not groups:
         return ""
@@ -45,7 +45,7 @@ def bars(title: str, groups: Sequence[Group], note: str = "") -> str:
         for label, value, text in group.bars:
             drawing.note(20 + _NAMES - 8, y + 12, label, anchor="end", size=11)
             length = max(1, round(value * scale))
-            drawing.bar(20 + _NAMES, y + 2, length, _BAR - 4, kind=_KINDS.get(label, "other"))
+            drawing.bar(20 + _NAMES, y + 2, length, _BAR - 4, kind=kinds.get(label, "other"))
             drawing.note(20 + _NAMES + length + 6, y + 12, text, size=11)
             y += _BAR
         y += _GAP + 14
