@@ -190,7 +190,7 @@ class Warm(_Pair):
         if candidates:
             picker = self._picker(weights)
             self._pick_index = picker.draw
-            self.table = picker if isinstance(picker, AliasPicker) else None
+            self.table = picker if type(picker) is AliasPicker else None  # another kind may draw otherwise
 
     def weighs(self, key: bytes | None) -> bool:
         """Return that weights decide who is drawn."""

@@ -133,6 +133,7 @@ class Plane:
         self.drained: Callable[[], None] = lambda: None
         self.received_bytes = 0
         self._unsettled: list[tuple[Endpoint, int, list[float]]] = []  # what ``settle`` is to count
+        self._leaving: list[Pool] = []  # pools of endpoints that left, while answers still come from them
         self.tunnels = 0  # open now
         self.shapes = Shapes()
         self.hangups = Hangups(loop)
@@ -437,6 +438,10 @@ class Plane:
                 words[pool.row + ENDPOINT_IN_FLIGHT] = endpoint.in_flight
                 words[pool.row + ENDPOINT_PASSED_OVER] += endpoint.passed_over
                 endpoint.passed_over = 0
+        for pool in self._leaving:
+            sent += pool.sent_bytes
+            pool.sent_bytes = 0
+        self._leaving = [pool for pool in self._leaving if pool.open_connections]
         self.count(Scalar.SENT_BYTES, sent)
         self.gauge(Scalar.UPSTREAM_POOLED_NOW, pooled)
         self.gauge(Scalar.UPSTREAM_CONNECTIONS_NOW, opened)
@@ -452,6 +457,8 @@ class Plane:
             pool: Pool | None = endpoint.shell
             if pool is not None:
                 self.count(Scalar.SENT_BYTES, pool.sent_bytes)
+                pool.sent_bytes = 0
+                self._leaving.append(pool)
                 pool.close()
                 if endpoint.id not in self.cluster.endpoints:
                     self.page.drop_endpoint(endpoint.id)

@@ -65,12 +65,14 @@ def shape_of(raw: bytes) -> bytes | None:
         return None
     out = []
     position = 0
+    named: set[bytes] = set()
     for field in _FIELD.finditer(raw):
         name = field[1].lower()
         value = _VALUES[name]
+        if name in named and name == b"x-request-id":  # the first of several ids is the one that counts
+            value = _ID
+        named.add(name)
         if re.fullmatch(value, field[2]):
-            if value.startswith(b"(?P") and value in out:  # one of several ids, and a group has its name once
-                value = _ID
             out += [re.escape(raw[position : field.start(2)]), value]
             position = field.end(2)
     if not 0 < len(out) <= 2 * MAX_VARYING:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 MAX_INTERIM: Final = 64
 """1xx answers to one request; more is a worker gone wrong."""
 _BEGIN: Final = b"HTTP/1."
-_BARE_LF: Final = re.compile(rb"(?<!\r)\n")
+_HOPELESS: Final = re.compile(rb"(?<!\r)\n|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+"""No head has such bytes: a bare LF, a control character."""
 
 FULL: Final = 1
 OLD: Final = 2
@@ -379,7 +380,7 @@ class UpstreamConnection(asyncio.Protocol):
         known = data[: len(_BEGIN)]
         if (
             len(data) > self._upstream.max_head_bytes
-            or _BARE_LF.search(data)
+            or _HOPELESS.search(data)
             or known != _BEGIN[: len(known)]  # it can become nothing else by waiting
         ):
             self._fail(exchange, "the response head is over the limit or not HTTP")

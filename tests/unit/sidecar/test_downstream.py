@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
+from router.model import EndpointGone, GoneReason
 from sidecar.http1.caller import LINGER_BYTES, LINGER_S
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.plane import SMALL_BYTES
@@ -435,3 +436,30 @@ def test_a_head_in_pieces_is_refused_as_soon_as_a_whole_one_would_be(
         assert transport.written.startswith(b"HTTP/1.1 200 ")
     down.connection_lost(None)
     by_hand.check_rest()
+
+
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\n\x00\r\n", b"HTTP/1.1 200 OK\r\nX: \x7f", b"HTTP/1.1 2\n"])
+def test_a_head_of_a_worker_that_can_become_none_is_not_waited_for(by_hand: Bench, begun: bytes) -> None:
+    by_hand.connection.data_received(request())
+    (worker,) = by_hand.busy
+    worker.data_received(begun)
+    assert worker.transport.is_closing()
+    assert by_hand.busy == []
+
+
+def test_bytes_of_an_answer_count_though_its_endpoint_left(by_hand: Bench) -> None:
+    def sent() -> int:
+        by_hand.plane.flush(by_hand.now)
+        return int(by_hand.plane.words[by_hand.plane.page.scalar(Scalar.SENT_BYTES)])
+
+    by_hand.connection.data_received(request())
+    (worker,) = by_hand.busy
+    begun = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1234"
+    worker.data_received(begun)
+    for endpoint in list(by_hand.cluster.endpoints.values()):
+        by_hand.cluster.apply(EndpointGone(endpoint.id, GoneReason.DEREGISTERED, by_hand.now), by_hand.now)
+    by_hand.plane.bury()
+    assert sent() == len(begun)
+    worker.data_received(b"56789")
+    assert sent() == len(begun) + 5
+    assert by_hand.plane._leaving == [] or by_hand.plane._leaving[0].open_connections

@@ -331,3 +331,15 @@ def test_where_nothing_fits_for_long_not_each_head_is_tried() -> None:
         assert tried < TRY_EVERY
     assert tried > 0
     assert memory.find(request()) is not None  # and patience is back
+
+
+@pytest.mark.parametrize("first", [b" blanks", b"two words", b"x" * 129])
+def test_a_first_id_of_another_form_is_not_passed_over_for_a_second(first: bytes) -> None:
+    raw = b"GET / HTTP/1.1\r\nHost: a\r\nX-Request-Id: " + first + b"\r\nX-Request-Id: second\r\n\r\n"
+    assert parse_request(raw).request_id() == first.strip(b" ")
+    known = learned(parse_request(raw), raw)
+    for other in (b"third", b"fourth", b"fifth"):
+        raw = raw.replace(b"second", other)
+        assert known.again(raw) or known.becomes(raw)
+        assert known.request_id() == first.strip(b" ")
+        raw = raw.replace(other, b"second")
