@@ -33,11 +33,14 @@ FRESH = Ask("fresh", b"POST /echo HTTP/1.1\r\nConnection: close\r\n", b"y" * 100
 
 
 class Place:
-    """Where everybody's files are. At turn N certificates are of CA N; the CAs from N - 3 to N + 1 are trusted."""
+    """Where everybody's files are. At turn N certificates are of CA N; the CAs from N - 3 to N + 2 are trusted.
+
+    Files are looked at each second, and turns come each second: a process may be two turns behind for a moment.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._authorities = [Authority(f"CA {number}") for number in range(SECONDS + 2)]
+        self._authorities = [Authority(f"CA {number}") for number in range(SECONDS + 3)]
         self._turn = -1
         self.worker = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.worker.verify_mode = ssl.CERT_REQUIRED
@@ -47,7 +50,7 @@ class Place:
     def turn(self) -> None:
         """Do the next one: the sidecar's files first, then the callers' and the worker's contexts."""
         self._turn += 1
-        trusted = b"".join(one.pem for one in self._authorities[max(0, self._turn - 3) : self._turn + 2])
+        trusted = b"".join(one.pem for one in self._authorities[max(0, self._turn - 3) : self._turn + 3])
         newest = self._authorities[self._turn]
         write(self.directory / "ca.pem", trusted)
         newest.issue("127.0.0.1", "spiffe://a.test/sidecar").write(self.directory, "sidecar")
