@@ -1,6 +1,6 @@
 """What a new configuration changes in a running sidecar: what it takes over, and what needs a new process. Pure.
 
-Each field's reload class (``sidecar/settings.py``) decides. Listeners, models and endpoints are told apart by their
+Each field's reload class (``sidecar/settings/``) decides. Listeners, models and endpoints are told apart by their
 address, name and URL, not by their place in a list.
 """
 

@@ -59,10 +59,7 @@ class ExchangeConnection(EndingConnection):
         attempt = plane.cluster.choose(route, now, plane.rng, tried, key)
         while True:
             if isinstance(attempt, NoCandidate):
-                if failed is not None:
-                    self._end_with(failed.outcome, failed.detail + NOBODY_ELSE)
-                    return
-                self._end_with(attempt.outcome, attempt.detail or attempt.reason.value, attempt.retry_after_s)
+                self._nobody_left(attempt, failed)
                 return
             self._attempt = attempt
             upstream: Upstream = attempt.endpoint.shell or plane.upstream(attempt.endpoint)
@@ -72,6 +69,13 @@ class ExchangeConnection(EndingConnection):
                 return
             self._attempt = None
             attempt = plane.cluster.choose_again(attempt, now, plane.rng, tried, key)
+
+    def _nobody_left(self, none: NoCandidate, failed: Failed | None) -> None:
+        """Nobody can be picked: say so, or how the attempt before this one ``failed``."""
+        if failed is not None:
+            self._end_with(failed.outcome, failed.detail + NOBODY_ELSE)
+        else:
+            self._end_with(none.outcome, none.detail or none.reason.value, none.retry_after_s)
 
     def _send(self, upstream: Upstream, now: float) -> bool:
         """Send the request on a pooled connection, or have one made; False where no more may be made."""

@@ -1,0 +1,45 @@
+"""The configuration schema: what a user may set, with each field's default, unit and reload class."""
+
+from sidecar.settings.base import LABEL, Base, Reload, doc
+from sidecar.settings.bounds import Limits, Overload, Timeouts
+from sidecar.settings.models import Endpoint, Key, Model, ModelTimeouts, ShardMode, Shards
+from sidecar.settings.probes import PROBE_PATH, Expectation, Probe, ProbeKind
+from sidecar.settings.sockets import Admin, ClientAuth, Listener, ListenerTls, Protocol, TlsVersion, UpstreamTls
+from sidecar.settings.store import StateStore, StateTls
+from sidecar.settings.whole import LogFormat, Logging, LogLevel, Policy, Settings, model_policies, router_policies
+
+__all__ = [
+    "Admin",
+    "Base",
+    "ClientAuth",
+    "Endpoint",
+    "Expectation",
+    "Key",
+    "LABEL",
+    "Limits",
+    "Listener",
+    "ListenerTls",
+    "LogFormat",
+    "LogLevel",
+    "Logging",
+    "Model",
+    "ModelTimeouts",
+    "Overload",
+    "PROBE_PATH",
+    "Policy",
+    "Probe",
+    "ProbeKind",
+    "Protocol",
+    "Reload",
+    "Settings",
+    "ShardMode",
+    "Shards",
+    "StateStore",
+    "StateTls",
+    "Timeouts",
+    "TlsVersion",
+    "UpstreamTls",
+    "doc",
+    "model_policies",
+    "router_policies",
+]

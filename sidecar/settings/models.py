@@ -1,0 +1,106 @@
+"""Models and the endpoints that hold them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from router.policy import BalancerName, OnNoCandidate
+from sidecar.settings.base import LABEL, Base, Reload, Seconds, doc
+from sidecar.settings.probes import Probe
+
+
+class ShardMode(StrEnum):
+    """How a model's weights are split. ``replicated``: every endpoint holds all of them."""
+
+    REPLICATED = "replicated"
+
+
+class Shards(Base, frozen=True):
+    """How a model is split over endpoints."""
+
+    mode: Annotated[ShardMode, doc(Reload.RESTART, "replicated: every endpoint holds the whole model")] = (
+        ShardMode.REPLICATED
+    )
+
+
+class ModelTimeouts(Base, frozen=True):
+    """Times of one model's requests; what is null stands under timeouts."""
+
+    response_head_s: Annotated[Seconds | None, doc(Reload.NEW, "request sent to response head", "seconds")] = None
+    stream_idle_s: Annotated[Seconds | None, doc(Reload.NEW, "silence inside a response body", "seconds")] = None
+    total_s: Annotated[Seconds | None, doc(Reload.NEW, "a request's head to the end of its answer", "seconds")] = None
+    try_s: Annotated[Seconds | None, doc(Reload.NEW, "one try, to the end of its answer", "seconds")] = None
+
+
+class Key(Base, frozen=True):
+    """Where a request of a model whose balancer is keyed has its key: header or last_segment."""
+
+    header: Annotated[
+        str | None, doc(Reload.LIVE, "field whose value is the key, the first one where it comes twice", "field name")
+    ] = None
+    last_segment: Annotated[
+        bool, doc(Reload.LIVE, "the key is what follows the last slash of the path, percent-decoded")
+    ] = False
+    load_factor: Annotated[
+        float,
+        doc(
+            Reload.LIVE,
+            "an endpoint with so many times the mean in flight takes no more by its keys: the next one does",
+            "times",
+            ge=1,
+            le=1000,
+        ),
+    ] = 1.25
+
+
+class Model(Base, frozen=True):
+    """One model, by the name that requests use."""
+
+    name: Annotated[
+        str,
+        doc(
+            Reload.LIVE,
+            "name as in /v2/models/NAME",
+            form=(r"^[A-Za-z0-9._:-]{1,128}\Z", "1 to 128 letters, digits, dots, underscores, colons or hyphens"),
+        ),
+    ]
+    shards: Shards = msgspec.field(default_factory=Shards)
+    idempotent: Annotated[bool, doc(Reload.LIVE, "a request may be executed twice: it may be retried once sent")] = (
+        False
+    )
+    endpoints: Annotated[
+        tuple[str, ...],
+        doc(Reload.LIVE, "static endpoints: http://HOST:PORT, https://, grpc://HOST:PORT or unix:/PATH", "URLs"),
+    ] = ()
+    default: Annotated[bool, doc(Reload.LIVE, "takes requests that name no known model; at most one")] = False
+    on_no_candidate: Annotated[OnNoCandidate, doc(Reload.LIVE, "fail: 503 with Retry-After")] = OnNoCandidate.FAIL
+    probe: Annotated[
+        Probe | None, doc(Reload.LIVE, "readiness probe of the static endpoints; null counts them as warm")
+    ] = None
+    timeouts: ModelTimeouts = msgspec.field(default_factory=ModelTimeouts)
+    hedge: Annotated[
+        bool, doc(Reload.LIVE, "ask a second endpoint where the first is slow to answer; needs idempotent")
+    ] = False
+    balancer: Annotated[
+        BalancerName,
+        doc(Reload.LIVE, "who is picked of those that may be: warm goes by weights and waits; keyed needs a key"),
+    ] = BalancerName.WARM
+    key: Annotated[Key | None, doc(Reload.LIVE, "the key that the balancer keyed goes by")] = None
+    load_reports: Annotated[
+        bool,
+        doc(Reload.LIVE, "ask HTTP/1.1 workers for load reports (ORCA) in their answers, and go by them"),
+    ] = False
+
+
+class Endpoint(Base, frozen=True):
+    """A static endpoint that holds several models."""
+
+    url: Annotated[str, doc(Reload.LIVE, "http://HOST:PORT, https://HOST:PORT or unix:/PATH", "URL")]
+    models: Annotated[tuple[str, ...], doc(Reload.LIVE, "NAME or NAME@VERSION of what it holds")]
+    name: Annotated[
+        str, doc(Reload.LIVE, "endpoint id; where empty, the URL's HOST:PORT or the whole unix:/PATH", form=LABEL)
+    ] = ""
+    probe: Annotated[Probe | None, doc(Reload.LIVE, "readiness probe; null counts it as warm")] = None

@@ -1,0 +1,109 @@
+"""The whole configuration of one sidecar."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from router.policy import (
+    BackPressurePolicy,
+    BreakerPolicy,
+    FreshnessPolicy,
+    HedgingPolicy,
+    KeyPolicy,
+    LatencyPolicy,
+    ModelPolicy,
+    Policies,
+    QuarantinePolicy,
+    RampPolicy,
+    RetryPolicy,
+    ScoringPolicy,
+)
+from sidecar.settings.base import Base, Reload, doc
+from sidecar.settings.bounds import Limits, Overload, Timeouts
+from sidecar.settings.models import Endpoint, Model
+from sidecar.settings.sockets import Admin, Listener, UpstreamTls
+from sidecar.settings.store import StateStore
+
+
+class Policy(Base, frozen=True):
+    """The router's tunables; the defaults stand in router/policy.py."""
+
+    scoring: ScoringPolicy = msgspec.field(default_factory=ScoringPolicy)
+    freshness: FreshnessPolicy = msgspec.field(default_factory=FreshnessPolicy)
+    ramp: RampPolicy = msgspec.field(default_factory=RampPolicy)
+    quarantine: QuarantinePolicy = msgspec.field(default_factory=QuarantinePolicy)
+    back_pressure: BackPressurePolicy = msgspec.field(default_factory=BackPressurePolicy)
+    breaker: BreakerPolicy = msgspec.field(default_factory=BreakerPolicy)
+    retry: RetryPolicy = msgspec.field(default_factory=RetryPolicy)
+    latency: LatencyPolicy = msgspec.field(default_factory=LatencyPolicy)
+    hedging: HedgingPolicy = msgspec.field(default_factory=HedgingPolicy)
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+class LogLevel(StrEnum):
+    """What is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Logging(Base, frozen=True):
+    """Structured logs on standard error."""
+
+    format: Annotated[LogFormat, doc(Reload.RESTART, "json: one object a line; text: for people")] = LogFormat.JSON
+    level: Annotated[LogLevel, doc(Reload.RESTART, "least level written")] = LogLevel.INFO
+
+
+class Settings(Base, frozen=True):
+    """One sidecar's whole configuration."""
+
+    version: Annotated[int, doc(Reload.RESTART, "schema version, always 1", "version", ge=1, le=1)]
+    listeners: Annotated[tuple[Listener, ...], doc(Reload.RESTART, "where to accept"), Meta(min_length=1)]
+    admin: Admin = msgspec.field(default_factory=Admin)
+    state: StateStore = msgspec.field(default_factory=StateStore)
+    models: Annotated[tuple[Model, ...], doc(Reload.LIVE, "what requests may ask for")] = ()
+    endpoints: Annotated[tuple[Endpoint, ...], doc(Reload.LIVE, "static endpoints that hold several models")] = ()
+    upstream_tls: UpstreamTls = msgspec.field(default_factory=UpstreamTls)
+    policies: Policy = msgspec.field(default_factory=Policy)
+    limits: Limits = msgspec.field(default_factory=Limits)
+    overload: Overload = msgspec.field(default_factory=Overload)
+    timeouts: Timeouts = msgspec.field(default_factory=Timeouts)
+    logging: Logging = msgspec.field(default_factory=Logging)
+
+
+def model_policies(settings: Settings) -> tuple[ModelPolicy, ...]:
+    """Return what the router needs of each configured model."""
+    return tuple(
+        ModelPolicy(
+            name=model.name,
+            idempotent=model.idempotent,
+            default=model.default,
+            on_no_candidate=model.on_no_candidate,
+            hedge=model.hedge,
+            balancer=model.balancer,
+            key=None if model.key is None else KeyPolicy(**msgspec.structs.asdict(model.key)),
+            load_reports=model.load_reports,
+        )
+        for model in settings.models
+    )
+
+
+def router_policies(settings: Settings) -> Policies:
+    """Return the router's tunables."""
+    return Policies(
+        **{field: getattr(settings.policies, field) for field in settings.policies.__struct_fields__},
+        requests_per_endpoint=settings.limits.requests_per_endpoint,
+        connections_per_endpoint=settings.limits.connections_per_endpoint,
+    )
