@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sidecar.http1.chunked import ChunkScanner
     from sidecar.http1.downstream import DownstreamConnection
     from sidecar.http1.head import RequestHead
-    from sidecar.http1.naming import Look
+    from sidecar.http1.look import Look
     from sidecar.http1.plane import Plane
     from sidecar.http1.targets import Target
     from sidecar.http1.watch import Watch

@@ -405,7 +405,9 @@ class DownstreamConnection(BoundedConnection):
 
     def _go_on_reading(self) -> None:
         look = self._look
-        if (look is not None and look.waiting) or (self._upstream is not None and not self._peer_full):
+        if (look is not None and (look.waiting or look.course is not None)) or (
+            self._upstream is not None and not self._peer_full
+        ):
             self._read_on()  # else somebody will in time
 
     def _refuse(self, error: HeadError, data: bytes) -> None:

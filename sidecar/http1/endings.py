@@ -19,6 +19,7 @@ from sidecar.http1.tunnel import TunnelConnection
 from sidecar.http1.watch import Watch
 
 if TYPE_CHECKING:
+    from sidecar.http1.steps import Course
     from sidecar.upstreams.connection import UpstreamConnection
 
 
@@ -29,15 +30,15 @@ class EndingConnection(TunnelConnection):
 
     # --- time -------------------------------------------------------------------------------------------------------
 
-    def _start_watch(self, now: float) -> None:
-        """The request has limits of its own: from its model, or from its caller."""
+    def _start_watch(self, now: float, course: Course | None = None) -> None:
+        """The request has limits of its own: from its model, or from its caller; or a ``course``."""
         plane = self._plane
         target = self._target
         times = target.times
         if target.reports:
             self._plain = False
             self._sent_head = asking(self._sent_head)
-        if self._head.timeout_ms < 0 and not target.hedges:
+        if self._head.timeout_ms < 0 and not target.hedges and course is None:
             calm = self._calm
             if calm is None or calm.times is not times:
                 self._calm = calm = Watch(times, -1, self._started, calm=True)
@@ -49,6 +50,7 @@ class EndingConnection(TunnelConnection):
             return
         self._plain = False
         self._watch = watch = Watch(times, self._head.timeout_ms, self._started)
+        watch.course = course
         if watch.told:
             watch.timer = plane.loop.call_later(watch.ends_at - now, self._time_over)
         if self.request_done:

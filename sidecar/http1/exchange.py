@@ -26,6 +26,7 @@ from sidecar.telemetry.page import Scalar
 if TYPE_CHECKING:
     from router.endpoint import Endpoint
     from router.routes import Attempt, Route
+    from sidecar.http1.keys import KeySource
     from sidecar.upstreams.connection import UpstreamConnection
     from sidecar.upstreams.pool import Upstream
 
@@ -55,7 +56,7 @@ class ExchangeConnection(EndingConnection):
         """Choose a worker and send the request there. Where nobody is left for a retry, what ``failed`` is told."""
         plane = self._plane
         source = self._target.key_source
-        key = None if source is None else source.of(self._head)
+        key = None if source is None else self._key_from(source)
         attempt = plane.cluster.choose(route, now, plane.rng, tried, key)
         while True:
             if isinstance(attempt, NoCandidate):
@@ -69,6 +70,12 @@ class ExchangeConnection(EndingConnection):
                 return
             self._attempt = None
             attempt = plane.cluster.choose_again(attempt, now, plane.rng, tried, key)
+
+    def _key_from(self, source: KeySource) -> bytes | None:
+        """Return the key that the balancer goes by: what the request's course found, else what stands in its head."""
+        watch = self._watch
+        course = None if watch is None else watch.course
+        return source.of(self._head) if course is None or course.key is None else course.key
 
     def _nobody_left(self, none: NoCandidate, failed: Failed | None) -> None:
         """Nobody can be picked: say so, or how the attempt before this one ``failed``."""

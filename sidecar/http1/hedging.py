@@ -174,7 +174,7 @@ class HedgingConnection(ExchangeConnection):
             left_s=watch.ends_at - now,
             now=now,
             rng=plane.rng,
-            key=None if source is None else source.of(self._head),
+            key=None if source is None else self._key_from(source),
         )
         if isinstance(hedge_attempt, HedgeDenied):
             plane.count(Scalar.HEDGES_DENIED_TOTAL)

@@ -10,10 +10,9 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import Outcome
-from sidecar.http1.hedging import HedgingConnection
+from sidecar.http1.look import Look
 from sidecar.http1.model_field import MAX_MEMBERS, MAX_REST_BYTES, MAX_TIMES, ModelField, read_whole
-from sidecar.http1.parsing import without_fields
-from sidecar.telemetry.page import Scalar
+from sidecar.http1.special import SpecialConnection
 
 if TYPE_CHECKING:
     from sidecar.http1.targets import Target
@@ -21,40 +20,9 @@ if TYPE_CHECKING:
 _CONTENT_TYPE: Final = re.compile(rb"\r\ncontent-type:[ \t]*([^\r]*)", re.IGNORECASE)
 _JSON: Final = re.compile(rb"application/(?:[a-z0-9!#$&^_.-]+\+)?json[ \t]*(?:;|\Z)", re.IGNORECASE)
 _ENCODED: Final = re.compile(rb"\r\ncontent-encoding:[ \t]*+(?!identity[ \t]*+\r)", re.IGNORECASE)
-_EXPECT: Final = re.compile(rb"\r\nexpect:", re.IGNORECASE)
-_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-COUNT_BYTES: Final = 65536
-MEMORY_PARTS: Final = 4
-"""Bodies that have yet to name their model may take one part in so many of what memory this process may have."""
-
-
-class Look:
-    """How far a body that is still coming was looked at.
-
-    ``kept`` is what is kept back of it. ``copy`` is where the data of a body in chunks comes without its framing.
-    """
-
-    __slots__ = ("copy", "counted", "field", "kept", "waiting")
-
-    def __init__(self, copy: list[bytes] | None) -> None:
-        self.field = ModelField()
-        self.copy = copy
-        self.kept = bytearray()
-        self.counted = COUNT_BYTES  # how much is kept before all that is kept in this process is counted again
-        self.waiting = True  # for the model
-
-    def feed(self, out: bytes) -> None:
-        """Look at what came of the body."""
-        if self.copy is not None:
-            out = b"".join(self.copy)
-            self.copy.clear()
-        if not self.field.done:
-            self.field.feed(out)
-
-
-class NamingConnection(HedgingConnection):
+class NamingConnection(SpecialConnection):
     """A caller's connection whose requests may name their model in their body."""
 
     __slots__ = ()
@@ -65,7 +33,7 @@ class NamingConnection(HedgingConnection):
         otherwise = target.otherwise
         scanner = self._scanner
         if otherwise is None:
-            self._nowhere(target, now)
+            self._leads_on(target, now)
         elif head.method != b"POST" or not _is_json(head.forward):
             self._go_to(otherwise, now)
         elif self.request_done:
@@ -78,10 +46,8 @@ class NamingConnection(HedgingConnection):
             seen, self._seen = self._seen, b""
             if seen:
                 self._look_on(look, seen)
-            elif _EXPECT.search(head.raw):  # the worker that would say so is not known before the body came
-                self._sent_head = without_fields(self._sent_head, (b"expect",))
-                if not self.old_client:
-                    self.transport.write(_CONTINUE)
+            else:
+                self._invite_body()
 
     def _look_on(self, look: Look, out: bytes) -> bool:
         """Look at more of a body; False where it is to be passed on as usual."""
@@ -97,7 +63,8 @@ class NamingConnection(HedgingConnection):
         if self.request_done:
             field.finish()
         if field.done:
-            self._look = None
+            if look.course is None:
+                self._look = None
             if self._scanner is not None:
                 self._scanner.copy = None
         if look.waiting:
@@ -113,27 +80,14 @@ class NamingConnection(HedgingConnection):
                     f'no "model" in the first {self._plane.limits.model_prefix_bytes} bytes '
                     "(limits.model_prefix_bytes): put it first, or name the model in the listener's model header",
                 )
-            elif len(look.kept) > look.counted:
-                look.counted = len(look.kept) + COUNT_BYTES
+            elif look.much:
                 self._look_at_all_kept()
             return True
         if field.conflict or field.unreadable:
             self._refuse_body(field)
             return True
-        return False
-
-    def _look_at_all_kept(self) -> None:
-        """Refuse the request where bodies that have yet to name their model take too much of this process's memory."""
-        plane = self._plane
-        most = min(plane.limits.model_prefixes_bytes, plane.memory_bytes // MEMORY_PARTS)
-        kept = sum(connection.kept_bytes for connection in plane.connections)
-        if plane.tight or kept > most:
-            plane.count(Scalar.OVERLOAD_REFUSED_TOTAL)
-            self._fail_request(
-                Outcome.OVERLOADED,
-                f"{kept} bytes are kept of bodies that name no model yet ({most} may be: limits.model_prefixes_bytes, "
-                "or a quarter of overload.memory_bytes)",
-            )
+        course = look.course
+        return course is not None and self._gather(look, course, out)
 
     def _named(self, target: Target, field: ModelField, now: float) -> None:
         """The body has said what it says of its model: send it there. It is not looked at again."""
@@ -153,6 +107,14 @@ class NamingConnection(HedgingConnection):
             "name the model in the listener's model header",
         )
 
+    def _leads_on(self, target: Target, now: float) -> None:
+        """Take a request whose target has no route, whatever its body says."""
+        special = target.special
+        if special is None:
+            self._nowhere(target, now)
+        else:
+            self._begin_special(special, now)
+
     def _nowhere(self, target: Target, now: float) -> None:
         """Answer a request that no worker is asked for, whatever its body says."""
         if target.own and self._head.method in (b"GET", b"HEAD"):
@@ -169,7 +131,7 @@ class NamingConnection(HedgingConnection):
         if self.request_done:
             self._wait_for_head(now)
         if target.route is None:
-            self._nowhere(target, now)
+            self._leads_on(target, now)
         elif self._watch is None or not self._over(now):
             self._dispatch(target.route, None, now)
 

@@ -32,7 +32,7 @@ from sidecar.upstreams.pool import Upstream, lifetime_s
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from router.cluster import Cluster
     from router.endpoint import Endpoint
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sidecar.channel import FaultRule
     from sidecar.http1.caller import CallerConnection
     from sidecar.http1.downstream import DownstreamConnection
+    from sidecar.http1.steps import StepMaker
     from sidecar.settings import Limits, ModelTimeouts, Timeouts
     from sidecar.tls.client import UpstreamGate
 
@@ -99,6 +100,7 @@ class Plane:
         timeouts: Timeouts,
         share: Callable[[tuple[Event, ...]], None],
         model_timeouts: Mapping[str, ModelTimeouts] | None = None,
+        step_makers: Sequence[StepMaker] = (),
     ) -> None:
         self.cluster = cluster
         self.page = page
@@ -137,7 +139,7 @@ class Plane:
         self.tunnels = 0  # open now
         self.shapes = Shapes()
         self.hangups = Hangups(loop)
-        self._targets = Targets(cluster, page, self.times_of)
+        self.targets = Targets(cluster, page, self.times_of, step_makers)
         self.configure(limits, timeouts, model_timeouts)
 
     def configure(
@@ -151,7 +153,7 @@ class Plane:
         self._set_gates()
         self._times = Times(timeouts)
         self._times_of = {model: Times(timeouts, own) for model, own in (model_timeouts or {}).items()}
-        self._targets.clear()
+        self.targets.clear()
         self.keep_alive_s = timeouts.keep_alive_s
         for endpoint in self.cluster.endpoints.values():
             pool: Pool | None = endpoint.shell
@@ -162,7 +164,7 @@ class Plane:
 
     def resolve(self, target: bytes, default_model: str | None, asked: bytes = b"") -> Target:
         """Return what a request target means, with the model that a field or a body asks for."""
-        return self._targets.resolve(target, default_model, asked)
+        return self.targets.resolve(target, default_model, asked)
 
     def times_of(self, model: str) -> Times:
         """Return the times of a model's requests."""

@@ -9,12 +9,14 @@ from router.matching import Surface, match
 from router.outcomes import Reason
 from sidecar.http1.answers import SERVER_METADATA, model_object, models_list
 from sidecar.http1.keys import key_source_of
+from sidecar.http1.steps import special_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from router.cluster import Cluster
     from router.routes import Route
+    from sidecar.http1.steps import Special, StepMaker
     from sidecar.http1.watch import Times
     from sidecar.telemetry.page import Page
 
@@ -36,7 +38,8 @@ class Target:
 
     ``otherwise`` is set where a JSON body may name the model: what it means where the body does not. ``own`` is a path
     that warmroute answers itself, with ``body``. ``why`` and ``code`` say why there is no route. ``key_source`` is
-    set where the route's balancer goes by a key of the request.
+    set where the route's balancer goes by a key of the request. ``special`` is set where requests need more than a
+    pick: the target that has the route stands in there, and here is none.
     """
 
     __slots__ = (
@@ -49,6 +52,7 @@ class Target:
         "reports",
         "route",
         "row",
+        "special",
         "surface",
         "times",
         "watched",
@@ -69,12 +73,16 @@ class Target:
         self.own = b""
         self.body = b""
         self.otherwise: Target | None = None
+        self.special: Special | None = None
 
 
 class Targets:
     """Resolves targets, and remembers what they meant until the routes change."""
 
-    def __init__(self, cluster: Cluster, page: Page, times_of: Callable[[str], Times]) -> None:
+    def __init__(
+        self, cluster: Cluster, page: Page, times_of: Callable[[str], Times], step_makers: Sequence[StepMaker] = ()
+    ) -> None:
+        self._step_makers = step_makers
         self._cluster = cluster
         self._page = page
         self._times_of = times_of
@@ -132,6 +140,17 @@ class Targets:
         return target
 
     def _target(self, surface: Surface, route: Route | None) -> Target:
+        target = self.plain(surface, route)
+        special = None if route is None else special_of(self._step_makers, target)
+        if special is None:
+            return target
+        outer = self.plain(surface, None)
+        outer.row, outer.times = target.row, target.times
+        outer.special = special
+        return outer
+
+    def plain(self, surface: Surface, route: Route | None) -> Target:
+        """Return a target of requests on a route that are picked for at once; for steps that replace a target."""
         name = NO_MODEL if route is None else route.model
         return Target(surface, route, self._page.model_row(name), "", self._times_of(name))
 

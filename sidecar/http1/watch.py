@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from sidecar.http1.hedging import Hedge
+    from sidecar.http1.steps import Course
     from sidecar.settings import ModelTimeouts, Timeouts
 
 TIMEOUT_FIELD: Final = b"x-request-timeout-ms: %d\r\n\r\n"
@@ -56,6 +57,7 @@ class Watch:
     ``ends_at`` is monotonic seconds, ``limit`` says in words what is over then. ``told``: the caller gave a time of its
     own, so workers are told what is left of it, and a timer keeps it to the millisecond; other limits are looked at by
     the sweep. ``calm``: that is all there is to it, so it needs no end and serves the connection's next request too.
+    ``course`` is that of a request that needs more than a pick (``special``), which ends with it.
     ``asked_at`` is when the request was whole, on routes that hedge; ``hedge`` the second try while it runs
     beside the first.
     """
@@ -63,6 +65,7 @@ class Watch:
     __slots__ = (
         "asked_at",
         "calm",
+        "course",
         "ends_at",
         "hedge",
         "hedge_timer",
@@ -83,6 +86,7 @@ class Watch:
         self.try_s = times.try_s
         self.try_text = times.try_text
         self.timer: asyncio.TimerHandle | None = None
+        self.course: Course | None = None
         self.asked_at = inf
         self.hedge: Hedge | None = None
         self.hedge_timer: asyncio.TimerHandle | None = None
@@ -98,6 +102,8 @@ class Watch:
 
     def close(self) -> None:
         """The request is over: nothing fires any more."""
+        if self.course is not None:
+            self.course.close()
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from sidecar.http1.special import SpecialConnection
+from sidecar.http1.steps import ADMITTED, Course, StepMaker
 from tests.support.by_hand import bench
 
 CHAT = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -80,9 +82,44 @@ def test_any_bytes_of_two_workers_at_once_end_in_one_outcome_each(
     drive(asked, answered, steps, reset=reset, bounded=True)
 
 
-def drive(asked: list[bytes], answered: list[bytes], steps: Iterable[str], *, reset: bool, bounded: bool) -> None:
+@FUZZ
+@given(
+    streams(REQUESTS, damages=1),
+    streams(RESPONSES, damages=1),
+    st.lists(st.sampled_from("caowtfrhe"), max_size=24),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_bytes_that_wait_for_their_steps_end_in_one_outcome_each(
+    asked: list[bytes], answered: list[bytes], steps: list[str], reset: bool, bounded: bool
+) -> None:
+    """Requests whose bodies are kept back whole, and which wait a turn of the loop before they are dispatched."""
+    drive(asked, answered, steps, reset=reset, bounded=bounded, step_makers=[lambda target: Waiting()])
+
+
+class Waiting:
+    """Wants short bodies, and has each request wait a turn of the loop."""
+
+    rank = ADMITTED
+    body_bytes = 20
+
+    def take(self, caller: SpecialConnection, course: Course, now: float) -> bool:
+        assert course.body is None or len(course.body) <= self.body_bytes
+        caller.plane.loop.call_soon(caller.proceed, course)
+        return False
+
+
+def drive(
+    asked: list[bytes],
+    answered: list[bytes],
+    steps: Iterable[str],
+    *,
+    reset: bool,
+    bounded: bool,
+    step_makers: Sequence[StepMaker] = (),
+) -> None:
     """Let it all happen in this order. Small letters: the first worker that was asked, large ones: the last."""
-    with bench(bounded=bounded) as by_hand:
+    with bench(bounded=bounded, step_makers=step_makers) as by_hand:
         down, transport = by_hand.connection, by_hand.transport
         for step in [*steps, *"ca" * 12]:
             by_hand.now += 0.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from router.policy import HedgingPolicy, ModelPolicy, Policies
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import VIA
 from sidecar.http1.plane import Plane
+from sidecar.http1.steps import StepMaker
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Page, create
 from sidecar.upstreams.connection import UpstreamConnection
@@ -96,7 +97,15 @@ class Bench:
     ``bounded``: requests are hedged (whenever the loop runs), tries have a time, and each worker takes one connection.
     """
 
-    def __init__(self, page: Page, limits: Limits = SMALL, *, idempotent: bool = True, bounded: bool = False) -> None:
+    def __init__(
+        self,
+        page: Page,
+        limits: Limits = SMALL,
+        *,
+        idempotent: bool = True,
+        bounded: bool = False,
+        step_makers: Sequence[StepMaker] = (),
+    ) -> None:
         self.loop = HandLoop()
         self.now = 0.0
         policies = Policies(hedging=HedgingPolicy(minimum_samples=1))
@@ -120,6 +129,7 @@ class Bench:
             limits=limits,
             timeouts=timeouts,
             share=shared.extend,
+            step_makers=step_makers,
         )
         for name in ("o0", "o1"):
             record = EndpointRecord(name, "http://a.test:1", replicas=(Replica("m"),), static=True)
@@ -170,11 +180,13 @@ class Bench:
 
 
 @contextmanager
-def bench(limits: Limits = SMALL, *, idempotent: bool = True, bounded: bool = False) -> Iterator[Bench]:
+def bench(
+    limits: Limits = SMALL, *, idempotent: bool = True, bounded: bool = False, step_makers: Sequence[StepMaker] = ()
+) -> Iterator[Bench]:
     fd = create("fuzz")
     page = Page(fd)
     page.begin(os.getpid(), 0.0)
-    made = Bench(page, limits, idempotent=idempotent, bounded=bounded)
+    made = Bench(page, limits, idempotent=idempotent, bounded=bounded, step_makers=step_makers)
     try:
         yield made
     finally:

@@ -1,0 +1,171 @@
+"""A caller's connection whose requests may need more than a pick (``steps``)."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from router.outcomes import Outcome
+from sidecar.http1.chunked import ChunkScanner
+from sidecar.http1.hedging import HedgingConnection
+from sidecar.http1.look import Look
+from sidecar.http1.parsing import without_fields
+from sidecar.http1.steps import Course
+from sidecar.telemetry.page import Scalar
+
+if TYPE_CHECKING:
+    from sidecar.http1.head import RequestHead
+    from sidecar.http1.plane import Plane
+    from sidecar.http1.steps import Special
+    from sidecar.http1.targets import Target
+
+MEMORY_PARTS: Final = 4
+"""Bodies that are kept back may take one part in so many of what memory this process may have."""
+_EXPECT: Final = re.compile(rb"\r\nexpect:", re.IGNORECASE)
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class SpecialConnection(HedgingConnection):
+    """A caller's connection whose requests may need more than a pick."""
+
+    __slots__ = ()
+
+    def _begin_special(self, special: Special, now: float) -> None:
+        """Take a request whose target is special; what there is of its body stands in ``_seen``."""
+        course = Course(special)
+        self._plain = False
+        self._target = special.target
+        self._end_watch()
+        self._start_watch(now, course)
+        if self._over(now):
+            return
+        most = special.body_bytes
+        if not most:
+            self._go_through(course, now)
+        elif self.request_done:
+            self._take_body(course, now)
+        elif self._left > most - len(self._seen) and self._scanner is None:
+            self._go_through(course, now)  # too long, by its own word
+        else:
+            if self._look is None:
+                self._look = Look(None)
+                self._look.field.finish()  # nobody asks for the model
+                self._look.waiting = False
+            self._look.course = course
+            self._look.kept += self._seen
+            self._seen = b""
+            self._invite_body()
+            self._resume_reading()
+
+    def _gather(self, look: Look, course: Course, out: bytes) -> bool:
+        """Keep more of a body that is waited for; True where it was kept."""
+        look.kept += out
+        most = course.special.body_bytes
+        if look.much and not self.request_done:
+            self._look_at_all_kept()
+            if course.over:
+                return True
+        if self.request_done or len(look.kept) > most:
+            look.course = None
+            self._seen = bytes(look.kept)
+            look.kept.clear()
+            if look.field.done:
+                self._look = None
+            now = self._plane.clock()
+            if self.request_done:
+                self._take_body(course, now)
+            else:
+                self._go_through(course, now)
+        return True
+
+    def _take_body(self, course: Course, now: float) -> None:
+        seen = self._seen
+        if len(seen) <= course.special.body_bytes:
+            course.body = seen if self._head.length >= 0 else without_chunks(seen)
+        self._go_through(course, now)
+
+    def proceed(self, course: Course) -> None:
+        """Go on with a request that waited in a step; nothing where it is over by now."""
+        watch = self._watch
+        if watch is None or watch.course is not course or course.over:
+            return
+        now = self._plane.clock()
+        try:
+            if self.request_done:  # the worker's time begins when it is asked
+                self._wait_for_head(now)
+            self._go_through(course, now)
+        except Exception as error:  # noqa: BLE001
+            self.crashed(error)
+
+    def _go_through(self, course: Course, now: float) -> None:
+        """Take the steps that are left, and dispatch the request."""
+        steps = course.special.steps
+        while course.at < len(steps):
+            step = steps[course.at]
+            course.at += 1
+            if not step.take(self, course, now) or course.over:
+                return
+        watch = self._watch
+        route = self._target.route
+        if watch is None or route is None:
+            return
+        if self.request_done:
+            watch.stop_hedging()
+            self._arm_hedge(watch, now)
+        self._dispatch(route, None, now)
+
+    # --- for steps ------------------------------------------------------------------------------------------------
+
+    @property
+    def plane(self) -> Plane:
+        """The data path of this process."""
+        return self._plane
+
+    @property
+    def head(self) -> RequestHead:
+        """The head of the request in hand."""
+        return self._head
+
+    @property
+    def target(self) -> Target:
+        """What it asks for, as far as that is known."""
+        return self._target
+
+    def turn_to(self, target: Target) -> None:
+        """Have the request take another target's route (:meth:`Targets.plain`), for a step that found out which."""
+        self._target = target
+
+    def refuse(self, outcome: Outcome, detail: str, retry_after_s: float | None = None) -> None:
+        """End the request with an answer of warmroute's own, before anybody was asked."""
+        self._end_with(outcome, detail, retry_after_s)
+
+    # --- bodies that are kept back --------------------------------------------------------------------------------
+
+    def _look_at_all_kept(self) -> None:
+        """Refuse the request where bodies that are kept back take too much of this process's memory."""
+        plane = self._plane
+        most = min(plane.limits.model_prefixes_bytes, plane.memory_bytes // MEMORY_PARTS)
+        kept = sum(connection.kept_bytes for connection in plane.connections)
+        if plane.tight or kept > most:
+            plane.count(Scalar.OVERLOAD_REFUSED_TOTAL)
+            self._fail_request(
+                Outcome.OVERLOADED,
+                f"{kept} bytes are kept of bodies that are looked at first ({most} may be: "
+                "limits.model_prefixes_bytes, or a quarter of overload.memory_bytes)",
+            )
+
+    def _invite_body(self) -> None:
+        """Have a caller that waits for it send its body: the worker that would say so is not known yet."""
+        if _EXPECT.search(self._head.raw):
+            self._sent_head = without_fields(self._sent_head, (b"expect",))
+            if not self.old_client:
+                self.transport.write(_CONTINUE)
+
+
+def without_chunks(framed: bytes) -> bytes:
+    """Return what a whole body in chunks carries (RFC 9112 7.1)."""
+    scanner = ChunkScanner()
+    data: list[bytes] = []
+    scanner.copy = data
+    scanner.feed(framed)
+    return b"".join(data)
