@@ -23,7 +23,7 @@ from router.model import HTTP, EjectCause, EndpointEjected, EndpointReturned, Ev
 from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, AttemptResult, Blame, Reason
 from router.pickers import AliasPicker
 from router.retry import RetryBudget, RetryVerdict, judge_retry
-from router.routes import PROBE, TRIAL, Attempt, NoCandidate, Route
+from router.routes import BACKGROUND, PROBE, TRIAL, Attempt, NoCandidate, Route
 from router.scorers import default_scorers
 from router.stats import LEAST_MS, MOST_MS
 from router.tables import IDLE_REBUILD_S, REBUILD_S, USED_FOR, Tables
@@ -31,7 +31,7 @@ from router.tables import IDLE_REBUILD_S, REBUILD_S, USED_FOR, Tables
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from router.endpoint import Endpoint
+    from router.endpoint import Candidate, Endpoint
     from router.model import LoadReport, PeerObserved, StoreMode, Tick
     from router.policy import ModelPolicy, Policies
     from router.protocols import Filter, PickerFactory, Rng, Scorer
@@ -329,6 +329,31 @@ class Cluster:
         self._fleet.judge(endpoint, now)
         return Attempt(endpoint, route, now, permits)
 
+    def begin_background(self, candidate: Candidate, route: Route, now: float) -> Attempt | None:
+        """Count work of our own as in flight at a candidate, whatever its state; None where it is at its limit.
+
+        See :attr:`Attempt.background` for what is learned of it: nothing. Give it back to :meth:`done`.
+        """
+        endpoint = candidate.endpoint
+        if endpoint.full or endpoint.gone:
+            return None
+        endpoint.in_flight += 1
+        return Attempt(endpoint, route, now, BACKGROUND)
+
+    def choose_background(self, route: Route, now: float, rng: Rng, key: bytes | None = None) -> Attempt | None:
+        """Pick an endpoint for work of our own, as for a request, and begin it there; None where nobody has room.
+
+        Callers come first: no probe or trial is made with it, nobody that pushed back is asked, and it never takes an
+        endpoint's last free place.
+        """
+        self._tables.catch_up(route, now)
+        picked = route.balancer.pick(FitAt(now, None, spare=1), rng, key)
+        if picked is None:
+            return None
+        route.used = USED_FOR
+        picked.endpoint.in_flight += 1
+        return Attempt(picked.endpoint, route, now, BACKGROUND)
+
     def choose_again(
         self, attempt: Attempt, now: float, rng: Rng, tried: Endpoint | None = None, key: bytes | None = None
     ) -> Attempt | NoCandidate:
@@ -371,6 +396,10 @@ class Cluster:
         if attempt.ended:
             return ()
         endpoint = attempt.endpoint
+        if attempt.permits & BACKGROUND:
+            attempt.ended = True
+            endpoint.in_flight -= 1
+            return ()
         if result is _SUCCESS and not endpoint.guarded:
             self.learn(endpoint, (self.succeeded(attempt, now),), now)
             return ()

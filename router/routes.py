@@ -33,6 +33,8 @@ UNMEASURED_MS: Final = 1.0
 PROBE: Final = 1
 TRIAL: Final = 2
 """What an attempt holds and gives back when it is done: the one quarantine probe, a half-open place."""
+BACKGROUND: Final = 4
+"""Beside these: it is work of our own, of which nothing is learned (:attr:`Attempt.background`)."""
 
 
 class Attempt:
@@ -55,7 +57,16 @@ class Attempt:
     @property
     def probe(self) -> bool:
         """True where it tries whether an ejected endpoint is back."""
-        return self.permits != 0
+        return self.permits & (PROBE | TRIAL) != 0
+
+    @property
+    def background(self) -> bool:
+        """True of work that no caller waits for: warming up, keeping warm, a mirrored request.
+
+        It is in flight like any other, for the endpoint really has it to do; but how it ends says nothing: it counts
+        in no latency, breaker, quarantine, retry budget or outcome. It is made by ``Cluster.begin_background``.
+        """
+        return self.permits & BACKGROUND != 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,7 +256,11 @@ class Plane:
     def attempt_ended(
         self, attempt: Attempt, result: AttemptResult, now: float, retry_after_s: float | None = None
     ) -> None:
-        """Settle one attempt with the router and the metrics."""
+        """Settle one attempt with the router and the metrics; one of the background is counted as such and no more."""
+        if attempt.background:
+            self.count(Scalar.BACKGROUND_TOTAL)
+            self.cluster.done(attempt, result, now)
+            return
         if self._unsettled:  # what went well counts before what did not
             self.settle(now)
         words = self.words

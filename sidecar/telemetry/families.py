@@ -85,6 +85,11 @@ ATTEMPT_DURATION = Family(
     "warmroute_attempt_duration_seconds", _H, "Pick of the endpoint to the end of its answer.", _ENDPOINT
 )
 ATTEMPTS_NOW = Family("warmroute_attempts_in_flight", _G, "Tries upstream under way.", _ENDPOINT)
+BACKGROUND = Family(
+    "warmroute_background_attempts_total",
+    _C,
+    "Tries upstream of warmroute's own (warming up, mirroring): they are in no other metric of attempts or requests.",
+)
 EJECTIONS = Family("warmroute_endpoint_ejections_total", _C, "Times an endpoint was taken out or let in.", _ENDPOINT)
 AT_LIMIT = Family(
     "warmroute_endpoint_at_limit_total", _C, "Times a choice passed it over because it was at its limit.", _ENDPOINT

@@ -103,6 +103,7 @@ class Scalar(IntEnum):
     LOAD_REPORTS_DUPLICATE_TOTAL = 55
     LOAD_REPORTS_MALFORMED_TOTAL = 56
     LOAD_REPORTS_OVER_LIMIT_TOTAL = 57
+    BACKGROUND_TOTAL = 58  # attempts that no caller waited for
 
 
 OVERLOAD_NOW: dict[Resource, Scalar] = {

@@ -327,3 +327,19 @@ def test_the_last_one_out_of_a_drain_is_reported(bench: Bench) -> None:
     bench.plane.drain(bench.now)
     bench.plane.sweep(bench.now)
     assert calls == [1]
+
+
+def test_background_attempts_are_counted_apart_and_nowhere_else(page: Page) -> None:
+    bench = Bench(page)
+    bench.see("e", "m")
+    bench.plane.upstream(bench.cluster.endpoints["e"])
+    route = bench.cluster.route("m")
+    assert route is not None
+    attempt = bench.cluster.begin_background(route.candidates[0], route, bench.now)
+    assert attempt is not None
+    before = bytes(page.words)
+    bench.plane.attempt_ended(attempt, AttemptResult.SERVER_ERROR, bench.now + 1.0)
+    assert bench.scalar(Scalar.BACKGROUND_TOTAL) == 1
+    page.words[Page.scalar(Scalar.BACKGROUND_TOTAL)] = 0
+    assert bytes(page.words) == before
+    assert attempt.endpoint.in_flight == 0
