@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAGIC = 0x77726D3100000000
-LAYOUT = 1
+LAYOUT = 2
 MODEL_ROWS = 256
 ENDPOINT_ROWS = 2048
 ROW_KEY_WORDS = 32
@@ -113,12 +113,16 @@ OVERLOAD_NOW: dict[Resource, Scalar] = {
 }
 """Where the level of each resource stands."""
 
-SCALAR_WORDS = 64
+SCALAR_WORDS = 192
 _MODELS_AT = 16 + SCALAR_WORDS
 
-# model row: outcomes, then the histogram of request durations, then its sum in microseconds
+# model row: outcomes, then the histogram of request durations, then its sum in microseconds; the same of the time to
+# the first byte of an answer and of the time in a queue; then other counters
 MODEL_OUTCOMES = 48
-MODEL_WORDS = MODEL_OUTCOMES + _HISTOGRAM + 1
+MODEL_FIRST_BYTE = MODEL_OUTCOMES + _HISTOGRAM + 1
+MODEL_QUEUED = MODEL_FIRST_BYTE + _HISTOGRAM + 1
+MODEL_COUNTERS = MODEL_QUEUED + _HISTOGRAM + 1
+MODEL_WORDS = MODEL_COUNTERS + 64
 # endpoint row: attempt results, gauges, then the histogram of attempt durations, then its sum in microseconds
 ENDPOINT_RESULTS = 24
 ENDPOINT_IN_FLIGHT = ENDPOINT_RESULTS
