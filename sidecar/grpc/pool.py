@@ -126,9 +126,9 @@ class WorkerPool:
                     if plane.shared.upstream_tls is None:
                         raise ValueError("there is no TLS to workers here")
                     gate = plane.shared.upstream_tls(HTTP2)
-                    connection = await gate.connect(self.id, new, host, port)
+                    connection = await gate.connect(self.id, new, host, port, plane.shared.names.connect)
                 else:
-                    _, connection = await self.loop.create_connection(new, host, port)
+                    _, connection = await plane.shared.names.connect(new, host, port)
                 while not connection.ready and not connection.ended:
                     await connection.settled.wait()
             plane.shared.count(Scalar.UPSTREAM_CONNECTIONS_TOTAL)

@@ -28,6 +28,7 @@ from sidecar.telemetry.page import (
     bucket,
 )
 from sidecar.tls.material import HTTP1
+from sidecar.upstreams.names import Names
 from sidecar.upstreams.pool import Upstream, lifetime_s
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class Plane:
         self._leaving: list[Pool] = []  # pools of endpoints that left, while answers still come from them
         self.tunnels = 0  # open now
         self.shapes = Shapes()
+        self.names = Names(loop, clock, self.count, timeouts.name_refresh_s)
         self.hangups = Hangups(loop)
         self.targets = Targets(cluster, page, self.times_of, step_makers)
         self.configure(limits, timeouts, model_timeouts)
@@ -155,6 +157,7 @@ class Plane:
         self._times_of = {model: Times(timeouts, own) for model, own in (model_timeouts or {}).items()}
         self.targets.clear()
         self.keep_alive_s = timeouts.keep_alive_s
+        self.names.refresh_s = timeouts.name_refresh_s
         for endpoint in self.cluster.endpoints.values():
             pool: Pool | None = endpoint.shell
             if pool is not None:
@@ -204,6 +207,7 @@ class Plane:
                 timeouts=self.timeouts,
                 shapes=self.shapes,
                 rng=self.rng,
+                connect=self.names.connect,
                 tls=self.upstream_tls(HTTP1) if self.upstream_tls is not None else None,
             )
         return pool

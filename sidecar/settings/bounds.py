@@ -133,6 +133,16 @@ class Timeouts(Base, frozen=True):
     """How long each step may take."""
 
     connect_s: Annotated[float, doc(Reload.NEW, "connect to a worker, TLS included", "seconds", gt=0, le=3600)] = 1.0
+    name_refresh_s: Annotated[
+        float,
+        doc(
+            Reload.LIVE,
+            "age at which a host's addresses are looked up again; what is known is used meanwhile",
+            "seconds",
+            ge=0.1,
+            le=86400,
+        ),
+    ] = 5.0
     handshake_s: Annotated[float, doc(Reload.NEW, "TLS handshake of a caller", "seconds", gt=0, le=3600)] = 5.0
     response_head_s: Annotated[float, doc(Reload.NEW, "request sent to response head", "seconds", gt=0, le=86400)] = (
         30.0

@@ -71,6 +71,8 @@ _SUMMED: dict[Scalar, Family] = {
     Scalar.GRPC_REFUSED_TOTAL: f.GRPC_REFUSED,
     Scalar.LOAD_REPORTS_TOTAL: f.LOAD_REPORTS,
     Scalar.BACKGROUND_TOTAL: f.BACKGROUND,
+    Scalar.NAME_LOOKUPS_TOTAL: f.NAME_LOOKUPS,
+    Scalar.NAME_LOOKUPS_FAILED_TOTAL: f.NAME_LOOKUPS_FAILED,
     Scalar.TLS_HANDSHAKES_TOTAL: f.TLS_HANDSHAKES,
     Scalar.TLS_HANDSHAKES_FAILED_TOTAL: f.TLS_HANDSHAKES_FAILED,
     Scalar.TLS_HANDSHAKES_REFUSED_TOTAL: f.TLS_HANDSHAKES_REFUSED,
@@ -195,6 +197,8 @@ def _histogram(out: Exposition, family: Family, row: list[int], at: int, key: st
 def _scalars(out: Exposition, seen: Seen, now: float) -> None:
     for scalar, family in _SUMMED.items():
         out.add(family, sum(page.words[page.scalar(scalar)] for page in seen.pages))
+    lookups_us = sum(page.words[page.scalar(Scalar.NAME_LOOKUP_US_TOTAL)] for page in seen.pages)
+    out.add(f.NAME_LOOKUP_SECONDS, lookups_us / 1e6)
     for process, page, port in zip(seen.keeper.processes, seen.pages, seen.keeper.feed.ports, strict=True):
         label = str(process.index)
         for scalar, (family, factor) in _PER_PROCESS.items():

@@ -101,6 +101,15 @@ UPSTREAM_POISONED = Family(
     "warmroute_upstream_poisoned_total", _C, "Idle connections dropped because bytes came that nobody asked for."
 )
 UPSTREAM_STALE = Family("warmroute_upstream_stale_total", _C, "Idle connections found closed when used again.")
+NAME_LOOKUPS = Family(
+    "warmroute_name_lookups_total", _C, "Times the addresses of an endpoint's host were looked up to connect."
+)
+NAME_LOOKUPS_FAILED = Family(
+    "warmroute_name_lookups_failed_total", _C, "Of these, those that failed; what was known before is kept."
+)
+NAME_LOOKUP_SECONDS = Family(
+    "warmroute_name_lookup_seconds_total", _C, "Time that these took, added up; requests wait for it only at first."
+)
 
 # --- the fleet, as the control process sees it ----------------------------------------------------------------------
 ENDPOINTS = Family("warmroute_endpoints", _G, "Endpoints known, by where they come from.", ("source",))

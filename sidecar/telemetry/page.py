@@ -104,6 +104,9 @@ class Scalar(IntEnum):
     LOAD_REPORTS_MALFORMED_TOTAL = 56
     LOAD_REPORTS_OVER_LIMIT_TOTAL = 57
     BACKGROUND_TOTAL = 58  # attempts that no caller waited for
+    NAME_LOOKUPS_TOTAL = 59  # of endpoints' hosts
+    NAME_LOOKUPS_FAILED_TOTAL = 60
+    NAME_LOOKUP_US_TOTAL = 61
 
 
 OVERLOAD_NOW: dict[Resource, Scalar] = {

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sidecar.settings import UpstreamTls
     from sidecar.telemetry.page import Page
     from sidecar.tls.server import Audit
+    from sidecar.upstreams.names import Connect
 
 UPSTREAM: Final = "upstream"
 """What the certificate that workers are shown is called in logs and metrics."""
@@ -54,8 +55,17 @@ class UpstreamGate:
         """Go by this from the next connection on."""
         self.follower = self.follower.changed_to(tls)
 
-    async def connect(self, endpoint: str, application: Callable[[], Application], host: str, port: int) -> Application:
+    async def connect(
+        self,
+        endpoint: str,
+        application: Callable[[], Application],
+        host: str,
+        port: int,
+        connect: Connect | None = None,
+    ) -> Application:
         """Return the protocol of a new connection to a worker whose certificate is good. Time is the caller's to bound.
+
+        ``connect`` makes the connection below it, where that is not the loop's to do.
 
         Raises:
             TlsError: there is no session with it, or it is another one.
@@ -72,7 +82,7 @@ class UpstreamGate:
             raise TlsError(f"{PREFIX}{follower.error}")
         opening = _Opening(self, terms, endpoint, application, self._loop.create_future())
         name = terms.server_name or host
-        _, session = await self._loop.create_connection(
+        _, session = await (connect or self._loop.create_connection)(
             lambda: TlsTransport(
                 self._loop, terms.context, opening, timeout_s=None, server_name=name, server_side=False
             ),

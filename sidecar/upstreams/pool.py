@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sidecar.telemetry.page import Page
     from sidecar.tls.client import UpstreamGate
     from sidecar.upstreams.connection import Exchange
+    from sidecar.upstreams.names import Connect
 
 _NEVER: Final = float("inf")
 OUR_FAULT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -39,6 +40,7 @@ class Upstream:
         "_address",
         "_age_s",
         "_connect_s",
+        "_connect_to",
         "_connecting",
         "_idle_s",
         "_loop",
@@ -73,8 +75,10 @@ class Upstream:
         shapes: Shapes,
         rng: Callable[[], float] | None = None,
         tls: UpstreamGate | None = None,
+        connect: Connect | None = None,
     ) -> None:
         self.id = id
+        self._connect_to = connect
         self._address = address
         self._loop = loop
         self.clock = clock
@@ -171,9 +175,9 @@ class Upstream:
                 elif self._address.startswith(SECURE):
                     if self._tls is None:
                         raise ValueError("there is no TLS to workers here")
-                    await self._tls.connect(self.id, connection.itself, host, port)
+                    await self._tls.connect(self.id, connection.itself, host, port, self._connect_to)
                 else:
-                    await self._loop.create_connection(connection.itself, host, port)
+                    await (self._connect_to or self._loop.create_connection)(connection.itself, host, port)
         except TimeoutError:
             self._lost(connection)
             if wanted():

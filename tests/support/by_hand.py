@@ -51,6 +51,9 @@ class HandLoop:
         protocol.connection_made(transport)
         return transport, protocol
 
+    async def getaddrinfo(self, host: str, port: int | None, **_: object) -> list[tuple[Any, ...]]:
+        return [(None, None, 0, "", (host, port))]
+
     def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
         self.soon.append((callback, arguments))
 
