@@ -90,7 +90,7 @@ def load_of(candidate: Choosable) -> int:
 def wait_ms(candidate: Choosable) -> float:
     """Return the expected wait of one more attempt at a candidate, in ms."""
     endpoint = candidate.endpoint
-    return expected_wait(endpoint.latency.ewma_ms or candidate.prior_ms, endpoint.in_flight, endpoint.peers_in_flight)
+    return expected_wait(candidate.latency.ewma_ms or candidate.prior_ms, endpoint.in_flight, endpoint.peers_in_flight)
 
 
 class _Balancer:

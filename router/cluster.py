@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import exp, inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from router import explain as explaining
 from router import model
@@ -19,7 +19,15 @@ from router.breaker import GuardState
 from router.filters import default_filters
 from router.fleet import Fleet
 from router.hedging import HedgeDenied, may_hedge
-from router.model import HTTP, EjectCause, EndpointEjected, EndpointReturned, Event, Observation
+from router.model import (
+    HTTP,
+    EjectCause,
+    EndpointEjected,
+    EndpointReturned,
+    Event,
+    ModelObservation,
+    Observation,
+)
 from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, AttemptResult, Blame, Reason
 from router.pickers import AliasPicker
 from router.retry import RetryBudget, RetryVerdict, judge_retry
@@ -245,21 +253,22 @@ class Cluster:
                         endpoint = first.endpoint
                         if first is not second:
                             other = second.endpoint
-                            if (other.latency.ewma_ms or second.prior_ms) * (
+                            if (second.latency.ewma_ms or second.prior_ms) * (
                                 other.in_flight + other.peers_in_flight + 1
-                            ) < (endpoint.latency.ewma_ms or first.prior_ms) * (
+                            ) < (first.latency.ewma_ms or first.prior_ms) * (
                                 endpoint.in_flight + endpoint.peers_in_flight + 1
                             ):
+                                first = second
                                 endpoint = other
-                        if endpoint.in_flight < endpoint.most:
+                        if endpoint.in_flight < first.most:
                             endpoint.in_flight += 1
                             route.used = USED_FOR
-                            return Attempt(endpoint, route, now)
+                            return Attempt(first, route, now)
                 else:
                     picked = route.balancer.pick(FitAt(now, None), rng, key)
                     if picked is not None:
                         route.used = USED_FOR
-                        return self._start(picked.endpoint, route, now)
+                        return self._start(cast("Candidate", picked), route, now)
         return self._choose_with_care(route, now, rng, tried, key)
 
     def _choose_with_care(
@@ -301,8 +310,8 @@ class Cluster:
             return True
         return self._due_probe(route, now, None) is not None
 
-    def _due_probe(self, route: Route, now: float, tried: Endpoint | None) -> Endpoint | None:
-        """Return an endpoint whose quarantine is over and whom nobody probes.
+    def _due_probe(self, route: Route, now: float, tried: Endpoint | None) -> Candidate | None:
+        """Return a candidate whose endpoint's quarantine is over and whom nobody probes.
 
         Probes go before draws, so an endpoint is back soon after it answers again; a retry probes only where nobody
         else is left, so that one request does not meet two dead endpoints.
@@ -313,21 +322,22 @@ class Cluster:
             if endpoint is not tried and not endpoint.full and endpoint.quarantine.probe_at(alone=alone) <= now:
                 self._fleet.look(candidate, now)
                 if candidate.reason is Reason.QUARANTINED:
-                    return endpoint
+                    return candidate
         return None
 
-    def _start(self, endpoint: Endpoint, route: Route, now: float) -> Attempt:
+    def _start(self, candidate: Candidate, route: Route, now: float) -> Attempt:
+        endpoint = candidate.endpoint
         endpoint.in_flight += 1
-        if not endpoint.guarded:
-            return Attempt(endpoint, route, now)
+        if not candidate.guarded:
+            return Attempt(candidate, route, now)
         permits = 0
         if endpoint.quarantine.active:
             endpoint.quarantine.take(now)
             permits = PROBE
-        if endpoint.breaker.take():
+        if candidate.breaker.take():
             permits |= TRIAL
         self._fleet.judge(endpoint, now)
-        return Attempt(endpoint, route, now, permits)
+        return Attempt(candidate, route, now, permits)
 
     def begin_background(self, candidate: Candidate, route: Route, now: float) -> Attempt | None:
         """Count work of our own as in flight at a candidate, whatever its state; None where it is at its limit.
@@ -338,7 +348,7 @@ class Cluster:
         if endpoint.full or endpoint.gone:
             return None
         endpoint.in_flight += 1
-        return Attempt(endpoint, route, now, BACKGROUND)
+        return Attempt(candidate, route, now, BACKGROUND)
 
     def choose_background(self, route: Route, now: float, rng: Rng, key: bytes | None = None) -> Attempt | None:
         """Pick an endpoint for work of our own, as for a request, and begin it there; None where nobody has room.
@@ -352,7 +362,7 @@ class Cluster:
             return None
         route.used = USED_FOR
         picked.endpoint.in_flight += 1
-        return Attempt(picked.endpoint, route, now, BACKGROUND)
+        return Attempt(cast("Candidate", picked), route, now, BACKGROUND)
 
     def choose_again(
         self, attempt: Attempt, now: float, rng: Rng, tried: Endpoint | None = None, key: bytes | None = None
@@ -395,41 +405,40 @@ class Cluster:
         """
         if attempt.ended:
             return ()
-        endpoint = attempt.endpoint
         if attempt.permits & BACKGROUND:
             attempt.ended = True
-            endpoint.in_flight -= 1
+            attempt.endpoint.in_flight -= 1
             return ()
-        if result is _SUCCESS and not endpoint.guarded:
-            self.learn(endpoint, (self.succeeded(attempt, now),), now)
+        candidate = attempt.candidate
+        if result is _SUCCESS and not candidate.guarded:
+            self.learn(candidate, (self.succeeded(attempt, now),), now)
             return ()
         attempt.ended = True
-        endpoint.in_flight -= 1
+        attempt.endpoint.in_flight -= 1
         return self._done_with_care(attempt, result, now, retry_after_s)
 
     def succeeded(self, attempt: Attempt, now: float) -> float:
-        """Release an attempt that succeeded on an endpoint that is not ``guarded``; return what it took, seconds.
+        """Release an attempt that succeeded on a candidate that is not ``guarded``; return what it took, seconds.
 
         The cheap half of :meth:`done` in the usual case: what choices go by is brought up to date at once, the rest
         is to be told to :meth:`learn`, for many attempts together and within a tick.
         """
         attempt.ended = True
-        endpoint = attempt.endpoint
-        endpoint.in_flight -= 1
+        attempt.endpoint.in_flight -= 1
         seconds = now - attempt.started
         ms = seconds * 1000.0
         if not LEAST_MS <= ms <= MOST_MS:
             ms = min(max(ms, LEAST_MS), MOST_MS)
-        latency = endpoint.latency  # Latency.average by hand: this is every request
+        latency = attempt.candidate.latency  # Latency.average by hand: this is every request
         average = latency.ewma_ms
         latency.ewma_ms = ms if ms >= average else ms + (average - ms) * exp((now - latency.ewma_at) * self._decay)
         latency.ewma_at = now
         return seconds
 
-    def learn(self, endpoint: Endpoint, seconds: Sequence[float], now: float) -> None:
+    def learn(self, candidate: Candidate, seconds: Sequence[float], now: float) -> None:
         """Learn what attempts took that :meth:`succeeded`, in seconds: for quantiles and for the breaker."""
-        endpoint.latency.count(seconds)
-        endpoint.breaker.calls.add(len(seconds), 0, now)
+        candidate.latency.count(seconds)
+        candidate.breaker.calls.add(len(seconds), 0, now)
 
     def opened(self, attempt: Attempt, now: float) -> tuple[Event, ...]:
         """Learn that an attempt became a tunnel: that is its success, but it is in flight until :meth:`closed`."""
@@ -445,17 +454,17 @@ class Cluster:
     def _done_with_care(
         self, attempt: Attempt, result: AttemptResult, now: float, retry_after_s: float | None
     ) -> tuple[Event, ...]:
-        endpoint = attempt.endpoint
+        candidate, endpoint = attempt.candidate, attempt.endpoint
         ms = (now - attempt.started) * 1000
         blame = ATTEMPT_BLAME[result]
         if result is _SUCCESS:
-            endpoint.latency.sample(ms, now)
+            candidate.latency.sample(ms, now)
         elif result in SLOWER_AT_LEAST:
-            endpoint.latency.at_least(ms, now)
+            candidate.latency.at_least(ms, now)
         elif blame is Blame.SUCCESS:
-            endpoint.other_successes += 1
+            candidate.other_successes += 1
         if blame is Blame.FAILURE:
-            endpoint.failures += 1
+            candidate.failures += 1
         if endpoint.gone:
             return ()
         became_busy = result in BACK_PRESSURE and endpoint.pushed_back(now + self._busy_s(retry_after_s), now)
@@ -465,9 +474,9 @@ class Cluster:
             now < other.open_until and other.endpoint is not endpoint for other in attempt.route.candidates
         )
         if endpoint.quarantine.record(result, now, self._rng, started=began, probe=bool(permits & PROBE), alone=alone):
-            events.append(_moved(endpoint, EjectCause.QUARANTINE, now))
-        if endpoint.breaker.record(blame, now, started=began, trial=bool(permits & TRIAL)):
-            events.append(_moved(endpoint, EjectCause.BREAKER, now))
+            events.append(_quarantined(endpoint, now))
+        if not candidate.gone and candidate.breaker.record(blame, now, started=began, trial=bool(permits & TRIAL)):
+            events.append(_switched(candidate, now))
         if events or permits or became_busy:
             self._fleet.judge(endpoint, now)
         return tuple(events)
@@ -543,7 +552,7 @@ class Cluster:
         if picked is None:
             return HedgeDenied.NOBODY
         self._budget.withdraw(now)
-        hedge = self._start(picked.endpoint, route, now)
+        hedge = self._start(cast("Candidate", picked), route, now)
         self._tables.plan_due(route)
         return hedge
 
@@ -569,15 +578,16 @@ class Cluster:
         """
         out: list[Observation] = []
         for id_, endpoint in sorted(self._fleet.endpoints.items()):
-            buckets = endpoint.latency.take_unsent(now)
-            successes = endpoint.other_successes + sum(count for _, count in buckets)
+            seen: list[ModelObservation] = []
+            for candidate in endpoint.candidates.values():
+                told = _observed(candidate, now)
+                if told is not None:
+                    seen.append(told)
             in_flight = endpoint.in_flight
             report = endpoint.report if endpoint.report_unsent else None
-            if successes or endpoint.failures or in_flight or endpoint.reported_in_flight or report is not None:
-                ewma_ms = endpoint.latency.ewma_ms or None
-                out.append(Observation(id_, in_flight, ewma_ms, buckets, successes, endpoint.failures, report))
+            if seen or in_flight or endpoint.reported_in_flight or report is not None:
+                out.append(Observation(id_, in_flight, tuple(seen), report))
                 endpoint.report_unsent = False
-                endpoint.failures = endpoint.other_successes = 0
                 endpoint.reported_in_flight = in_flight
         return tuple(out)
 
@@ -585,16 +595,18 @@ class Cluster:
         """Return every ejection in force here, those included that only wait for a probe or a trial to pass."""
         out: list[EndpointEjected] = []
         for endpoint in self._fleet.endpoints.values():
-            if endpoint.guarded:
-                quarantine, breaker = endpoint.quarantine, endpoint.breaker
-                if quarantine.active:
-                    out.append(
-                        EndpointEjected(
-                            endpoint.id, EjectCause.QUARANTINE, quarantine.until, quarantine.level, quarantine.since
-                        )
+            quarantine = endpoint.quarantine
+            if quarantine.active:
+                out.append(
+                    EndpointEjected(
+                        endpoint.id, EjectCause.QUARANTINE, quarantine.until, quarantine.level, quarantine.since
                     )
-                if breaker.state is not GuardState.CLOSED:
-                    out.append(EndpointEjected(endpoint.id, EjectCause.BREAKER, breaker.until, 1, breaker.since))
+                )
+            out += [
+                _opened(candidate, candidate.breaker.since)
+                for candidate in endpoint.candidates.values()
+                if candidate.breaker.state is not GuardState.CLOSED
+            ]
         return tuple(out)
 
     # --- events --------------------------------------------------------------------------------------------------
@@ -612,7 +624,10 @@ class Cluster:
         if event.cause is EjectCause.QUARANTINE:
             endpoint.quarantine.peer_opened(event.until, event.level, event.at)
         else:
-            endpoint.breaker.peer_opened(event.until, event.at)
+            candidate = endpoint.candidates.get((event.model, event.version))
+            if candidate is None:
+                return
+            candidate.breaker.peer_opened(event.until, event.at)
         self._fleet.judge(endpoint, now)
 
     def _on_returned(self, event: EndpointReturned, now: float) -> None:
@@ -622,22 +637,31 @@ class Cluster:
         if event.cause is EjectCause.QUARANTINE:
             endpoint.quarantine.peer_closed(event.at)
         else:
-            endpoint.breaker.peer_closed(event.at)
+            candidate = endpoint.candidates.get((event.model, event.version))
+            if candidate is None:
+                return
+            candidate.breaker.peer_closed(event.at)
         self._fleet.judge(endpoint, now)
 
     def _on_peer_observed(self, event: PeerObserved, now: float) -> tuple[Event, ...]:
         out: list[Event] = []
-        for seen in event.observations:
-            endpoint = self._fleet.endpoints.get(seen.id)
+        for observed in event.observations:
+            endpoint = self._fleet.endpoints.get(observed.id)
             if endpoint is None:
                 continue
-            endpoint.peer_reported(event.source, seen.in_flight, seen.ewma_ms, event.at)
-            endpoint.latency.merge(seen.buckets, now)
-            if seen.report is not None:
-                self._take_report(endpoint, seen.report, event.at)
-            if endpoint.breaker.count(seen.successes, seen.failures, now):
-                out.append(_moved(endpoint, EjectCause.BREAKER, now))
-                self._fleet.judge(endpoint, now)
+            endpoint.peer_reported(event.source, observed.in_flight, event.at)
+            if observed.report is not None:
+                self._take_report(endpoint, observed.report, event.at)
+            for seen in observed.seen:
+                candidate = endpoint.candidates.get((seen.model, seen.version))
+                if candidate is None:
+                    continue
+                if seen.ewma_ms is not None:
+                    candidate.peers[event.source] = (seen.ewma_ms, event.at)
+                candidate.latency.merge(seen.buckets, now)
+                if candidate.breaker.count(seen.successes, seen.failures, now):
+                    out.append(_switched(candidate, now))
+                    self._fleet.judge(endpoint, now)
         return tuple(out)
 
     def _on_tick(self, event: Tick, now: float) -> None:
@@ -646,7 +670,11 @@ class Cluster:
             self._swept_at = now
             silent_since = now - self.policies.freshness.ttl_s
             for endpoint in self._fleet.endpoints.values():
-                endpoint.latency.settle(now)
+                for candidate in endpoint.candidates.values():
+                    if not candidate.latency.idle:
+                        candidate.latency.settle(now)
+                    if candidate.peers:
+                        candidate.forget_silent_peers(silent_since)
                 if endpoint.peers:
                     endpoint.forget_silent_peers(silent_since)
                 if endpoint.forget_report(silent_since):
@@ -662,24 +690,45 @@ def _mark(endpoint: Endpoint) -> None:
             route.mark(opened=False)
 
 
-def _pick(route: Route, now: float, rng: Rng, tried: Endpoint | None, key: bytes | None) -> Endpoint | None:
+def _pick(route: Route, now: float, rng: Rng, tried: Endpoint | None, key: bytes | None) -> Candidate | None:
     """Have the balancer pick where some may be out; among those that pushed back where nobody else is left."""
     picked = route.balancer.pick(FitAt(now, tried), rng, key)
     if picked is None and route.busy:
         picked = route.busy_balancer.pick(FitAt(now, tried, busy=True), rng, key)
-    return None if picked is None else picked.endpoint
+    return cast("Candidate | None", picked)  # a route's balancers pick of its candidates
 
 
 def _by_key(route: Route) -> tuple[str, str]:
     return route.key, route.protocol
 
 
-def _moved(endpoint: Endpoint, cause: EjectCause, now: float) -> Event:
-    """Return the event for siblings after a guard of ``endpoint`` opened or closed."""
-    if cause is EjectCause.QUARANTINE:
-        quarantine = endpoint.quarantine
-        if quarantine.active:
-            return EndpointEjected(endpoint.id, cause, quarantine.until, quarantine.level, now)
-    elif endpoint.breaker.blocks:
-        return EndpointEjected(endpoint.id, cause, endpoint.breaker.until, 1, now)
-    return EndpointReturned(endpoint.id, cause, now)
+def _observed(candidate: Candidate, now: float) -> ModelObservation | None:
+    """Take what is to be told of a candidate since the last time, None where that is nothing."""
+    latency = candidate.latency
+    buckets = () if latency.idle else latency.take_unsent(now)
+    successes = candidate.other_successes + sum(count for _, count in buckets)
+    failures = candidate.failures
+    if not successes and not failures:
+        return None
+    candidate.failures = candidate.other_successes = 0
+    return ModelObservation(candidate.model, candidate.version, latency.ewma_ms or None, buckets, successes, failures)
+
+
+def _quarantined(endpoint: Endpoint, now: float) -> Event:
+    """Return the event for siblings after an endpoint's quarantine began, went on or ended."""
+    quarantine = endpoint.quarantine
+    if quarantine.active:
+        return EndpointEjected(endpoint.id, EjectCause.QUARANTINE, quarantine.until, quarantine.level, now)
+    return EndpointReturned(endpoint.id, EjectCause.QUARANTINE, now)
+
+
+def _switched(candidate: Candidate, now: float) -> Event:
+    """Return the event for siblings after a breaker opened or closed."""
+    if candidate.breaker.blocks:
+        return _opened(candidate, now)
+    return EndpointReturned(candidate.endpoint.id, EjectCause.BREAKER, now, candidate.model, candidate.version)
+
+
+def _opened(candidate: Candidate, at: float) -> EndpointEjected:
+    model, version = candidate.model, candidate.version
+    return EndpointEjected(candidate.endpoint.id, EjectCause.BREAKER, candidate.breaker.until, 1, at, model, version)

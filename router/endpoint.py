@@ -36,7 +36,7 @@ IDLE_S: Final = 1.0
 
 
 class Latency:
-    """What attempts on one endpoint took, own ones and those that sibling processes report.
+    """What attempts on one replica took, own ones and those that sibling processes report.
 
     ``ewma_ms`` is sensitive to peaks: a longer sample replaces it, shorter ones pull it down over ``ewma_decay_s``;
     0 where nothing is known. A sketch over the window gives ``p95_ms`` and ``p50_ms``. A sample costs one bucket of
@@ -51,7 +51,7 @@ class Latency:
     def __init__(self, policy: LatencyPolicy, buckets: LogBuckets, now: float) -> None:
         self._buckets = buckets
         self._decay = -1 / policy.ewma_decay_s
-        self._window = SketchWindow(buckets, policy.window_s, policy.slots, now)
+        self._window: SketchWindow | None = None  # made with the first measurement
         self._window_s = policy.window_s
         self._slots = policy.slots
         self._unsent: dict[int, int] = {}
@@ -71,7 +71,8 @@ class Latency:
         old = self._buckets
         if buckets is old and policy.window_s == self._window_s and policy.slots == self._slots:
             return
-        self._window = self._window.remade(buckets, policy.window_s, policy.slots, now)
+        if self._window is not None:
+            self._window = self._window.remade(buckets, policy.window_s, policy.slots, now)
         self._window_s = policy.window_s
         self._slots = policy.slots
         if buckets is not old:
@@ -110,9 +111,19 @@ class Latency:
     def merge(self, pairs: tuple[tuple[int, int], ...], now: float) -> None:
         """Take a sibling process's buckets."""
         if pairs:
-            self._window.add(pairs, now)
+            self._filled(now).add(pairs, now)
             self._changed = True
             self.sampled_at = now
+
+    def _filled(self, now: float) -> SketchWindow:
+        if self._window is None:
+            self._window = SketchWindow(self._buckets, self._window_s, self._slots, now)
+        return self._window
+
+    @property
+    def idle(self) -> bool:
+        """True where nothing was ever measured: there is nothing to settle or to tell."""
+        return self._window is None and not self.fresh
 
     def settle_seldom(self, now: float) -> None:
         """Settle where that was not done lately, or nothing is known yet."""
@@ -123,15 +134,15 @@ class Latency:
         """Bring the window and what is derived from it up to ``now``."""
         self._settled_at = now
         if self.fresh:
-            self._window.add(self.fresh.items(), now)
+            self._filled(now).add(self.fresh.items(), now)
             for index, count in self.fresh.items():
                 self._unsent[index] = self._unsent.get(index, 0) + count
             self.fresh = {}
             self._changed = True
             self.sampled_at = max(self.sampled_at, self.ewma_at)
-        elif self._window.total and self._window.advance(now):
+        elif self._window is not None and self._window.total and self._window.advance(now):
             self._changed = True
-        if self._changed:
+        if self._changed and self._window is not None:
             values = self._window.quantiles((0.5, 0.95))
             self.p50_ms, self.p95_ms = values or (None, None)
             self._changed = False
@@ -164,14 +175,13 @@ class Endpoint:
     """One worker process as this sidecar process sees it. A new epoch under the same id is a new Endpoint.
 
     ``in_flight`` counts this process's attempts, ``peers_in_flight`` the siblings' as last reported. ``shell`` is free
-    for the shell (its pool and metrics row); the cluster never looks at it. ``guarded``: quarantine or breaker is not
-    closed, so an attempt on it is counted as a trial. ``heard_at`` is the arrival of the last word from it,
-    ``busy_until`` the time for which it pushed back.
+    for the shell (its pool and metrics row); the cluster never looks at it. ``heard_at`` is the arrival of the last
+    word from it, ``busy_until`` the time for which it pushed back. A quarantine is the endpoint's, as it is the process
+    that is not there; breakers are its candidates'.
 
     ``limit`` is how many attempts may be in flight here (:func:`limit_of`); ``cap`` the same, or less while its pool
-    has no connection for more all the same: some may be in the making for callers that left. ``most`` is what a quick
-    choice goes by: ``cap``, or -1 where it must look closer. ``passed_over`` counts draws that found it full, until the
-    shell takes them.
+    has no connection for more all the same: some may be in the making for callers that left. ``passed_over`` counts
+    draws that found it full, until the shell takes them.
 
     ``record`` is the last word of whoever names the endpoint, and of its load what it last said itself in an answer
     (``report``, at ``report_at``), where that is newer; ``report_unsent``: siblings have not heard of it yet.
@@ -179,13 +189,12 @@ class Endpoint:
 
     __slots__ = (
         "id", "address", "epoch", "record", "in_flight", "shell",
-        "cap", "capped_until", "limit", "most", "passed_over",
-        "breaker", "busy_until", "candidates", "failures", "first_seen_at", "gone", "guarded", "heard_at", "held",
-        "latency", "other_successes", "peers", "peers_in_flight", "quarantine", "report", "report_at", "report_unsent",
-        "reported_in_flight", "_told",
+        "cap", "capped_until", "limit", "passed_over",
+        "busy_until", "candidates", "first_seen_at", "gone", "heard_at", "held", "peers", "peers_in_flight",
+        "quarantine", "report", "report_at", "report_unsent", "reported_in_flight", "_told",
     )  # fmt: skip
 
-    def __init__(self, record: EndpointRecord, policies: Policies, buckets: LogBuckets, at: float) -> None:
+    def __init__(self, record: EndpointRecord, policies: Policies, at: float) -> None:
         self.id = record.id
         self.address = record.address
         self.epoch = record.epoch
@@ -195,32 +204,27 @@ class Endpoint:
         self.report_unsent = False
         self.in_flight = 0
         self.shell: Any = None
-        self.latency = Latency(policies.latency, buckets, at)
         self.quarantine = Quarantine(policies.quarantine)
-        self.breaker = Breaker(policies.breaker, at)
         self.busy_until = -inf
         self.candidates: dict[tuple[str, str], Candidate] = {}  # by model and version
         self.first_seen_at = at
         self.heard_at = at
         self.held = False
         self.gone = False
-        self.guarded = False
-        self.limit = self.cap = self.most = limit_of(record, policies)
+        self.limit = self.cap = limit_of(record, policies)
         self.capped_until = -inf
         self.passed_over = 0
-        self.peers: dict[int, tuple[int, float, float]] = {}  # source: in flight, EWMA in ms or 0, when reported
+        self.peers: dict[int, tuple[int, float]] = {}  # source: in flight, when reported
         self.peers_in_flight = 0
-        self.failures = 0  # since last reported
-        self.other_successes = 0  # the same: answers that count as success but are no latency sample (4xx)
         self.reported_in_flight = 0
 
     def configure(self, policies: Policies, buckets: LogBuckets, now: float) -> None:
         """Go by other policies from now on; counts, guards and what was measured stay."""
         self.limit = limit_of(self.record, policies)
-        self.uncap()
-        self.latency.configure(policies.latency, buckets, now)
         self.quarantine.policy = policies.quarantine
-        self.breaker.configure(policies.breaker, now)
+        for candidate in self.candidates.values():
+            candidate.configure(policies, buckets, now)
+        self.uncap()
 
     def hear(self, record: EndpointRecord) -> None:
         """Take a new record of it; what it said of its load itself goes on to hold."""
@@ -259,9 +263,12 @@ class Endpoint:
         )
 
     def regard(self) -> None:
-        """Bring ``guarded`` in line with the guards."""
-        self.guarded = self.quarantine.state is not GuardState.CLOSED or self.breaker.state is not GuardState.CLOSED
-        self.most = -1 if self.guarded else self.cap
+        """Bring what quick choices go by in line with the guards and the cap."""
+        quarantined = self.quarantine.state is not GuardState.CLOSED
+        cap = self.cap
+        for candidate in self.candidates.values():
+            candidate.guarded = quarantined or candidate.breaker.state is not GuardState.CLOSED
+            candidate.most = -1 if candidate.guarded else cap
 
     @property
     def full(self) -> bool:
@@ -271,19 +278,19 @@ class Endpoint:
     def uncap(self) -> None:
         """Forget that the pool had no connection left: it is found out again."""
         self.cap = self.limit
-        self.most = -1 if self.guarded else self.cap
+        self.regard()
 
     def found_full(self, now: float) -> None:
         """No more than what is in flight now fits, for want of a connection. That holds for a moment at least."""
         self.passed_over += 1
         self.capped_until = now + CAPPED_S
         self.cap = min(self.cap, self.in_flight)
-        self.most = -1 if self.guarded else self.cap
+        self.regard()
 
     def full_everywhere(self) -> bool:
         """Return whether this process, or each sibling process that reports, has as much in flight as may be."""
         if self.peers and self.limit < NO_LIMIT:
-            return all(count >= self.limit for count, _, _ in self.peers.values())
+            return all(count >= self.limit for count, _ in self.peers.values())
         return self.full
 
     def pushed_back(self, until: float, now: float) -> bool:
@@ -292,23 +299,16 @@ class Endpoint:
         self.busy_until = max(self.busy_until, until)
         return not was_busy and now < until
 
-    def peer_reported(self, source: int, in_flight: int, ewma_ms: float | None, at: float) -> None:
+    def peer_reported(self, source: int, in_flight: int, at: float) -> None:
         """Replace what a sibling process said of itself."""
-        self.peers[source] = (in_flight, ewma_ms or 0.0, at)
-        self.peers_in_flight = sum(count for count, _, _ in self.peers.values())
+        self.peers[source] = (in_flight, at)
+        self.peers_in_flight = sum(count for count, _ in self.peers.values())
 
     def forget_silent_peers(self, before: float) -> None:
         """Drop what sibling processes said before ``before``: they are gone, and their attempts with them."""
-        if any(at < before for _, _, at in self.peers.values()):
-            self.peers = {source: row for source, row in self.peers.items() if row[2] >= before}
-            self.peers_in_flight = sum(count for count, _, _ in self.peers.values())
-
-    def known_ewma_ms(self) -> float | None:
-        """Return the EWMA, else the mean of the siblings', else None."""
-        if self.latency.ewma_ms:
-            return self.latency.ewma_ms
-        reported = [ewma for _, ewma, _ in self.peers.values() if ewma]
-        return sum(reported) / len(reported) if reported else None
+        if any(at < before for _, at in self.peers.values()):
+            self.peers = {source: row for source, row in self.peers.items() if row[1] >= before}
+            self.peers_in_flight = sum(count for count, _ in self.peers.values())
 
 
 def limit_of(record: EndpointRecord, policies: Policies) -> int:
@@ -321,22 +321,42 @@ def limit_of(record: EndpointRecord, policies: Policies) -> int:
 
 
 class Candidate:
-    """One model version on one endpoint: what filters and scorers see.
+    """One model version on one endpoint: what filters and scorers see, what attempts there took, and its breaker.
 
     ``open_until`` is what a draw checks: minus infinity while a filter objects, else the moment at which it goes stale.
     ``fit_until`` is the same for one that may be picked where nobody else is left: it overlooks that it is busy.
     ``prior_ms`` stands for the EWMA where that is unknown. ``age_s``, ``warm_for_s`` and ``busy`` are as of the last
-    look.
+    look. ``guarded``: the endpoint's quarantine or the breaker here is not closed, so an attempt is counted as a trial.
+    ``most`` is what a quick choice goes by: the endpoint's ``cap``, or -1 where it must look closer. ``gone``: its
+    endpoint offers it no longer, or left. ``taken`` is the shell's: what attempts took that are yet to be told to
+    ``Cluster.learn``, seconds, by metrics row.
     """
 
     __slots__ = (
-        "endpoint", "open_until", "prior_ms",
-        "age_s", "busy", "fit_until", "model", "reason", "reason_since", "replica", "routes", "version", "warm_at",
-        "warm_for_s",
+        "endpoint", "latency", "most", "open_until", "prior_ms",
+        "age_s", "breaker", "busy", "failures", "fit_until", "gone", "guarded", "model", "other_successes", "peers",
+        "reason", "reason_since", "replica", "routes", "taken", "version", "warm_at", "warm_for_s",
     )  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, replica: Replica, routes: tuple[Route, ...]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        replica: Replica,
+        routes: tuple[Route, ...],
+        policies: Policies,
+        buckets: LogBuckets,
+        now: float,
+    ) -> None:
         self.endpoint = endpoint
+        self.latency = Latency(policies.latency, buckets, now)
+        self.breaker = Breaker(policies.breaker, now)
+        self.guarded = False
+        self.most = -1
+        self.gone = False
+        self.taken: dict[int, list[float]] = {}
+        self.failures = 0  # since last reported
+        self.other_successes = 0  # the same: answers that count as success but are no latency sample (4xx)
+        self.peers: dict[int, tuple[float, float]] = {}  # source: EWMA in ms, when reported
         self.model = replica.model
         self.version = replica.version
         self.replica = replica
@@ -351,6 +371,23 @@ class Candidate:
         self.warm_for_s = 0.0
         self.busy = False
 
+    def configure(self, policies: Policies, buckets: LogBuckets, now: float) -> None:
+        """Go by other policies from now on; counts, the breaker and what was measured stay."""
+        self.latency.configure(policies.latency, buckets, now)
+        self.breaker.configure(policies.breaker, now)
+
+    def known_ewma_ms(self) -> float | None:
+        """Return the EWMA, else the mean of the siblings', else None."""
+        if self.latency.ewma_ms:
+            return self.latency.ewma_ms
+        peers = self.peers
+        return sum(ewma for ewma, _ in peers.values()) / len(peers) if peers else None
+
+    def forget_silent_peers(self, before: float) -> None:
+        """Drop averages that sibling processes told before ``before``."""
+        if any(at < before for _, at in self.peers.values()):
+            self.peers = {source: row for source, row in self.peers.items() if row[1] >= before}
+
     @property
     def record(self) -> EndpointRecord:
         """The endpoint's last report."""
@@ -358,8 +395,8 @@ class Candidate:
 
     @property
     def p95_ms(self) -> float | None:
-        """P95 of attempts on the endpoint over the window, None where nothing was measured."""
-        return self.endpoint.latency.p95_ms
+        """P95 of attempts on it over the window, None where nothing was measured."""
+        return self.latency.p95_ms
 
     @property
     def held(self) -> bool:
@@ -374,7 +411,7 @@ class Candidate:
     @property
     def breaker_open(self) -> bool:
         """Its breaker lets nothing through now."""
-        return self.endpoint.breaker.blocks
+        return self.breaker.blocks
 
     def report(self, replica: Replica, at: float, *, from_start: bool) -> None:
         """Take the endpoint's new word on this replica.

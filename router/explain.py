@@ -23,7 +23,7 @@ from router.stats import median
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from router.endpoint import Candidate, Endpoint
+    from router.endpoint import Candidate, Endpoint, Latency
     from router.model import EndpointRecord, Replica
     from router.policy import FreshnessPolicy, Policies
     from router.protocols import Balancer, Measure, Rng, Sample, Scorer
@@ -186,8 +186,13 @@ class Glance:
         return self.candidate.replica
 
     @property
+    def latency(self) -> Latency:
+        """What attempts on it took."""
+        return self.candidate.latency
+
+    @property
     def p95_ms(self) -> float | None:
-        """P95 of attempts on the endpoint."""
+        """P95 of attempts on it."""
         return self.candidate.p95_ms
 
     @property
@@ -203,7 +208,7 @@ class Glance:
     @property
     def breaker_open(self) -> bool:
         """Its breaker would let nothing through at this moment."""
-        breaker = self.candidate.endpoint.breaker
+        breaker = self.candidate.breaker
         return breaker.blocks and not (breaker.state is GuardState.OPEN and self._now >= breaker.until)
 
     @property
@@ -260,9 +265,9 @@ def _look(view: View, route: Route, now: float, key: bytes | None) -> _Standing:
     else:
         alike = [1.0] * len(open_)
         weighing = Weighing(alike, alike, [], alike, 0.0)
-    middle = median(glance.endpoint.known_ewma_ms() for glance in open_) or UNMEASURED_MS
+    middle = median(glance.candidate.known_ewma_ms() for glance in open_) or UNMEASURED_MS
     for glance in open_:
-        known = glance.endpoint.known_ewma_ms()
+        known = glance.candidate.known_ewma_ms()
         glance.prior_ms = middle if known is None else known
     balancer.arrange(open_, weighing.weights)
     return _Standing(balancer, open_, out, all_busy, weighing, key)
@@ -318,7 +323,7 @@ def nobody(route: Route, out: Sequence[tuple[Glance, Reason]], policy: Freshness
     leading = [reason for reason, count in counts.items() if count == most]
     reason = next((reason for reason in _SOONEST_FIRST if reason in leading), leading[0])
     parts = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda kv: (-kv[1], kv[0])))
-    wait_s = min(_back_in_s(glance.candidate.endpoint, why, policy, now) for glance, why in out)
+    wait_s = min(_back_in_s(glance.candidate, why, policy, now) for glance, why in out)
     return NoCandidate(reason, wait_s, f"{route.key}: none of {len(out)} can be picked: {parts}")
 
 
@@ -337,20 +342,20 @@ def only_tried(endpoint_id: str, retry_after_s: float) -> NoCandidate:
     return NoCandidate(Reason.ALREADY_TRIED, retry_after_s, f"only {endpoint_id} is left, and it has been tried")
 
 
-def _back_in_s(endpoint: Endpoint, reason: Reason, policy: FreshnessPolicy, now: float) -> float:
+def _back_in_s(candidate: Candidate, reason: Reason, policy: FreshnessPolicy, now: float) -> float:
     if reason is Reason.QUARANTINED:
-        at = endpoint.quarantine.probe_at(alone=True)
+        at = candidate.endpoint.quarantine.probe_at(alone=True)
         return policy.heartbeat_s if at == inf else max(0.0, at - now)
     if reason is Reason.BREAKER_OPEN:
-        return max(0.0, endpoint.breaker.until - now) or policy.heartbeat_s
+        return max(0.0, candidate.breaker.until - now) or policy.heartbeat_s
     if reason is Reason.BUSY:
-        return max(0.0, endpoint.busy_until - now)
+        return max(0.0, candidate.endpoint.busy_until - now)
     return policy.heartbeat_s
 
 
 def _rows(standing: _Standing, now: float) -> tuple[CandidateRow, ...]:
     weighing, open_ = standing.weighing, standing.open
-    middle = median(glance.endpoint.known_ewma_ms() for glance in open_)
+    middle = median(glance.candidate.known_ewma_ms() for glance in open_)
     shares = standing.balancer.shares(standing.key)
     measures = standing.balancer.measures(standing.key)
     rows: list[CandidateRow] = []
@@ -374,7 +379,7 @@ def _rows(standing: _Standing, now: float) -> tuple[CandidateRow, ...]:
 
 
 def _terms(glance: Glance, weighing: Weighing, index: int, now: float) -> tuple[Term, ...]:
-    sampled_at = glance.candidate.endpoint.latency.sampled_at
+    sampled_at = glance.candidate.latency.sampled_at
     measured_s = None if sampled_at == -inf else max(0.0, now - sampled_at)
     return tuple(
         Term(
@@ -412,7 +417,7 @@ def _row(
 ) -> CandidateRow:
     candidate = glance.candidate
     endpoint = candidate.endpoint
-    known = endpoint.known_ewma_ms()
+    known = candidate.known_ewma_ms()
     ewma_ms = middle if known is None else known
     return CandidateRow(
         endpoint=endpoint.id,
@@ -422,7 +427,7 @@ def _row(
         state=candidate.replica.state.value,
         reason=reason,
         for_s=_for_s(candidate, reason, now),
-        left_s=_left_s(endpoint, reason, now),
+        left_s=_left_s(candidate, reason, now),
         probe_due=reason is Reason.QUARANTINED and endpoint.quarantine.probe_at(alone=alone) <= now,
         age_s=glance.age_s,
         warm_for_s=glance.warm_for_s if -inf < candidate.warm_at < inf else None,
@@ -449,17 +454,17 @@ def _for_s(candidate: Candidate, reason: Reason | None, now: float) -> float | N
     if reason is Reason.QUARANTINED:
         return max(0.0, now - candidate.endpoint.quarantine.since)
     if reason is Reason.BREAKER_OPEN:
-        return max(0.0, now - candidate.endpoint.breaker.since)
+        return max(0.0, now - candidate.breaker.since)
     return max(0.0, now - candidate.reason_since) if candidate.reason is reason else 0.0
 
 
-def _left_s(endpoint: Endpoint, reason: Reason | None, now: float) -> float | None:
+def _left_s(candidate: Candidate, reason: Reason | None, now: float) -> float | None:
     if reason is Reason.QUARANTINED:
-        return max(0.0, endpoint.quarantine.until - now)
+        return max(0.0, candidate.endpoint.quarantine.until - now)
     if reason is Reason.BREAKER_OPEN:
-        return max(0.0, endpoint.breaker.until - now)
+        return max(0.0, candidate.breaker.until - now)
     if reason is Reason.BUSY:
-        return max(0.0, endpoint.busy_until - now)
+        return max(0.0, candidate.endpoint.busy_until - now)
     return None
 
 

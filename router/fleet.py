@@ -178,7 +178,7 @@ class Fleet:
             for route in candidate.routes:
                 if changed:
                     route.mark(opened=candidate.reason is None)
-                if endpoint.guarded:
+                if candidate.guarded:
                     route.due = -inf  # the next choice plans probes and trials anew
 
     def judge_all(self, now: float) -> None:
@@ -206,7 +206,7 @@ class Fleet:
             endpoint = None
         first = endpoint is None
         if endpoint is None:
-            endpoint = self.endpoints[record.id] = Endpoint(record, self._policies, self._buckets, event.at)
+            endpoint = self.endpoints[record.id] = Endpoint(record, self._policies, event.at)
             endpoint.held = record.id in self._held
         endpoint.hear(record)
         if self.ages.hear(endpoint, event.at, now, self.endpoints.values()):
@@ -289,7 +289,9 @@ class Fleet:
             if candidate is None:
                 model, version = key
                 routes = tuple(self._route_for(model, of, record.protocol, now) for of in dict.fromkeys(("", version)))
-                candidate = endpoint.candidates[key] = Candidate(endpoint, replica, routes)
+                candidate = endpoint.candidates[key] = Candidate(
+                    endpoint, replica, routes, self._policies, self._buckets, now
+                )
                 for route in routes:
                     if not route.candidates:
                         self.generation += 1
@@ -336,6 +338,7 @@ class Fleet:
 
     def _unlink(self, candidate: Candidate, now: float) -> None:
         candidate.open_until = candidate.fit_until = -inf
+        candidate.gone = True
         for route in candidate.routes:
             route.candidates.remove(candidate)
             route.mark(opened=False)

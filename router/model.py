@@ -171,22 +171,29 @@ class EndpointHeld:
 
 @dataclass(frozen=True, slots=True)
 class EndpointEjected:
-    """A sibling process ejected an endpoint until ``until``; it is out here too. ``level`` counts back-off steps."""
+    """A sibling process ejected an endpoint until ``until``; it is out here too. ``level`` counts back-off steps.
+
+    A quarantine is for all that the endpoint offers; a breaker is for one version of one model, which is named.
+    """
 
     id: str
     cause: EjectCause
     until: float
     level: int
     at: float
+    model: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointReturned:
-    """A sibling process saw an ejected endpoint answer again (its probe passed)."""
+    """A sibling process saw an ejected endpoint, or model version of it, answer again (its probe passed)."""
 
     id: str
     cause: EjectCause
     at: float
+    model: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,20 +209,32 @@ class LoadReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """What one process saw of one endpoint since it last said so.
+class ModelObservation:
+    """What one process saw of one model version on one endpoint since it last said so.
 
-    ``report`` is the last load report that came with an answer since then.
     ``buckets`` are (log-bucket index, count) pairs of attempt latencies (see ``router.stats``); ``ewma_ms`` is None
-    where nothing was measured; ``in_flight`` is the count at the moment of sending.
+    where nothing was measured.
     """
 
-    id: str
-    in_flight: int
+    model: str
+    version: str
     ewma_ms: float | None
     buckets: tuple[tuple[int, int], ...]
     successes: int
     failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one process saw of one endpoint since it last said so.
+
+    ``in_flight`` is the count at the moment of sending, of all its models. ``report`` is the last load report that came
+    with an answer since. ``seen`` names the model versions that were asked for since.
+    """
+
+    id: str
+    in_flight: int
+    seen: tuple[ModelObservation, ...] = ()
     report: LoadReport | None = None
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from router.endpoint import Endpoint
+    from router.endpoint import Endpoint, Latency
     from router.model import EndpointRecord, Replica, StoreMode
     from router.outcomes import Reason
     from router.pickers import AliasPicker
@@ -83,6 +83,8 @@ class Choosable(Protocol):
     def endpoint(self) -> Endpoint: ...  # noqa: D102
     @property
     def version(self) -> str: ...  # noqa: D102
+    @property
+    def latency(self) -> Latency: ...  # noqa: D102
     @property
     def prior_ms(self) -> float: ...  # noqa: D102
     @property

@@ -18,7 +18,7 @@ from router.stats import median
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from router.endpoint import Candidate, Endpoint
+    from router.endpoint import Candidate
     from router.hedging import HeadTimes
     from router.policy import FreshnessPolicy, ModelPolicy, Policies, RampPolicy
     from router.protocols import Balancer
@@ -40,15 +40,16 @@ BACKGROUND: Final = 4
 class Attempt:
     """One try upstream. Hand it back to ``Cluster.done`` exactly once, however it ended.
 
-    ``began`` is when the endpoint was picked: guards go by it. Latency is counted from ``started``, the same moment
-    unless the shell moves it forward to when the request had been sent whole: how long a caller takes to send a body
-    says nothing of the endpoint.
+    ``candidate`` is the replica that was picked, ``endpoint`` where it is. ``began`` is when it was picked: guards go
+    by it. Latency is counted from ``started``, the same moment unless the shell moves it forward to when the request
+    had been sent whole: how long a caller takes to send a body says nothing of the endpoint.
     """
 
-    __slots__ = ("began", "endpoint", "ended", "permits", "route", "started")
+    __slots__ = ("began", "candidate", "endpoint", "ended", "permits", "route", "started")
 
-    def __init__(self, endpoint: Endpoint, route: Route, began: float, permits: int = 0) -> None:
-        self.endpoint = endpoint
+    def __init__(self, candidate: Candidate, route: Route, began: float, permits: int = 0) -> None:
+        self.candidate = candidate
+        self.endpoint = candidate.endpoint
         self.route = route
         self.began = self.started = began
         self.permits = permits

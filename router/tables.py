@@ -72,7 +72,7 @@ class Tables:
         if now >= route.rebuild_at:
             self.rebuild(route, now)
         for candidate in route.waiting:
-            if candidate.endpoint.breaker.advance(now):
+            if candidate.breaker.advance(now):
                 self._fleet.judge(candidate.endpoint, now)
         self.plan_due(route)
 
@@ -84,10 +84,10 @@ class Tables:
         busy_until = inf
         for candidate in route.candidates:
             endpoint = candidate.endpoint
-            endpoint.latency.settle_seldom(now)
+            candidate.latency.settle_seldom(now)
             if endpoint.cap != endpoint.limit and now >= endpoint.capped_until:
                 endpoint.uncap()
-            if endpoint.guarded and endpoint.breaker.advance(now):
+            if candidate.guarded and candidate.breaker.advance(now):
                 self._fleet.judge(endpoint, now)  # its other routes have to know
             else:
                 self._fleet.look(candidate, now)
@@ -129,16 +129,15 @@ class Tables:
             return
         due = route.rebuild_at
         for candidate in route.waiting:
-            endpoint = candidate.endpoint
             if candidate.reason is Reason.QUARANTINED:
-                due = min(due, endpoint.quarantine.probe_at(alone=False))
-            elif not endpoint.breaker.trials:
-                due = min(due, endpoint.breaker.until)
+                due = min(due, candidate.endpoint.quarantine.probe_at(alone=False))
+            elif not candidate.breaker.trials:
+                due = min(due, candidate.breaker.until)
         route.due = due
 
 
 def _set_priors(candidates: list[Candidate]) -> None:
-    known = [candidate.endpoint.known_ewma_ms() for candidate in candidates]
+    known = [candidate.known_ewma_ms() for candidate in candidates]
     middle = median(known) or UNMEASURED_MS
     for candidate, ewma_ms in zip(candidates, known, strict=True):
         candidate.prior_ms = middle if ewma_ms is None else ewma_ms

@@ -8,7 +8,7 @@ and the sender decides (the control process sends a whole snapshot once the read
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from router import model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 MAX_MESSAGE_BYTES = 96 * 1024
 """Largest datagram; well under the kernel's default send buffer of 208 KiB."""
@@ -69,6 +69,50 @@ def guard_messages(ejected: tuple[model.EndpointEjected, ...]) -> Iterator[Guard
     """Yield ``ejected`` in parts that fit a message; one empty part where nothing is."""
     for start in range(0, max(1, len(ejected)), BATCH):
         yield GuardsInForce(ejected[start : start + BATCH], start == 0, start + BATCH >= len(ejected))
+
+
+OBSERVED_BYTES = 64 * 1024
+"""What one message of observations may hold by :func:`_size_of`, unless one alone is larger."""
+
+BUCKETS = 512
+"""Latency buckets of one model version in one message at most; at the finest error there may be thousands."""
+
+
+def observation_messages(
+    source: int, observations: Iterable[model.Observation], at: float
+) -> Iterator[model.PeerObserved]:
+    """Yield observations in parts that fit a message, at least one; what one endpoint showed may be told in several."""
+    batch: list[model.Observation] = []
+    size = 0
+    for part in (part for whole in observations for part in _parts(whole)):
+        more = _size_of(part)
+        if batch and (size + more > OBSERVED_BYTES or len(batch) >= BATCH):
+            yield model.PeerObserved(source, tuple(batch), at)
+            batch, size = [], 0
+        batch.append(part)
+        size += more
+    yield model.PeerObserved(source, tuple(batch), at)
+
+
+def _parts(whole: model.Observation) -> Iterator[model.Observation]:
+    """Yield an observation whole, or where it is large a part for some model versions at a time."""
+    if _size_of(whole) <= OBSERVED_BYTES // 2:
+        yield whole
+        return
+    for seen in whole.seen:
+        for start in range(0, max(1, len(seen.buckets)), BUCKETS):
+            buckets = seen.buckets[start : start + BUCKETS]
+            counts = seen if start == 0 else replace(seen, successes=0, failures=0)
+            yield replace(whole, seen=(replace(counts, buckets=buckets),), report=whole.report if start == 0 else None)
+
+
+def _size_of(one: model.Observation) -> int:
+    """Return more than the bytes that an observation takes in a message."""
+    return (
+        64
+        + 4 * len(one.id)
+        + sum(64 + 4 * (len(seen.model) + len(seen.version)) + 12 * len(seen.buckets) for seen in one.seen)
+    )
 
 
 @dataclass(frozen=True, slots=True)

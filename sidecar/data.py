@@ -35,7 +35,16 @@ from router.model import (
     Tick,
 )
 from sidecar.boot import DataPlan
-from sidecar.channel import Channel, ChannelError, FaultsChanged, Hello, Listening, Ping, guard_messages
+from sidecar.channel import (
+    Channel,
+    ChannelError,
+    FaultsChanged,
+    Hello,
+    Listening,
+    Ping,
+    guard_messages,
+    observation_messages,
+)
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.plane import SWEEP_S, Plane
@@ -75,6 +84,13 @@ _ROUTER_EVENTS = (
 )
 _ALPN = {Protocol.HTTP: HTTP1, Protocol.GRPC: HTTP2}
 _MODE_INDEX = {mode: index for index, mode in enumerate(StoreMode)}
+
+
+def _model_of(event: EndpointEjected | EndpointReturned) -> dict[str, str]:
+    """Return the model that a breaker is for, as fields of a log line; nothing where all of the endpoint is meant."""
+    if not event.model:
+        return {}
+    return {"model": f"{event.model}@{event.version}" if event.version else event.model}
 
 
 @dataclass(slots=True)
@@ -269,12 +285,13 @@ class DataProcess:
                 self._log.warning(
                     "endpoint.ejected",
                     endpoint=event.id,
+                    **_model_of(event),
                     cause=event.cause.value,
                     step=event.level,
                     for_s=round(event.until - event.at, 3),
                 )
             elif isinstance(event, EndpointReturned):
-                self._log.info("endpoint.returned", endpoint=event.id, cause=event.cause.value)
+                self._log.info("endpoint.returned", endpoint=event.id, **_model_of(event), cause=event.cause.value)
 
     def _read_channel(self) -> None:
         try:
@@ -394,10 +411,8 @@ class DataProcess:
             self._grpc.flush()
 
     def _observe(self, now: float) -> None:
-        observations = self._cluster.observe(now)
-        for start in range(0, max(1, len(observations)), 64):
-            batch = observations[start : start + 64]
-            if not self._channel.send(PeerObserved(self._plan.index, batch, now)):
+        for message in observation_messages(self._plan.index, self._cluster.observe(now), now):
+            if not self._channel.send(message):
                 self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
         self._say_guards()
 

@@ -148,11 +148,13 @@ def endpoints(context: Context, now: float) -> dict[str, Any]:
         }
         if endpoint is not None:
             row |= {
-                "breaker": endpoint.breaker.state.value,
                 "quarantined": endpoint.quarantine.active,
                 "in_flight": endpoint.in_flight + endpoint.peers_in_flight,
-                "p95_ms": endpoint.latency.p95_ms,
             }
+            for replica in row["replicas"]:
+                candidate = endpoint.candidates.get((replica["model"], replica["version"]))
+                if candidate is not None:
+                    replica |= {"breaker": candidate.breaker.state.value, "p95_ms": candidate.latency.p95_ms}
         rows.append(row)
     away = sorted(held for held in keeper.roster.held if held not in keeper.roster)
     return {"endpoints": rows, "held_and_away": away}

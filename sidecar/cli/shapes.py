@@ -129,18 +129,21 @@ class Routes(msgspec.Struct, frozen=True):
 
 
 class Replica(msgspec.Struct, frozen=True):
-    """What an endpoint holds of one model version."""
+    """What an endpoint holds of one model version. ``breaker`` and ``p95_ms`` are this sidecar's own view."""
 
     model: str
     version: str
     state: str
     reason: str = ""
+    breaker: str = "closed"
+    p95_ms: float | None = None
 
 
 class Endpoint(msgspec.Struct, frozen=True):
     """One endpoint as it last reported. ``held``: drained here, by an operator.
 
-    ``breaker`` to ``p95_ms`` are this sidecar's own view; it has none of an endpoint that it has only just heard of.
+    ``quarantined`` and ``in_flight`` are this sidecar's own view; it has none of an endpoint that it has only just
+    heard of.
     """
 
     id: str
@@ -151,10 +154,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     held: bool
     replicas: tuple[Replica, ...]
     free_memory_bytes: int | None
-    breaker: str = "closed"
     quarantined: bool = False
     in_flight: int = 0
-    p95_ms: float | None = None
     free_memory_ratio: float | None = None
     queue_depth: int | None = None
 

@@ -133,14 +133,13 @@ def _terms_table(rows: Iterable[Candidate]) -> Table:
 
 def endpoints_table(answer: Endpoints) -> Table:
     """Return a line for each endpoint."""
-    numbers = ("free memory", "queue", "P95", "in flight", "reported")
+    numbers = ("free memory", "queue", "in flight", "reported")
     made = table("endpoint", "address", "from", "holds", *numbers, "note", right=numbers)
     for one in answer.endpoints:
         notes = {
             "draining": one.draining,
             "drained here": one.held,
             "quarantined": one.quarantined,
-            f"breaker {one.breaker.replace('_', ' ')}": one.breaker != "closed",
         }
         made.add_row(
             one.id,
@@ -149,13 +148,12 @@ def endpoints_table(answer: Endpoints) -> Table:
             ", ".join(_replica(replica) for replica in one.replicas) or "nothing",
             _free(one),
             "-" if one.queue_depth is None else str(one.queue_depth),
-            milliseconds(one.p95_ms),
             str(one.in_flight),
             "-" if one.age_s is None else f"{seconds(one.age_s)} ago",
             ", ".join(note for note, holds in notes.items() if holds),
         )
     for name in answer.held_and_away:
-        made.add_row(name, *["-"] * 8, "drained here, and not there")
+        made.add_row(name, *["-"] * 7, "drained here, and not there")
     return made
 
 
@@ -219,7 +217,12 @@ def _number(value: float | None, form: str) -> str:
 
 def _replica(replica: Replica) -> str:
     name = f"{replica.model}@{replica.version}" if replica.version else replica.model
-    return f"{name} {replica.state}" + (f" ({replica.reason})" if replica.reason else "")
+    notes = [replica.reason] if replica.reason else []
+    if replica.breaker != "closed":
+        notes.append(f"breaker {replica.breaker.replace('_', ' ')}")
+    if replica.p95_ms is not None:
+        notes.append(f"P95 {milliseconds(replica.p95_ms)}")
+    return f"{name} {replica.state}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _free(one: Endpoint) -> str:

@@ -43,7 +43,6 @@ class WorkerPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self.row = plane.shared.page.endpoint_row(id)
         self.closed = False
-        self.taken: dict[int, list[float]] = {}
         self.sent_bytes = 0  # always: what callers get is counted at their connections
         self.head_bytes: int
         self.fields: int

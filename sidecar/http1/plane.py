@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from router.cluster import Cluster
-    from router.endpoint import Endpoint
+    from router.endpoint import Candidate, Endpoint
     from router.model import Event
     from router.routes import Attempt
     from sidecar.channel import FaultRule
@@ -61,7 +61,7 @@ TRACES_DRAWN: Final = 32
 SHED_LEAST: Final = 16
 """How many idle connections are closed at least, of those there are, each time that room is made."""
 MOST_TAKEN: Final = 128
-"""So many answers on one endpoint are counted at once, before the tick."""
+"""So many answers of one replica are counted at once, before the tick."""
 SMALL_BYTES: Final = 4096
 """So much of any request is kept until it is answered, where that much may be."""
 SWEEP_S: Final = 0.25
@@ -73,8 +73,6 @@ class Pool(Protocol):
 
     row: int
     sent_bytes: int
-    taken: dict[int, list[float]]
-    """What attempts took that were answered and are not counted yet, seconds, by the metrics row of their model."""
 
     @property
     def pooled(self) -> int: ...  # noqa: D102
@@ -135,7 +133,7 @@ class Plane:
         self.on_drain: list[Callable[[], None]] = []  # called once, as ``draining`` begins: GOAWAY of other protocols
         self.drained: Callable[[], None] = lambda: None
         self.received_bytes = 0
-        self._unsettled: list[tuple[Endpoint, int, list[float]]] = []  # what ``settle`` is to count
+        self._unsettled: list[tuple[Candidate, int, list[float]]] = []  # what ``settle`` is to count
         self._leaving: list[Pool] = []  # pools of endpoints that left, while answers still come from them
         self.tunnels = 0  # open now
         self.shapes = Shapes()
@@ -217,24 +215,24 @@ class Plane:
     def answered(self, attempt: Attempt, row: int, now: float) -> None:
         """Settle the usual case: the first attempt brought a whole answer below 400. The request took as long as it.
 
-        The router's choices know of it at once; it is counted with others at :meth:`settle`.
+        The router's choices know of it at once; it is counted with others at :meth:`settle`. ``row`` is that of the
+        model in the metrics page.
         """
-        endpoint = attempt.endpoint
-        if endpoint.guarded:
+        candidate = attempt.candidate
+        if candidate.guarded:
             self.attempt_ended(attempt, AttemptResult.SUCCESS, now)
             self.request_ended(row, Outcome.OK, now - attempt.started)
             return
-        pool: Pool = endpoint.shell
-        taken = pool.taken.get(row)
+        taken = candidate.taken.get(row)
         if not taken:
-            taken = self._begin_to_count(endpoint, pool, row)
+            taken = self._begin_to_count(candidate, row)
         taken.append(self.cluster.succeeded(attempt, now))
         if len(taken) >= MOST_TAKEN:
             self.settle(now)
 
-    def _begin_to_count(self, endpoint: Endpoint, pool: Pool, row: int) -> list[float]:
-        taken = pool.taken.setdefault(row, [])
-        self._unsettled.append((endpoint, row, taken))
+    def _begin_to_count(self, candidate: Candidate, row: int) -> list[float]:
+        taken = candidate.taken.setdefault(row, [])
+        self._unsettled.append((candidate, row, taken))
         return taken
 
     def settle(self, now: float) -> None:
@@ -243,17 +241,18 @@ class Plane:
         Counting many at once costs a third of counting each.
         """
         words = self.words
-        for endpoint, row, taken in self._unsettled:
+        for candidate, row, taken in self._unsettled:
+            endpoint_row: int = candidate.endpoint.shell.row
             steps = Counter([bisect_left(BUCKETS_S, seconds) for seconds in taken])
             microseconds = int(sum(taken) * 1e6)
             number = len(taken)
-            for at in (row + MODEL_OUTCOMES, endpoint.shell.row + ENDPOINT_HISTOGRAM):
+            for at in (row + MODEL_OUTCOMES, endpoint_row + ENDPOINT_HISTOGRAM):
                 for step, count in steps.items():
                     words[at + step] += count
                 words[at + _SUM] += microseconds
             words[row + _OK] += number
-            words[endpoint.shell.row + _SUCCESS] += number
-            self.cluster.learn(endpoint, taken, now)
+            words[endpoint_row + _SUCCESS] += number
+            self.cluster.learn(candidate, taken, now)
             taken.clear()
         self._unsettled.clear()
 

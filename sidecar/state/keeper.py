@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from router.breaker import GuardState
+from router.breaker import Guard, GuardState
 from router.model import (
     EjectCause,
     EndpointEjected,
@@ -28,7 +28,7 @@ from router.model import (
 from sidecar.channel import FaultRule, GuardsInForce, Hello, Listening, Ping
 from sidecar.state.feed import Feed
 from sidecar.state.memory import Remembered
-from sidecar.state.roster import RECALLED, Roster, heard_messages
+from sidecar.state.roster import RECALLED, Guarded, Roster, guarded, heard_messages
 from sidecar.telemetry.logs import Throttle, get_log
 
 if TYPE_CHECKING:
@@ -51,9 +51,6 @@ HEARD_S = 0.1
 """Heartbeats go out together, this often."""
 
 _log = get_log("keeper")
-
-Guarded = tuple[str, EjectCause]
-"""An ejection by endpoint id and cause."""
 
 
 class DataProcess:
@@ -179,13 +176,17 @@ class Keeper:
         if isinstance(message, PeerObserved):
             self._own(message)
             self.feed.send(message, but=index)
-            there = [seen for seen in message.observations if seen.id in self.roster]
-            self._measured.update(seen.id for seen in there if seen.ewma_ms is not None)
-            self._answered.update((seen.id, self._clock()) for seen in there if seen.successes)
+            now = self._clock()
+            for observed in message.observations:
+                if observed.id in self.roster:
+                    if any(seen.ewma_ms is not None for seen in observed.seen):
+                        self._measured.add(observed.id)
+                    if any(seen.successes for seen in observed.seen):
+                        self._answered[observed.id] = now
         elif isinstance(message, EndpointEjected):
             self.roster.ejected(message)
             for sibling in self.processes:  # they will all have it
-                sibling.guards.add((message.id, message.cause))
+                sibling.guards.add(guarded(message))
             self._own(message)
             self.feed.send(message, but=index)
         elif isinstance(message, EndpointReturned):
@@ -209,7 +210,7 @@ class Keeper:
     def _returned(self, event: EndpointReturned) -> None:
         self.roster.returned(event)
         for process in self.processes:
-            process.guards.discard((event.id, event.cause))
+            process.guards.discard(guarded(event))
         self._own(event)
 
     def _guards(self, process: DataProcess, message: GuardsInForce) -> None:
@@ -221,13 +222,18 @@ class Keeper:
         if message.first:
             process.guards_named = set()
         for event in message.ejected:
-            process.guards_named.add((event.id, event.cause))
+            process.guards_named.add(guarded(event))
             endpoint = self.cluster.endpoints.get(event.id)
             if endpoint is None:
                 continue
             known = replace(event, at=max(event.at, endpoint.first_seen_at))
             self._own(known)
-            guard = endpoint.quarantine if event.cause is EjectCause.QUARANTINE else endpoint.breaker
+            guard: Guard = endpoint.quarantine
+            if event.cause is EjectCause.BREAKER:
+                candidate = endpoint.candidates.get((event.model, event.version))
+                if candidate is None:
+                    continue
+                guard = candidate.breaker
             if guard.state is not GuardState.CLOSED and known.until > now:  # else it returned while the list came
                 self.roster.ejected(known)
         if not message.last:
@@ -238,8 +244,8 @@ class Keeper:
             if one.speaks(now):
                 there |= one.guards
         for own in self.cluster.guards():
-            if (own.id, own.cause) not in there:
-                self._returned(EndpointReturned(own.id, own.cause, now))
+            if guarded(own) not in there:
+                self._returned(EndpointReturned(own.id, own.cause, now, own.model, own.version))
 
     def _hello(self, process: DataProcess, hello: Hello) -> None:
         if process.epoch != hello.epoch:

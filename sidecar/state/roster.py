@@ -36,6 +36,9 @@ MAX_HELD = 4096
 HEARD_IDS = 128
 """Ids in one EndpointsHeard: what a message holds even where every id is as long as it may be (router/wire.py)."""
 
+Guarded = tuple[str, EjectCause, str, str]
+"""An ejection by endpoint id, cause, and, where that is a breaker, the model and version that it is for."""
+
 RECALLED = "memory"
 """Source of endpoints that an earlier control process knew: whoever really knows them takes them over."""
 
@@ -48,6 +51,11 @@ class _Entry:
     source: str
     seen_at: float
     heard_at: float
+
+
+def guarded(event: EndpointEjected | EndpointReturned) -> Guarded:
+    """Return which ejection an event is about."""
+    return event.id, event.cause, event.model, event.version
 
 
 class RosterError(ValueError):
@@ -63,7 +71,7 @@ class Roster:
         self.faults: dict[str, FaultRule] = {}
         self.mode = StoreMode.LIVE
         self._mode_at = now
-        self._ejected: dict[tuple[str, EjectCause], EndpointEjected] = {}
+        self._ejected: dict[Guarded, EndpointEjected] = {}
 
     def __contains__(self, endpoint_id: object) -> bool:
         return endpoint_id in self._entries
@@ -118,22 +126,22 @@ class Roster:
     # --- what data processes and operators say ------------------------------------------------------------------
 
     @property
-    def ejections(self) -> Iterable[tuple[str, EjectCause]]:
-        """Which ejections are in force, by endpoint id and cause."""
+    def ejections(self) -> Iterable[Guarded]:
+        """Which ejections are in force."""
         return self._ejected.keys()
 
     def ejected(self, event: EndpointEjected) -> None:
         """A data process ejected an endpoint."""
         if event.id in self._entries:
-            self._ejected[event.id, event.cause] = event
+            self._ejected[guarded(event)] = event
 
     def returned(self, event: EndpointReturned) -> None:
         """A data process saw an ejected endpoint answer."""
-        self._ejected.pop((event.id, event.cause), None)
+        self._ejected.pop(guarded(event), None)
 
     def _forget_ejections(self, id: str) -> None:  # noqa: A002
-        for cause in EjectCause:
-            self._ejected.pop((id, cause), None)
+        for key in [key for key in self._ejected if key[0] == id]:
+            del self._ejected[key]
 
     def hold(self, id: str, *, held: bool) -> None:  # noqa: A002
         """Drain (``held``) or resume an endpoint by an operator's will; it outlives the endpoint's absence.

@@ -228,7 +228,8 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
         out.add(f.HELD, record.id in keeper.roster.held, record.id)
         endpoint = keeper.cluster.endpoints.get(record.id)
         if endpoint is not None:
-            out.add(f.BREAKER, _GUARD[endpoint.breaker.state], record.id)
+            for candidate in endpoint.candidates.values():
+                out.add(f.BREAKER, _GUARD[candidate.breaker.state], record.id, candidate.model, candidate.version)
             out.add(f.QUARANTINED, endpoint.quarantine.active, record.id)
     for source, count in sources.items():
         out.add(f.ENDPOINTS, count, source)

@@ -91,7 +91,6 @@ class Upstream:
         self._connecting: set[UpstreamConnection] = set()
         self.open_connections: set[UpstreamConnection] = set()
         self.row = page.endpoint_row(id)
-        self.taken: dict[int, list[float]] = {}
         self.closed = False
         self.sent_bytes = 0  # of answers, downstream; the plane takes it away once a second
         self.configure(limits, timeouts)

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from router.cluster import Cluster
-from router.endpoint import Endpoint
+from router.endpoint import Candidate
 from router.model import EndpointRecord, EndpointSeen, Replica, Tick
 from router.outcomes import AttemptResult
 from router.policy import BalancerName, ModelPolicy, Policies
@@ -99,13 +99,13 @@ def measure(size: int, calls: int = 20_000, rounds: int = 5) -> Cost:
             cluster.done(attempt, AttemptResult.SUCCESS, at + 0.005)
         begun = time.perf_counter()
         for _ in range(0, calls, TOGETHER):
-            taken: dict[Endpoint, list[float]] = {}
+            taken: dict[Candidate, list[float]] = {}
             for _ in range(TOGETHER):
                 attempt = cluster.choose(route, at, rng)
                 assert isinstance(attempt, Attempt)
-                taken.setdefault(attempt.endpoint, []).append(cluster.succeeded(attempt, at + 0.005))
-            for endpoint, seconds in taken.items():
-                cluster.learn(endpoint, seconds, at + 0.005)
+                taken.setdefault(attempt.candidate, []).append(cluster.succeeded(attempt, at + 0.005))
+            for candidate, seconds in taken.items():
+                cluster.learn(candidate, seconds, at + 0.005)
         best_both = min(best_both, time.perf_counter() - begun)
         route.expire()
         begun = time.perf_counter()

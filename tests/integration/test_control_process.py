@@ -19,7 +19,6 @@ from router.model import (
     EndpointReturned,
     EndpointSeen,
     EndpointsHeard,
-    Observation,
     PeerObserved,
     SnapshotBegan,
     SnapshotEnded,
@@ -32,6 +31,7 @@ from sidecar.channel import FaultsChanged
 from sidecar.control import ALONE_S
 from sidecar.telemetry.page import Scalar
 from tests.support.control_process import ControlProcess
+from tests.support.fleet import observation
 from tests.support.redis_server import RedisServer
 from tests.support.state_writer import StateWriter, worker_record
 
@@ -79,7 +79,7 @@ def test_what_one_process_saw_goes_to_the_others_and_into_the_next_snapshot(tmp_
             control.receive(index, whole, "a snapshot")
         now = time.monotonic()
         ejected = EndpointEjected("127.0.0.1:9001", EjectCause.QUARANTINE, now + 30, 1, now)
-        observed = PeerObserved(0, (Observation("127.0.0.1:9001", 3, 12.5, ((50, 2),), 2, 1),), now)
+        observed = PeerObserved(0, (observation("127.0.0.1:9001", 3, 12.5, ((50, 2),), 2, 1),), now)
         assert control.data[0].send(ejected)
         assert control.data[0].send(observed)
         got = control.receive(1, has(PeerObserved), "the sibling's observation")
@@ -226,7 +226,7 @@ def test_workers_at_their_limit_are_no_reason_to_be_unready(tmp_path: Path) -> N
     with ControlProcess(tmp_path, processes=1, limits={"requests_per_endpoint": 2}, **STATIC) as control:
         control.hello()
         control.receive(0, whole, "a snapshot")
-        full = Observation("127.0.0.1:9001", 2, None, (), 0, 0)
+        full = observation("127.0.0.1:9001", 2, None, (), 0, 0)
         assert control.data[0].send(PeerObserved(0, (full,), time.monotonic()))
         deadline = time.monotonic() + 5
         while control.ask("/routes").json["routes"][0]["candidates"][0]["reason"] != "at_limit":

@@ -26,6 +26,7 @@ from tests.support.data_path import (
     resets,
     silent,
 )
+from tests.support.fleet import only
 
 FIELD = b"x-request-timeout-ms"
 SLACK_S = 1.0
@@ -70,7 +71,7 @@ async def test_the_callers_time_is_kept_without_any_sweep(path: DataPath) -> Non
     assert path.outcomes == {"deadline_exceeded": 1}
     assert path.results == {"outrun": 1}
     await path.until(lambda: path.origin.ended, "the worker's connection dropped", within_s=0.5)
-    assert path.cluster.endpoints["o0"].latency.ewma_ms >= 78  # that slow it is at least
+    assert only(path.cluster.endpoints["o0"]).latency.ewma_ms >= 78  # that slow it is at least
     assert not path.shared  # and nothing else is held against it
     assert path.scalar(Scalar.RETRIES_TOTAL) == 0
 
@@ -165,7 +166,7 @@ async def test_a_body_that_is_still_coming_ends_with_the_time(path: DataPath) ->
     got = await client.answer()
     assert (got.status, got.value(b"Connection")) == (504, b"close")
     assert path.results == {"cancelled": 1}
-    assert path.cluster.endpoints["o0"].latency.ewma_ms == 0  # it had nothing to answer yet
+    assert only(path.cluster.endpoints["o0"]).latency.ewma_ms == 0  # it had nothing to answer yet
 
 
 @on_data_path(echo)
@@ -234,7 +235,7 @@ async def test_a_try_that_takes_too_long_is_made_elsewhere(path: DataPath) -> No
     assert (await client.ask(post(b"x"))).body == b"x"
     assert 0.1 <= time.monotonic() - began <= 0.1 + SLACK_S
     assert path.results == {"try_timeout": 1, "success": 1}
-    assert path.cluster.endpoints["o0"].failures == 1  # that is held against it
+    assert only(path.cluster.endpoints["o0"]).failures == 1  # that is held against it
     assert path.outcomes == {"ok": 1}
 
 

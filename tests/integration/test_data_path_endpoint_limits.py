@@ -21,6 +21,7 @@ from tests.support.data_path import (
     request,
     says,
 )
+from tests.support.fleet import only
 
 TWO_AT_MOST = Policies(retry=POLICIES.retry, quarantine=POLICIES.quarantine, requests_per_endpoint=2)
 
@@ -120,7 +121,7 @@ async def test_a_request_that_a_fault_held_back_may_find_the_connection_taken(pa
     path.plane.faults = ()
     other = await path.connect()
     await asyncio.sleep(0.02)
-    path.cluster.endpoints["o1"].latency.ewma_ms = 1e6  # so that it too goes to the first
+    only(path.cluster.endpoints["o1"]).latency.ewma_ms = 1e6  # so that it too goes to the first
     await other.send(post(b"other"))
     assert (await held.answer()).body == b"held"
     assert (await other.answer()).body == b"other"

@@ -37,6 +37,7 @@ from tests.support.data_path import (
     says,
     silent,
 )
+from tests.support.fleet import only
 
 DELAY_S = 0.05
 HEDGING = Policies(
@@ -122,8 +123,8 @@ async def test_a_slow_first_try_is_overtaken(path: DataPath, client: Client) -> 
     assert path.scalar(Scalar.RETRIES_TOTAL) == 0
     assert path.origins[1].requests[0].value(b"warmroute-attempt") == b"2"
     slow = path.cluster.endpoints["o0"]
-    assert slow.latency.ewma_ms >= DELAY_S * 1000 - 2  # so slow it is at least: it is chosen less from now on
-    assert (slow.failures, path.shared) == (0, [])
+    assert only(slow).latency.ewma_ms >= DELAY_S * 1000 - 2  # so slow it is at least: it is chosen less from now on
+    assert (only(slow).failures, path.shared) == (0, [])
     assert (await client.ask(post(b"again"))).body == b"fast"  # the caller's connection goes on
 
 
@@ -164,7 +165,7 @@ def test_a_hedge_may_answer_in_any_form(pieces: tuple[bytes, ...]) -> None:
             assert (await client.ask(post(b"hello"))).body == b"fast"
             await path.until(lambda: path.in_flight == 0, "settled")
             assert path.outcomes == {"ok": turn}
-            path.cluster.endpoints["o0"].latency.ewma_ms = 0.0
+            only(path.cluster.endpoints["o0"]).latency.ewma_ms = 0.0
         assert path.results == {"outrun": 2, "success": 2}
 
     scenario()
@@ -294,7 +295,7 @@ def test_a_hedge_that_answers_badly_leaves_the_first_try_alone(
         assert path.scalar(Scalar.RETRIES_TOTAL) == 0
         assert path.pool(1).pooled == len(path.pool(1).open_connections) == kept
         other = path.cluster.endpoints["o1"]
-        assert other.failures == (result == "server_error")
+        assert only(other).failures == (result == "server_error")
         assert (other.busy_until > time.monotonic()) is (result == "busy")
         if pieces == (BUSY,):
             assert 5.0 < other.busy_until - time.monotonic() <= 7.0
@@ -488,7 +489,7 @@ async def test_endpoints_that_pushed_back_are_not_asked_beside_others(path: Data
     other = path.cluster.endpoints["o1"]
     other.pushed_back(time.monotonic() + 5, time.monotonic())
     await asyncio.sleep(0.15)  # the table follows
-    path.cluster.endpoints["o0"].latency.ewma_ms = 0.0
+    only(path.cluster.endpoints["o0"]).latency.ewma_ms = 0.0
     assert (await client.ask(post(b"hello"))).body == b"first"
     assert hedges(path) == (0, 0, 1)
 

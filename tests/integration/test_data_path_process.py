@@ -123,8 +123,9 @@ def test_it_says_hello_and_accepts_once_it_has_a_snapshot(tmp_path: Path) -> Non
         observed = data.receive(PeerObserved)
         while not observed.observations:
             observed = data.receive(PeerObserved)
-        (seen,) = observed.observations
-        assert (observed.source, seen.id, seen.successes, seen.failures) == (0, "o0", 1, 0)
+        (endpoint,) = observed.observations
+        (seen,) = endpoint.seen
+        assert (observed.source, endpoint.id, seen.successes, seen.failures) == (0, "o0", 1, 0)
         data.until(lambda: data.scalar(Scalar.UPSTREAM_CONNECTIONS_TOTAL) == 1, "counted")
         assert data.outcome(Outcome.OK) == 1
         assert data.stop() == 0
@@ -253,9 +254,9 @@ def test_it_heeds_what_a_sibling_ejected_and_let_back(tmp_path: Path) -> None:
         data.snapshot(one.address)
         assert data.once() == 200
         now = time.monotonic()
-        data.send(EndpointEjected("o0", EjectCause.BREAKER, now + 60, 1, now))
+        data.send(EndpointEjected("o0", EjectCause.BREAKER, now + 60, 1, now, "m"))
         data.until(lambda: data.once() == 503, "ejected here too")
-        data.send(EndpointReturned("o0", EjectCause.BREAKER, time.monotonic()))
+        data.send(EndpointReturned("o0", EjectCause.BREAKER, time.monotonic(), "m"))
         data.until(lambda: data.once() == 200, "back here too")
         assert data.stop() == 0
 

@@ -23,6 +23,7 @@ from tests.support.data_path import (
     request,
     says,
 )
+from tests.support.fleet import only
 
 GONE_S = 0.1
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: Echo\r\n\r\n"
@@ -219,7 +220,7 @@ def test_a_worker_that_leaves_ends_the_other_side_at_once(reset: bool) -> None:
         client.close()
         await path.until(lambda: path.outcomes, "the outcome")
         assert path.outcomes == ({"upstream_cut": 1} if reset else {"ok": 1})
-        assert path.cluster.endpoints["o0"].failures == 0  # a tunnel's end says nothing of its endpoint
+        assert only(path.cluster.endpoints["o0"]).failures == 0  # a tunnel's end says nothing of its endpoint
 
     scenario()
 
@@ -408,7 +409,7 @@ async def test_a_tunnel_counts_as_long_as_it_took_to_open(path: DataPath) -> Non
     await asyncio.sleep(0.2)
     client.close()
     await path.until(lambda: path.outcomes, "the outcome")
-    assert endpoint.latency.ewma_ms < 150
+    assert only(endpoint).latency.ewma_ms < 150
 
 
 @on_data_path(echoes)

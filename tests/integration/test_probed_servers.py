@@ -6,13 +6,15 @@ import contextlib
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from router.model import EndpointRecord, EndpointSeen, LoadReport, Observation, PeerObserved, State
+from router.model import EndpointRecord, EndpointSeen, LoadReport, PeerObserved, State
 from tests.support.control_process import ControlProcess
+from tests.support.fleet import observation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,7 +204,9 @@ def test_a_load_report_that_a_data_process_saw_stands_over_what_probes_found(tmp
         models = [{"name": "m", "endpoints": [server.url], "probe": probe, "load_reports": True}]
         with ControlProcess(tmp_path, models=models, policies={"freshness": {"full_s": 1.0, "ttl_s": 2.0}}) as control:
             last(control, is_warm, "ready")
-            observed = Observation(f"127.0.0.1:{server.port}", 0, None, (), 1, 0, LoadReport(0.5, 9, 0.125))
+            observed = replace(
+                observation(f"127.0.0.1:{server.port}", 0, successes=1, version=""), report=LoadReport(0.5, 9, 0.125)
+            )
             control.hello()
             assert control.data[0].send(PeerObserved(0, (observed,), time.monotonic()))
 

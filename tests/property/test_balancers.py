@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from router.cluster import Cluster
 from router.endpoint import Endpoint
-from router.model import EndpointHeld, EndpointSeen, Observation, PeerObserved, State
+from router.model import EndpointHeld, EndpointSeen, PeerObserved, State
 from router.outcomes import AttemptResult
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies
 from router.routes import Attempt, NoCandidate, Route
-from tests.support.fleet import record
+from tests.support.fleet import observation, only, record
 
 NOW = 5.0
 KEYED_POLICY = KeyPolicy(header="x-key")
@@ -91,7 +91,7 @@ def test_nobody_is_picked_who_may_not_be_and_every_place_is_given_back_once(
         elif fate in ("refused", "busy"):
             endpoint.in_flight += 1
             result = AttemptResult.CONNECT_REFUSED if fate == "refused" else AttemptResult.BUSY
-            made.done(Attempt(endpoint, route, NOW), result, NOW + 1e-9)
+            made.done(Attempt(only(endpoint), route, NOW), result, NOW + 1e-9)
     if again:
         route.expire()
     before = {id_: endpoint.in_flight for id_, endpoint in made.endpoints.items()}
@@ -126,8 +126,8 @@ def test_what_is_explained_is_what_is_done(
     for _ in range(data.draw(st.integers(1, 3))):
         made.done(take(made, random.Random(3), key), AttemptResult.CANCELLED, NOW)
     for endpoint, load in zip(made.endpoints.values(), loads, strict=True):
-        endpoint.latency.ewma_ms = data.draw(st.sampled_from([0.0, 1.0, 7.5, 200.0]))
-        seen = Observation(endpoint.id, load, data.draw(st.sampled_from([None, 15.0])), (), 0, 0)
+        only(endpoint).latency.ewma_ms = data.draw(st.sampled_from([0.0, 1.0, 7.5, 200.0]))
+        seen = observation(endpoint.id, load, data.draw(st.sampled_from([None, 15.0])), (), 0, 0)
         made.apply(PeerObserved(1, (seen,), NOW), NOW)
         endpoint.in_flight = data.draw(st.integers(0, 2))
     route.expire()
@@ -150,7 +150,7 @@ def test_least_request_picks_a_minimum(loads: list[int], seed: int, more: int) -
     made = cluster_of(named(len(loads)), BalancerName.LEAST_REQUEST)
     rng = random.Random(seed)
     for endpoint, load in zip(made.endpoints.values(), loads, strict=True):
-        seen = Observation(endpoint.id, load // 2, None, (), 0, 0)
+        seen = observation(endpoint.id, load // 2, None, (), 0, 0)
         made.apply(PeerObserved(1, (seen,), NOW), NOW)
         endpoint.in_flight = load - load // 2
     for _ in range(more):
@@ -193,7 +193,7 @@ def test_the_worse_of_two_is_never_picked(name: BalancerName, loads: list[int], 
     """So the worst of all never is, where there is exactly one."""
     made = cluster_of(named(len(loads)), name)
     for endpoint, load in zip(made.endpoints.values(), loads, strict=True):
-        endpoint.latency.ewma_ms = 5.0
+        only(endpoint).latency.ewma_ms = 5.0
         endpoint.in_flight = load
     assume(len(loads) > 1)
     assume(loads.count(max(loads)) == 1)
@@ -284,7 +284,7 @@ def test_without_a_key_it_is_as_warm(loads: list[int], numbers: list[float]) -> 
         made = cluster_of(named(len(loads)), name)
         take(made, random.Random(1)).endpoint.in_flight -= 1
         for endpoint, load in zip(made.endpoints.values(), loads, strict=True):
-            endpoint.latency.ewma_ms = 3.0
+            only(endpoint).latency.ewma_ms = 3.0
             endpoint.in_flight = load
         attempt = made.choose(route_of(made), NOW, itertools.cycle(numbers).__next__)
         assert isinstance(attempt, Attempt)

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.cluster import Cluster
-from router.model import EndpointRecord, EndpointSeen, Observation, PeerObserved
+from router.model import EndpointRecord, EndpointSeen, PeerObserved
 from router.outcomes import AttemptResult
 from router.pickers import AliasPicker
 from router.policy import ModelPolicy, Policies
 from router.routes import Attempt
 from router.stats import LogBuckets, SketchWindow
-from tests.support.fleet import GIB, record
+from tests.support.fleet import GIB, observation, only, record
 
 RATIO = st.floats(0, 1)
 MEMBERS = st.lists(
@@ -39,7 +39,7 @@ def cluster_of(records: list[EndpointRecord], members: list[Member]) -> Cluster:
     for each in records:
         cluster.apply(EndpointSeen(each, 0.0), 0.0)
     for index, (_, _, _, ms) in enumerate(members):
-        latency = cluster.endpoints[f"e{index}"].latency
+        latency = only(cluster.endpoints[f"e{index}"]).latency
         latency.sample(float(ms), 0.0)
         latency.settle(0.0)
     return cluster
@@ -54,7 +54,7 @@ def shares(cluster: Cluster) -> dict[str, float]:
 def odds(cluster: Cluster) -> dict[str, float]:
     """Return the exact probability that each endpoint is chosen: two draws, the lower wait, the first where equal."""
     draw = shares(cluster)
-    wait = {id_: endpoint.latency.ewma_ms for id_, endpoint in cluster.endpoints.items()}
+    wait = {id_: only(endpoint).latency.ewma_ms for id_, endpoint in cluster.endpoints.items()}
     out = dict.fromkeys(draw, 0.0)
     for first, p in draw.items():
         for second, q in draw.items():
@@ -107,14 +107,14 @@ def test_the_choosing_law_is_the_same_wherever_it_stands(
     assert route is not None
     for id_, endpoint in cluster.endpoints.items():
         if data.draw(st.booleans()):
-            endpoint.latency.ewma_ms = data.draw(st.sampled_from([0.0, 1.0, 7.5, 200.0]))
+            only(endpoint).latency.ewma_ms = data.draw(st.sampled_from([0.0, 1.0, 7.5, 200.0]))
         endpoint.in_flight = data.draw(st.integers(0, 3))
         if data.draw(st.booleans()):
-            seen = Observation(id_, data.draw(st.integers(0, 3)), data.draw(st.sampled_from([None, 15.0])), (), 0, 0)
+            seen = observation(id_, data.draw(st.integers(0, 3)), data.draw(st.sampled_from([None, 15.0])), (), 0, 0)
             cluster.apply(PeerObserved(1, (seen,), 0.0), 0.0)
         if data.draw(st.booleans()):
             endpoint.in_flight += 1
-            cluster.done(Attempt(endpoint, route, 0.0), AttemptResult.BUSY, 0.0, 1.0)
+            cluster.done(Attempt(only(endpoint), route, 0.0), AttemptResult.BUSY, 0.0, 1.0)
 
     def take(*, carefully: bool) -> str:
         route.due = float("-inf") if carefully else route.due

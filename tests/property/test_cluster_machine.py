@@ -20,7 +20,6 @@ from router.model import (
     EndpointsHeard,
     Event,
     GoneReason,
-    Observation,
     PeerObserved,
     SnapshotBegan,
     SnapshotEnded,
@@ -32,7 +31,7 @@ from router.model import (
 from router.outcomes import AttemptResult, Reason
 from router.policy import BalancerName, BreakerPolicy, KeyPolicy, LatencyPolicy, ModelPolicy, Policies, ScoringPolicy
 from router.routes import Attempt, NoCandidate
-from tests.support.fleet import record
+from tests.support.fleet import observation, only, record
 
 IDS = ("a", "b", "c", "s")
 POLICIES = Policies(breaker=BreakerPolicy(minimum_calls=4, half_open_calls=3))
@@ -172,12 +171,12 @@ class ClusterMachine(RuleBasedStateMachine):
         return {
             id_: (
                 endpoint.in_flight,
-                endpoint.latency.ewma_ms,
+                only(endpoint).latency.ewma_ms,
                 endpoint.quarantine.state,
                 endpoint.quarantine.until,
-                endpoint.breaker.state,
-                endpoint.breaker.until,
-                endpoint.breaker.trials,
+                only(endpoint).breaker.state,
+                only(endpoint).breaker.until,
+                only(endpoint).breaker.trials,
                 endpoint.held,
                 endpoint.busy_until,
             )
@@ -186,7 +185,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(id_=st.sampled_from(IDS), count=st.integers(0, 3), bad=st.integers(0, 3), source=st.integers(1, 2))
     def sibling(self, id_: str, count: int, bad: int, source: int) -> None:
-        self.apply(PeerObserved(source, (Observation(id_, count, None, ((30, 1),), 1, bad),), self.now))
+        self.apply(PeerObserved(source, (observation(id_, count, None, ((30, 1),), 1, bad),), self.now))
 
     @rule(target=attempts, version=st.sampled_from(["", "1"]), key=KEYS)
     def request(self, version: str, key: bytes | None) -> Any:
@@ -229,8 +228,8 @@ class ClusterMachine(RuleBasedStateMachine):
         assert version in ("", report.replicas[0].version)
         assert tried is None or self.first.endpoints.get(tried.endpoint.id) is not endpoint
         assert endpoint.quarantine.state is GuardState.CLOSED or attempt.probe
-        assert endpoint.breaker.state is not GuardState.OPEN
-        assert endpoint.breaker.trials <= POLICIES.breaker.half_open_calls
+        assert only(endpoint).breaker.state is not GuardState.OPEN
+        assert only(endpoint).breaker.trials <= POLICIES.breaker.half_open_calls
         if self.now < endpoint.busy_until and not attempt.probe:  # only where the table has nobody else
             others = [each for each in attempt.route.drawn if tried is None or each.endpoint is not tried.endpoint]
             others = [each for each in others if not each.endpoint.full]

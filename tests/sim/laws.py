@@ -24,7 +24,7 @@ from router.routes import Attempt
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from router.endpoint import Endpoint
+    from router.endpoint import Candidate
     from router.protocols import Rng
 
 
@@ -77,7 +77,7 @@ class Routed:
         self._rng = rng
         self._known = known
         self._routes = {model: self.cluster.route(model) for model in models}
-        self._unsettled: dict[Endpoint, list[float]] = {}
+        self._unsettled: dict[Candidate, list[float]] = {}
         if static:
             for id_ in known:
                 self.checked(id_, True, 0.0)
@@ -90,9 +90,9 @@ class Routed:
 
     def done(self, pick: Pick, result: AttemptResult, now: float) -> Sequence[Event]:
         assert isinstance(pick, Attempt)
-        endpoint = pick.endpoint
-        if result is AttemptResult.SUCCESS and not endpoint.guarded:  # as Plane.answered does
-            self._unsettled.setdefault(endpoint, []).append(self.cluster.succeeded(pick, now))
+        candidate = pick.candidate
+        if result is AttemptResult.SUCCESS and not candidate.guarded:  # as Plane.answered does
+            self._unsettled.setdefault(candidate, []).append(self.cluster.succeeded(pick, now))
             return ()
         return self.cluster.done(pick, result, now)
 
@@ -110,8 +110,8 @@ class Routed:
         self.cluster.apply(EndpointSeen(EndpointRecord(id_, f"http://{id_}", replicas=replicas, static=True), now), now)
 
     def tick(self, now: float) -> None:
-        for endpoint, seconds in self._unsettled.items():
-            self.cluster.learn(endpoint, seconds, now)
+        for candidate, seconds in self._unsettled.items():
+            self.cluster.learn(candidate, seconds, now)
         self._unsettled.clear()
         self.cluster.apply(Tick(), now)
 

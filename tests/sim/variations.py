@@ -55,7 +55,7 @@ class _Varied(Cluster):
 
     def __init__(self, policies: Policies, models: Iterable[ModelPolicy], now: float, *, rng: Rng) -> None:
         super().__init__(policies, models, now, rng=rng)
-        self._means: dict[Endpoint, tuple[float, float]] = {}
+        self._means: dict[Candidate, tuple[float, float]] = {}
 
     def choose(
         self, route: Route, now: float, rng: Rng, tried: Endpoint | None = None, key: bytes | None = None
@@ -64,30 +64,30 @@ class _Varied(Cluster):
         if tried is None and now < route.due and table is not None:
             drawn = [route.drawn[table.draw(rng)] for _ in range(self.how.draws)]
             best = min(drawn, key=self._wait)  # the first of those that are equal
-            if all(now < each.open_until for each in drawn) and best.endpoint.in_flight < best.endpoint.most:
+            if all(now < each.open_until for each in drawn) and best.endpoint.in_flight < best.most:
                 self._calls.add(1, 0, now)
                 best.endpoint.in_flight += 1
                 route.used = 10
-                return Attempt(best.endpoint, route, now)
+                return Attempt(best, route, now)
         return super().choose(route, now, rng, tried, key)
 
     def _wait(self, candidate: Candidate) -> float:
         endpoint = candidate.endpoint
         siblings = endpoint.peers_in_flight if self.how.siblings else 0
-        return (self._estimate(endpoint) or candidate.prior_ms) * (endpoint.in_flight + siblings + 1)
+        return (self._estimate(candidate) or candidate.prior_ms) * (endpoint.in_flight + siblings + 1)
 
-    def _estimate(self, endpoint: Endpoint) -> float:
-        return self._means.get(endpoint, (0.0, 0.0))[0]
+    def _estimate(self, candidate: Candidate) -> float:
+        return self._means.get(candidate, (0.0, 0.0))[0]
 
     def succeeded(self, attempt: Attempt, now: float) -> float:
         seconds = super().succeeded(attempt, now)
         ms = seconds * 1000
-        known = self._means.get(attempt.endpoint)
+        known = self._means.get(attempt.candidate)
         if known is None or (self.how.peaks and ms >= known[0]):
-            self._means[attempt.endpoint] = ms, now
+            self._means[attempt.candidate] = ms, now
         else:
             mean = ms + (known[0] - ms) * exp((known[1] - now) / self.how.decay_s)
-            self._means[attempt.endpoint] = mean, now
+            self._means[attempt.candidate] = mean, now
         return seconds
 
 

@@ -13,6 +13,8 @@ from router.model import (
     EndpointsHeard,
     Event,
     GoneReason,
+    ModelObservation,
+    Observation,
     Replica,
     State,
     Tick,
@@ -24,9 +26,31 @@ from router.routes import Attempt, NoCandidate, Route
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from router.endpoint import Endpoint
+    from router.endpoint import Candidate, Endpoint
 
 GIB = 1 << 30
+
+
+def only(endpoint: Endpoint) -> Candidate:
+    """Return the one model version that an endpoint offers."""
+    (candidate,) = endpoint.candidates.values()
+    return candidate
+
+
+def observation(
+    id_: str,
+    in_flight: int,
+    ewma_ms: float | None = None,
+    buckets: tuple[tuple[int, int], ...] = (),
+    successes: int = 0,
+    failures: int = 0,
+    *,
+    model: str = "m",
+    version: str = "1",
+) -> Observation:
+    """Return what a sibling process saw of an endpoint that offers one model version."""
+    seen = ModelObservation(model, version, ewma_ms, buckets, successes, failures)
+    return Observation(id_, in_flight, (seen,) if ewma_ms or buckets or successes or failures else ())
 
 
 def record(

@@ -6,7 +6,7 @@ import pytest
 
 from router.outcomes import AttemptResult
 from router.policy import BalancerName, ModelPolicy, Policies
-from tests.support.fleet import Driven, record
+from tests.support.fleet import Driven, only, record
 
 
 def fleet(requests_per_endpoint: int = 0) -> Driven:
@@ -19,7 +19,13 @@ def learned(driven: Driven) -> object:
     now = driven.now
     endpoints = driven.cluster.endpoints.values()
     return [
-        (e.latency.ewma_ms, dict(e.latency.fresh), e.breaker.calls.totals(now), e.quarantine.active, e.busy_until)
+        (
+            only(e).latency.ewma_ms,
+            dict(only(e).latency.fresh),
+            only(e).breaker.calls.totals(now),
+            e.quarantine.active,
+            e.busy_until,
+        )
         for e in endpoints
     ]
 

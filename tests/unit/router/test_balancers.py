@@ -10,12 +10,12 @@ from router import balancers
 from router.balancers import Keyed, Warm, balancer_for, hash_of, mixed
 from router.cluster import Cluster
 from router.explain import Explanation
-from router.model import EndpointHeld, EndpointSeen, Observation, PeerObserved, StoreChanged, StoreMode
+from router.model import EndpointHeld, EndpointSeen, PeerObserved, StoreChanged, StoreMode
 from router.outcomes import AttemptResult
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies
 from router.protocols import Rng
 from router.routes import Attempt
-from tests.support.fleet import Driven, record
+from tests.support.fleet import Driven, observation, only, record
 
 
 def driven(name: BalancerName, *ids: str, policies: Policies | None = None) -> Driven:
@@ -88,7 +88,7 @@ def test_at_random() -> None:
 def test_the_fewest_in_flight() -> None:
     made = driven(BalancerName.LEAST_REQUEST, "a", "b", "c")
     load(made, a=2, b=1, c=1)
-    made.apply(PeerObserved(1, (Observation("b", 3, None, (), 0, 0),), made.now))
+    made.apply(PeerObserved(1, (observation("b", 3, None, (), 0, 0),), made.now))
     explanation = explain(made, 0.9)
     assert why(explanation) == ("c", None, "c", "the fewest in flight: 1")
     assert [(row.endpoint, row.share, row.terms[0].raw) for row in explanation.rows] == [
@@ -129,7 +129,7 @@ def test_two_of_one() -> None:
 def test_two_by_wait() -> None:
     made = driven(BalancerName.PEAK_EWMA, "a", "b", "c")
     for id_, ms in (("a", 10.0), ("b", 30.0)):
-        made.cluster.endpoints[id_].latency.ewma_ms = ms
+        only(made.cluster.endpoints[id_]).latency.ewma_ms = ms
     load(made, a=3)
     explanation = explain(made, 0.0, 0.5)
     assert why(explanation) == (
@@ -269,7 +269,7 @@ def test_a_probe_comes_before_every_balancer_and_a_hedge_asks_it(name: BalancerN
 
 def test_half_open_trials_are_counted_whoever_picks() -> None:
     made = driven(BalancerName.RANDOM, "a", "b")
-    breaker = made.cluster.endpoints["a"].breaker
+    breaker = only(made.cluster.endpoints["a"]).breaker
     breaker.peer_opened(made.now + 1, made.now)
     made.apply(EndpointSeen(record("a"), made.now))
     made.wait(1.5, heard="ab")

@@ -24,7 +24,7 @@ from router.policy import ModelPolicy, Policies, QuarantinePolicy, RampPolicy
 from router.protocols import Candidate, Rng
 from router.retry import RetryDenied
 from router.routes import Attempt, NoCandidate
-from tests.support.fleet import Driven, record
+from tests.support.fleet import Driven, observation, only, record
 
 OK = AttemptResult.SUCCESS
 REFUSED = AttemptResult.CONNECT_REFUSED
@@ -71,13 +71,13 @@ def test_draws_follow_the_weights_where_waits_are_equal() -> None:
 
 def test_the_lower_expected_wait_wins_of_the_two_drawn() -> None:
     driven = pair()
-    a, b = (driven.cluster.endpoints[id_] for id_ in "ab")
+    a, b = (only(driven.cluster.endpoints[id_]) for id_ in "ab")
     a.latency.ewma_ms, b.latency.ewma_ms = 100.0, 10.0
     counts = driven.ids(1000)
     assert counts["b"] / 1000 == pytest.approx(0.75, abs=0.05)  # all but "a drawn twice"
-    b.in_flight = 9
+    b.endpoint.in_flight = 9
     assert driven.ids(1000)["a"] / 1000 == pytest.approx(0.5, abs=0.05)  # equal: the first drawn
-    b.in_flight = 10
+    b.endpoint.in_flight = 10
     assert driven.ids(1000)["a"] / 1000 == pytest.approx(0.75, abs=0.05)
 
 
@@ -92,16 +92,16 @@ def test_of_equal_waits_the_first_drawn_wins(numbers: tuple[float, ...], winner:
 
 def test_attempts_of_siblings_count_in_the_wait() -> None:
     driven = pair()
-    driven.apply(PeerObserved(1, (Observation("a", 50, None, (), 0, 0),), driven.now))
+    driven.apply(PeerObserved(1, (observation("a", 50, None, (), 0, 0),), driven.now))
     assert driven.ids(1000)["b"] / 1000 == pytest.approx(0.75, abs=0.05)
-    driven.apply(PeerObserved(1, (Observation("a", 0, None, (), 0, 0),), driven.now))
+    driven.apply(PeerObserved(1, (observation("a", 0, None, (), 0, 0),), driven.now))
     assert driven.ids(1000)["b"] / 1000 == pytest.approx(0.5, abs=0.05)
 
 
 def test_what_a_silent_sibling_said_is_forgotten() -> None:
     driven = pair()
-    driven.apply(PeerObserved(1, (Observation("a", 50, 12.0, (), 0, 0),), driven.now))
-    driven.apply(PeerObserved(2, (Observation("a", 3, 12.0, (), 0, 0),), driven.now + 4))
+    driven.apply(PeerObserved(1, (observation("a", 50, 12.0, (), 0, 0),), driven.now))
+    driven.apply(PeerObserved(2, (observation("a", 3, 12.0, (), 0, 0),), driven.now + 4))
     assert driven.cluster.endpoints["a"].peers_in_flight == 53
     driven.wait(6.5, heard=("a", "b"))
     assert driven.cluster.endpoints["a"].peers_in_flight == 3
@@ -111,8 +111,8 @@ def test_an_unknown_ewma_is_the_siblings_or_else_the_median() -> None:
     driven = Driven()
     driven.seen(*(record(id_) for id_ in "abcd"))
     for id_, ewma_ms in (("a", 10.0), ("b", 20.0)):
-        driven.cluster.endpoints[id_].latency.ewma_ms = ewma_ms
-    driven.apply(PeerObserved(1, (Observation("c", 0, 90.0, (), 0, 0),), driven.now))
+        only(driven.cluster.endpoints[id_]).latency.ewma_ms = ewma_ms
+    driven.apply(PeerObserved(1, (observation("c", 0, 90.0, (), 0, 0),), driven.now))
     driven.attempt()
     priors = {id_: next(iter(e.candidates.values())).prior_ms for id_, e in driven.cluster.endpoints.items()}
     assert priors == {"a": 10.0, "b": 20.0, "c": 90.0, "d": 20.0}
@@ -121,7 +121,7 @@ def test_an_unknown_ewma_is_the_siblings_or_else_the_median() -> None:
 def test_the_ewma_jumps_to_peaks_and_decays_over_ten_seconds() -> None:
     driven = Driven()
     driven.seen(record("a"))
-    latency = driven.cluster.endpoints["a"].latency
+    latency = only(driven.cluster.endpoints["a"]).latency
     for ms, expected in ((10, 10.0), (100, 100.0)):
         attempt = driven.attempt()
         driven.done(attempt, OK, ms / 1000)
@@ -136,7 +136,7 @@ def test_the_ewma_jumps_to_peaks_and_decays_over_ten_seconds() -> None:
 def test_idle_endpoints_drift_back_to_their_median_and_are_unknown_after_the_window() -> None:
     driven = Driven()
     driven.seen(record("a"))
-    latency = driven.cluster.endpoints["a"].latency
+    latency = only(driven.cluster.endpoints["a"]).latency
     for ms in (10, 10, 10, 500):
         driven.done(driven.attempt(), OK, ms / 1000)
     driven.wait(20, heard=("a",))
@@ -162,7 +162,7 @@ def test_idle_endpoints_drift_back_to_their_median_and_are_unknown_after_the_win
 def test_what_did_not_succeed_can_only_say_slower(result: AttemptResult, raises: bool) -> None:
     driven = Driven()
     driven.seen(record("a"))
-    latency = driven.cluster.endpoints["a"].latency
+    latency = only(driven.cluster.endpoints["a"]).latency
     driven.done(driven.attempt(), OK, 0.05)
     driven.done(driven.attempt(), result, 0.001)
     assert latency.ewma_ms == pytest.approx(50)
@@ -182,7 +182,7 @@ def test_latency_counts_from_when_the_shell_says_the_request_had_been_sent() -> 
         driven.now += 2.0  # so long the caller took to send a body
         attempt.started = driven.now
         driven.done(attempt, result, after_s)
-        assert driven.cluster.endpoints["a"].latency.ewma_ms == pytest.approx(expected_ms)
+        assert only(driven.cluster.endpoints["a"]).latency.ewma_ms == pytest.approx(expected_ms)
         driven.heard("a")
 
 
@@ -193,7 +193,7 @@ def test_impossible_durations_do_no_harm() -> None:
         attempt = driven.attempt()
         attempt.started = driven.now - after_s
         driven.done(attempt, OK)
-    assert driven.cluster.endpoints["a"].latency.ewma_ms == 1e8
+    assert only(driven.cluster.endpoints["a"]).latency.ewma_ms == 1e8
 
 
 def test_slow_endpoints_lose_weight() -> None:
@@ -212,7 +212,7 @@ def test_slow_endpoints_lose_weight() -> None:
 def test_who_is_taken_out_is_not_chosen_again_even_without_a_tick(how: str) -> None:
     driven = pair()
     for id_, ewma_ms in (("a", 1.0), ("b", 100.0)):  # whenever it is drawn at all, it would win
-        driven.cluster.endpoints[id_].latency.ewma_ms = ewma_ms
+        only(driven.cluster.endpoints[id_]).latency.ewma_ms = ewma_ms
     driven.ids(10)
     if how == "draining":
         driven.seen(record("a", draining=True))
@@ -227,7 +227,7 @@ def test_who_is_taken_out_is_not_chosen_again_even_without_a_tick(how: str) -> N
     elif how == "sibling":
         driven.apply(EndpointEjected("a", EjectCause.QUARANTINE, driven.now + 4, 3, driven.now))
     elif how == "breaker":
-        driven.apply(EndpointEjected("a", EjectCause.BREAKER, driven.now + 60, 1, driven.now))
+        driven.apply(EndpointEjected("a", EjectCause.BREAKER, driven.now + 60, 1, driven.now, "m", "1"))
     else:
         driven.seen(record("a", model="other"))
     assert driven.ids() == {"b": 300}
@@ -447,11 +447,11 @@ def test_an_attempt_from_before_the_ejection_says_nothing_new_though_its_body_wa
 
 def test_a_trial_of_an_earlier_half_open_time_does_not_count_though_its_body_was_sent_in_this_one() -> None:
     driven = pair()
-    breaker = driven.cluster.endpoints["a"].breaker
+    breaker = only(driven.cluster.endpoints["a"]).breaker
     break_(driven)
     driven.wait(60.2, heard=("a", "b"))
     slow = driven.to("a")
-    driven.apply(EndpointEjected("a", EjectCause.BREAKER, driven.now + 1, 1, driven.now))
+    driven.apply(EndpointEjected("a", EjectCause.BREAKER, driven.now + 1, 1, driven.now, "m", "1"))
     driven.wait(1.2, heard=("a", "b"))
     trial = driven.to("a")
     assert breaker.trials == 1
@@ -505,11 +505,14 @@ def test_news_of_an_earlier_process_or_of_nobody_is_passed_over() -> None:
     driven.seen(record("a", epoch="b"))
     before = driven.now - 0.5
     for cause in EjectCause:
-        driven.apply(EndpointEjected("a", cause, driven.now + 60, 1, before))
-        driven.apply(EndpointReturned("a", cause, before))
-        driven.apply(EndpointEjected("nobody", cause, driven.now + 60, 1, driven.now))
-        driven.apply(EndpointReturned("nobody", cause, driven.now))
-    driven.apply(PeerObserved(1, (Observation("nobody", 1, None, (), 0, 0),), driven.now))
+        driven.apply(EndpointEjected("a", cause, driven.now + 60, 1, before, "m", "1"))
+        driven.apply(EndpointReturned("a", cause, before, "m", "1"))
+        driven.apply(EndpointEjected("nobody", cause, driven.now + 60, 1, driven.now, "m", "1"))
+        driven.apply(EndpointReturned("nobody", cause, driven.now, "m", "1"))
+    for other in (("other", "1"), ("m", "2")):  # what it does not offer
+        driven.apply(EndpointEjected("a", EjectCause.BREAKER, driven.now + 60, 1, driven.now, *other))
+        driven.apply(EndpointReturned("a", EjectCause.BREAKER, driven.now, *other))
+    driven.apply(PeerObserved(1, (observation("nobody", 1, None, (), 0, 0),), driven.now))
     driven.apply(EndpointHeld("nobody", False, driven.now))
     driven.gone("nobody")
     driven.wait(0.2, heard=("a", "b"))
@@ -544,14 +547,14 @@ def test_the_breaker_opens_closes_and_tells_siblings() -> None:
     driven = pair()
     break_(driven)
     (event,) = driven.shared
-    assert event == EndpointEjected("a", EjectCause.BREAKER, driven.now + 60, 1, driven.now)
+    assert event == EndpointEjected("a", EjectCause.BREAKER, driven.now + 60, 1, driven.now, "m", "1")
     assert driven.ids() == {"b": 300}
     driven.wait(60.2, heard=("a", "b"), tick=False)
     trials = [driven.to("a") for _ in range(6)]
     assert all(trial.probe for trial in trials)
     for trial in trials:
         driven.done(trial, OK)
-    assert driven.shared[-1] == EndpointReturned("a", EjectCause.BREAKER, driven.now)
+    assert driven.shared[-1] == EndpointReturned("a", EjectCause.BREAKER, driven.now, "m", "1")
     driven.wait(0.2, heard=("a", "b"))
     assert driven.ids()["a"] > 50
 
@@ -570,17 +573,17 @@ def test_half_open_lets_ten_through() -> None:
 
 def test_a_breaker_that_a_sibling_closed_is_closed_here() -> None:
     driven = pair()
-    driven.apply(EndpointEjected("a", EjectCause.BREAKER, driven.now + 60, 1, driven.now))
+    driven.apply(EndpointEjected("a", EjectCause.BREAKER, driven.now + 60, 1, driven.now, "m", "1"))
     driven.wait(1, heard=("a", "b"))
     assert driven.ids(50) == {"b": 50}
-    driven.apply(EndpointReturned("a", EjectCause.BREAKER, driven.now))
+    driven.apply(EndpointReturned("a", EjectCause.BREAKER, driven.now, "m", "1"))
     driven.wait(0.2, heard=("a", "b"))
     assert set(driven.ids(50)) == {"a", "b"}
 
 
 def test_a_breaker_goes_half_open_on_time_though_the_table_is_new() -> None:
     driven = pair()
-    driven.apply(EndpointEjected("a", EjectCause.BREAKER, driven.now + 0.35, 1, driven.now))
+    driven.apply(EndpointEjected("a", EjectCause.BREAKER, driven.now + 0.35, 1, driven.now, "m", "1"))
     driven.now += 0.3
     driven.ids(5)
     driven.now += 0.06
@@ -600,9 +603,9 @@ def test_client_errors_and_back_pressure_never_open_it() -> None:
 
 def test_failures_that_siblings_saw_count_too() -> None:
     driven = pair()
-    driven.apply(PeerObserved(1, (Observation("a", 0, None, (), 0, 19),), driven.now))
+    driven.apply(PeerObserved(1, (observation("a", 0, None, (), 0, 19),), driven.now))
     assert driven.shared == []
-    driven.apply(PeerObserved(2, (Observation("a", 0, None, ((40, 2),), 1, 1),), driven.now))
+    driven.apply(PeerObserved(2, (observation("a", 0, None, ((40, 2),), 1, 1),), driven.now))
     (event,) = driven.shared
     assert isinstance(event, EndpointEjected)
     assert driven.ids() == {"b": 300}
@@ -690,20 +693,21 @@ def test_observations_are_what_was_seen_since_the_last_call() -> None:
     assert driven.cluster.observe(driven.now) == ()
     first, second = driven.to("a"), driven.to("a")
     driven.done(first, OK, 0.010)
-    (seen,) = driven.cluster.observe(driven.now)
-    assert (seen.id, seen.in_flight, seen.successes, seen.failures) == ("a", 1, 1, 0)
+    (observed,) = driven.cluster.observe(driven.now)
+    (seen,) = observed.seen
+    assert (observed.id, observed.in_flight, seen.model, seen.version) == ("a", 1, "m", "1")
+    assert (seen.successes, seen.failures) == (1, 0)
     assert seen.ewma_ms == pytest.approx(10)
     assert sum(count for _, count in seen.buckets) == 1
-    (seen,) = driven.cluster.observe(driven.now)
-    assert (seen.in_flight, seen.successes, seen.buckets) == (1, 0, ())
+    assert driven.cluster.observe(driven.now) == (Observation("a", 1),)
     driven.done(second, AttemptResult.CANCELLED)
-    (seen,) = driven.cluster.observe(driven.now)
-    assert (seen.in_flight, seen.successes, seen.failures) == (0, 0, 0)
+    assert driven.cluster.observe(driven.now) == (Observation("a", 0),)
     assert driven.cluster.observe(driven.now) == ()
     driven.done(driven.to("b"), AttemptResult.CLIENT_ERROR)
     driven.done(driven.to("b"), FAILED)
-    (seen,) = driven.cluster.observe(driven.now)
-    assert (seen.id, seen.successes, seen.failures, seen.buckets) == ("b", 1, 1, ())
+    (observed,) = driven.cluster.observe(driven.now)
+    (seen,) = observed.seen
+    assert (observed.id, seen.successes, seen.failures, seen.buckets) == ("b", 1, 1, ())
 
 
 def test_latencies_travel_between_siblings_and_are_not_sent_on() -> None:
@@ -712,7 +716,7 @@ def test_latencies_travel_between_siblings_and_are_not_sent_on() -> None:
         first.done(first.to("a"), OK, 0.04)
     second.apply(PeerObserved(1, first.cluster.observe(first.now), second.now))
     second.wait(1.5, heard=("a", "b"))
-    assert second.cluster.endpoints["a"].latency.p95_ms == pytest.approx(40, rel=0.06)
+    assert only(second.cluster.endpoints["a"]).latency.p95_ms == pytest.approx(40, rel=0.06)
     assert second.cluster.observe(second.now) == ()
 
 
@@ -791,7 +795,7 @@ def test_guards_are_all_ejections_that_have_not_ended() -> None:
     assert driven.cluster.guards() == waiting
     driven.wait(40, heard="ab")
     assert driven.cluster.guards() == waiting  # it waits for a probe
-    driven.apply(EndpointEjected("b", EjectCause.BREAKER, driven.now + 60, 1, driven.now))
+    driven.apply(EndpointEjected("b", EjectCause.BREAKER, driven.now + 60, 1, driven.now, "m", "1"))
     probe = driven.attempt()
     assert {(event.id, event.cause) for event in driven.cluster.guards()} == {
         ("a", EjectCause.QUARANTINE),

@@ -16,7 +16,7 @@ from router.policy import (
     RetryPolicy,
     ScoringPolicy,
 )
-from tests.support.fleet import Driven, record
+from tests.support.fleet import Driven, only, record
 
 OK = AttemptResult.SUCCESS
 FAILED = AttemptResult.SERVER_ERROR
@@ -48,29 +48,29 @@ def configure(driven: Driven, policies: Policies | None = None, *models: ModelPo
 def test_what_was_measured_stays_whatever_form_the_sketch_takes(latency: LatencyPolicy) -> None:
     driven = warmed()
     endpoint = driven.cluster.endpoints["a"]
-    ewma_ms = endpoint.latency.ewma_ms
+    ewma_ms = only(endpoint).latency.ewma_ms
     configure(driven, Policies(latency=latency), M)
     assert driven.cluster.endpoints["a"] is endpoint
     assert endpoint.in_flight == 3
-    assert endpoint.latency.ewma_ms == ewma_ms
-    endpoint.latency.settle(driven.now)
-    assert endpoint.latency.p95_ms == pytest.approx(100, rel=0.25 if latency.relative_error > 0.1 else 0.06)
+    assert only(endpoint).latency.ewma_ms == ewma_ms
+    only(endpoint).latency.settle(driven.now)
+    assert only(endpoint).latency.p95_ms == pytest.approx(100, rel=0.25 if latency.relative_error > 0.1 else 0.06)
 
 
 def test_an_open_breaker_stays_open_and_a_window_of_another_length_keeps_its_counts() -> None:
     driven = warmed()
     endpoint = driven.cluster.endpoints["b"]
-    before = endpoint.breaker.calls.totals(driven.now)
+    before = only(endpoint).breaker.calls.totals(driven.now)
     configure(driven, Policies(breaker=BreakerPolicy(window_s=100, minimum_calls=5)), M)
-    assert endpoint.breaker.calls.totals(driven.now) == before
+    assert only(endpoint).breaker.calls.totals(driven.now) == before
     for _ in range(2 * before[0]):
-        if endpoint.breaker.blocks:
+        if only(endpoint).breaker.blocks:
             break
         driven.done(driven.to("b"), FAILED)
-    assert endpoint.breaker.blocks
-    until = endpoint.breaker.until
+    assert only(endpoint).breaker.blocks
+    until = only(endpoint).breaker.until
     configure(driven, Policies(breaker=BreakerPolicy(open_s=1)), M)
-    assert (endpoint.breaker.blocks, endpoint.breaker.until) == (True, until)
+    assert (only(endpoint).breaker.blocks, only(endpoint).breaker.until) == (True, until)
     assert driven.ids(50).keys() == {"a"}
 
 
@@ -82,7 +82,7 @@ def test_fewer_half_open_trials_never_leave_a_breaker_without_a_place() -> None:
     driven.wait(1.5)
     for _ in range(5):
         driven.done(driven.attempt(), OK)
-    breaker = driven.cluster.endpoints["a"].breaker
+    breaker = only(driven.cluster.endpoints["a"]).breaker
     assert breaker.passed == 5
     configure(driven, Policies(breaker=BreakerPolicy(minimum_calls=2, open_s=1, half_open_calls=2)), M)
     driven.done(driven.attempt(), OK)

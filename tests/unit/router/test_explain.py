@@ -11,7 +11,6 @@ from router.model import (
     EjectCause,
     EndpointEjected,
     EndpointHeld,
-    Observation,
     PeerObserved,
     State,
     StoreChanged,
@@ -19,7 +18,7 @@ from router.model import (
 )
 from router.outcomes import AttemptResult, Reason
 from router.policy import ModelPolicy
-from tests.support.fleet import GIB, Driven, record
+from tests.support.fleet import GIB, Driven, observation, only, record
 
 
 def explain(driven: Driven) -> Explanation:
@@ -38,7 +37,7 @@ def mixed() -> Driven:
         record("c", state=State.LOADING),
         record("d"),
     )
-    driven.apply(PeerObserved(1, (Observation("a", 3, 20.0, ((60, 5),), 5, 0),), driven.now))
+    driven.apply(PeerObserved(1, (observation("a", 3, 20.0, ((60, 5),), 5, 0),), driven.now))
     driven.done(driven.to("d"), AttemptResult.CONNECT_REFUSED)
     driven.wait(0.5, heard="abcd")
     return driven
@@ -95,8 +94,8 @@ def test_those_left_out_come_last_with_reason_and_times() -> None:
 def test_the_sample_draw_says_why() -> None:
     driven = Driven()
     driven.seen(record("a"), record("b"))
-    driven.cluster.endpoints["a"].latency.ewma_ms = 10.0
-    driven.cluster.endpoints["b"].latency.ewma_ms = 30.0
+    only(driven.cluster.endpoints["a"]).latency.ewma_ms = 10.0
+    only(driven.cluster.endpoints["b"]).latency.ewma_ms = 30.0
     for numbers, first, second, winner, why in (
         ((0.1, 0.9), "a", "b", "a", "the lower expected wait wins; a: 10 ms x 1"),
         ((0.9, 0.1), "b", "a", "a", "the lower expected wait wins; b: 30 ms x 1"),
@@ -161,7 +160,7 @@ def test_nobody_left_is_explained() -> None:
 def test_an_open_breaker_shows_when_it_ends_and_counts_as_half_open_after() -> None:
     driven = Driven()
     driven.seen(record("a"), record("b"))
-    driven.apply(PeerObserved(1, (Observation("a", 0, None, (), 0, 20),), driven.now))
+    driven.apply(PeerObserved(1, (observation("a", 0, None, (), 0, 20),), driven.now))
     row = rows(driven)["a"]
     assert row.reason is Reason.BREAKER_OPEN
     assert row.left_s == 60.0
@@ -173,8 +172,8 @@ def test_an_open_breaker_shows_when_it_ends_and_counts_as_half_open_after() -> N
 def test_floors_static_endpoints_and_modes_show() -> None:
     driven = Driven()
     driven.seen(record("a", static=True), record("b", warmth=0.0, free=0))
-    driven.cluster.endpoints["a"].latency.merge(((10, 1),), driven.now)
-    driven.cluster.endpoints["b"].latency.merge(((90, 1),), driven.now)
+    only(driven.cluster.endpoints["a"]).latency.merge(((10, 1),), driven.now)
+    only(driven.cluster.endpoints["b"]).latency.merge(((90, 1),), driven.now)
     driven.wait(1, heard=("b",))
     shown = rows(driven)
     assert shown["b"].floored

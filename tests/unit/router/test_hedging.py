@@ -13,7 +13,7 @@ from router.outcomes import AttemptResult
 from router.policy import HedgingPolicy, LatencyPolicy, ModelPolicy, Policies, RetryPolicy
 from router.routes import Attempt, Route
 from router.stats import LogBuckets
-from tests.support.fleet import record
+from tests.support.fleet import only, record
 
 HEDGING = HedgingPolicy(quantile=0.95, min_delay_ms=5.0, minimum_samples=20)
 BUCKETS = LogBuckets(0.05)
@@ -225,10 +225,10 @@ def test_who_was_outrun_is_known_to_be_slower() -> None:
     attempt = fleet.first()
     fleet.now += 0.2
     assert fleet.cluster.done(attempt, AttemptResult.OUTRUN, fleet.now) == ()
-    latency = attempt.endpoint.latency
+    latency = only(attempt.endpoint).latency
     assert latency.ewma_ms == pytest.approx(200)
     assert latency.fresh == {}  # it is no sample of the quantiles
-    assert attempt.endpoint.failures == 0
+    assert only(attempt.endpoint).failures == 0
     quicker = fleet.cluster.choose(fleet.route, fleet.now, lambda: 0.0)
     assert isinstance(quicker, Attempt)
     fleet.cluster.done(quicker, AttemptResult.OUTRUN, fleet.now + 0.001)

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from router.endpoint import NO_LIMIT
-from router.model import Observation, PeerObserved, Tick
+from router.model import PeerObserved, Tick
 from router.outcomes import AttemptResult, Outcome, Reason
 from router.policy import BreakerPolicy, ModelPolicy, Policies
 from router.routes import Attempt, NoCandidate
-from tests.support.fleet import Driven, record
+from tests.support.fleet import Driven, observation, only, record
 
 OK = AttemptResult.SUCCESS
 LIMITED = Policies(requests_per_endpoint=3)
@@ -30,7 +30,7 @@ def in_flight(driven: Driven) -> dict[str, int]:
 def test_a_full_endpoint_is_passed_over_while_others_have_room() -> None:
     driven = fleet("abc")
     for endpoint in driven.cluster.endpoints.values():
-        endpoint.latency.ewma_ms = {"a": 1.0, "b": 1000.0, "c": 1000.0}[endpoint.id]  # "a" is always preferred
+        only(endpoint).latency.ewma_ms = {"a": 1.0, "b": 1000.0, "c": 1000.0}[endpoint.id]  # "a" is always preferred
     attempts = [driven.attempt() for _ in range(9)]
     assert in_flight(driven) == {"a": 3, "b": 3, "c": 3}
     assert driven.cluster.endpoints["a"].passed_over > 0
@@ -79,7 +79,7 @@ def test_a_probe_waits_for_room() -> None:
     driven.now += 0.1
     driven.done(attempts.pop(), AttemptResult.CONNECT_REFUSED)
     attempts += [
-        Attempt(attempts[0].endpoint, attempts[0].route, driven.now)  # one that the cluster does not know of
+        Attempt(only(attempts[0].endpoint), attempts[0].route, driven.now)  # one that the cluster does not know of
     ]
     attempts[0].endpoint.in_flight += 1
     driven.wait(3.0, heard="a")
@@ -161,7 +161,7 @@ def test_choosing_again_comes_to_an_end_whatever_is_due(half_open: bool) -> None
     if half_open:
         driven.done(driven.attempt(), AttemptResult.SERVER_ERROR)
     driven.wait(2.0, heard="a", tick=False)
-    assert driven.cluster.endpoints["a"].breaker.blocks is half_open
+    assert only(driven.cluster.endpoints["a"]).breaker.blocks is half_open
     attempt = driven.attempt()
     assert attempt.probe is half_open
     assert isinstance(again(driven, attempt), NoCandidate)
@@ -190,7 +190,7 @@ def test_the_control_process_goes_by_what_the_others_report(
 ) -> None:
     driven = fleet("a", policies)
     for source, count in enumerate(counts):
-        driven.apply(PeerObserved(source, (Observation("a", count, None, (), 0, 0),), driven.now))
+        driven.apply(PeerObserved(source, (observation("a", count, None, (), 0, 0),), driven.now))
     (row,) = driven.cluster.explain(driven.route(), driven.now, driven.rng).rows
     assert (row.reason is Reason.AT_LIMIT) is full
     driven.attempt()  # its own requests are another matter

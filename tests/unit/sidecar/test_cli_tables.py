@@ -147,17 +147,20 @@ def test_ramping_up_is_said() -> None:
 
 
 def test_endpoints() -> None:
-    replicas = (ReplicaShape("magika", "1", "warm"), ReplicaShape("other", "", "failed", "out of memory"))
-    one = Endpoint("w0", "http://w0:1", "store", 0.4, True, True, replicas, 1 << 30, "half_open", True, 3, 12.5)
+    replicas = (
+        ReplicaShape("magika", "1", "warm", breaker="half_open", p95_ms=12.5),
+        ReplicaShape("other", "", "failed", "out of memory"),
+    )
+    one = Endpoint("w0", "http://w0:1", "store", 0.4, True, True, replicas, 1 << 30, True, 3)
     two = Endpoint("v", "http://v:1", "static", None, False, False, (), None, free_memory_ratio=0.625, queue_depth=4)
     rows = lines(endpoints_table(Endpoints((one, two), ("w9",))))
     assert [" ".join(row.split()) for row in rows[1:]] == [
         (
-            "w0 http://w0:1 store magika@1 warm, other failed (out of memory) 1,024 MiB - 12.5 ms 3 400 ms ago "
-            "draining, drained here, quarantined, breaker half open"
+            "w0 http://w0:1 store magika@1 warm (breaker half open, P95 12.5 ms), other failed (out of memory) "
+            "1,024 MiB - 3 400 ms ago draining, drained here, quarantined"
         ),
-        "v http://v:1 static nothing 62% of its cache 4 - 0 -",
-        "w9 - - - - - - - - drained here, and not there",
+        "v http://v:1 static nothing 62% of its cache 4 0 -",
+        "w9 - - - - - - - drained here, and not there",
     ]
 
 

@@ -15,6 +15,7 @@ from sidecar.http2 import frames
 from sidecar.http2.frames import WINDOW, Code
 from sidecar.settings import Limits, Timeouts
 from tests.support.fake_transport import FakeTransport
+from tests.support.fleet import only
 from tests.support.grpc_by_hand import METHOD, Peer, call_fields, grpc_bench, infer, message
 
 INFER = b"/inference.GRPCInferenceService/ModelInfer"
@@ -180,7 +181,11 @@ def test_what_a_caller_can_have_a_worker_say_at_will_ejects_nobody(how: str) -> 
                 worker.head(
                     stream, [(b":status", b"200"), (b"grpc-status", b"13" if how == "internal" else b"2")], end=True
                 )
-        assert {endpoint.breaker.state.value for endpoint in bench.cluster.endpoints.values()} == {"closed"}
+        assert {
+            each.breaker.state.value
+            for endpoint in bench.cluster.endpoints.values()
+            for each in endpoint.candidates.values()
+        } == {"closed"}
         assert not any(endpoint.quarantine.active for endpoint in bench.cluster.endpoints.values())
         assert bench.results == {"call_failed": 100}
 
@@ -670,7 +675,7 @@ def test_how_long_a_conversation_lasts_is_no_latency() -> None:
         bench.now += 100
         bench.caller.data(1, b"", end=True)
         worker.head(1, [(b"grpc-status", b"0")], end=True)
-        assert bench.cluster.endpoints["o0"].latency.ewma_ms == pytest.approx(20)
+        assert only(bench.cluster.endpoints["o0"]).latency.ewma_ms == pytest.approx(20)
 
 
 def test_a_call_that_found_no_place_says_nothing_of_the_worker() -> None:

@@ -16,7 +16,6 @@ from router.model import (
     EndpointSeen,
     EndpointsHeard,
     GoneReason,
-    Observation,
     PeerObserved,
     Replica,
     SnapshotEnded,
@@ -29,6 +28,7 @@ from sidecar.channel import Channel, FaultRule, FaultsChanged, GuardsInForce, He
 from sidecar.discovery.source import Emit
 from sidecar.state.keeper import SPEAKS_S, Keeper
 from sidecar.state.memory import Memory
+from tests.support.fleet import observation
 
 
 class Source:
@@ -150,9 +150,9 @@ def test_a_held_endpoint_that_comes_back_is_held_again(bench: Bench) -> None:
 def test_observed_means_a_latency_of_an_endpoint_that_is_there(bench: Bench) -> None:
     bench.seen("a")
     for name, ewma_ms in (("x", 3.0), ("a", None)):
-        bench.keeper.from_data(0, PeerObserved(0, (Observation(name, 1, ewma_ms, (), 0, 0),), bench.now))
+        bench.keeper.from_data(0, PeerObserved(0, (observation(name, 1, ewma_ms, (), 0, 0),), bench.now))
         assert not bench.keeper.observed
-    bench.keeper.from_data(0, PeerObserved(0, (Observation("a", 1, 3.0, (), 1, 0),), bench.now))
+    bench.keeper.from_data(0, PeerObserved(0, (observation("a", 1, 3.0, (), 1, 0),), bench.now))
     assert bench.keeper.observed
     bench.keeper.found("redis", EndpointGone("a", GoneReason.EXPIRED, bench.now))
     assert not bench.keeper.observed
@@ -161,9 +161,9 @@ def test_observed_means_a_latency_of_an_endpoint_that_is_there(bench: Bench) -> 
 def test_who_answered_is_known_while_it_is_there(bench: Bench) -> None:
     bench.seen("a")
     for name, successes, failures in (("x", 1, 0), ("a", 0, 3)):
-        bench.keeper.from_data(0, PeerObserved(0, (Observation(name, 1, 3.0, (), successes, failures),), bench.now))
+        bench.keeper.from_data(0, PeerObserved(0, (observation(name, 1, 3.0, (), successes, failures),), bench.now))
         assert bench.keeper.answered_at(name) == float("-inf")
-    bench.keeper.from_data(0, PeerObserved(0, (Observation("a", 1, 3.0, (), 1, 0),), bench.now))
+    bench.keeper.from_data(0, PeerObserved(0, (observation("a", 1, 3.0, (), 1, 0),), bench.now))
     assert bench.keeper.answered_at("a") == bench.now
     bench.keeper.found("redis", EndpointGone("a", GoneReason.EXPIRED, bench.now))
     assert bench.keeper.answered_at("a") == float("-inf")
@@ -187,7 +187,7 @@ def guards_of(bench: Bench) -> list[tuple[str, EjectCause]]:
 
 def test_a_new_control_process_learns_what_is_ejected_from_the_data_processes(bench: Bench) -> None:
     bench.source.tried = True
-    old = (quarantined(90.0, 130.0), EndpointEjected("a", EjectCause.BREAKER, 150.0, 1, 95.0))
+    old = (quarantined(90.0, 130.0), EndpointEjected("a", EjectCause.BREAKER, 150.0, 1, 95.0, "m"))
     bench.keeper.from_data(0, GuardsInForce(old, first=True, last=True))  # before anybody has named the endpoint
     assert guards_of(bench) == []
     bench.seen("a")
