@@ -409,6 +409,11 @@ class Candidate:
         return self.endpoint.quarantine.active
 
     @property
+    def broke_at(self) -> float:
+        """When its connections last broke, minus infinity where they never did."""
+        return self.endpoint.quarantine.since
+
+    @property
     def breaker_open(self) -> bool:
         """Its breaker lets nothing through now."""
         return self.breaker.blocks

@@ -37,6 +37,7 @@ _SOONEST_FIRST = (
     Reason.BREAKER_OPEN,
     Reason.STALE,
     Reason.NOT_WARM,
+    Reason.UNPROVEN,
     Reason.DRAINING,
     Reason.HELD,
     Reason.GROUP_INCOMPLETE,
@@ -199,6 +200,11 @@ class Glance:
     def held(self) -> bool:
         """An operator drained it at this sidecar."""
         return self.candidate.held
+
+    @property
+    def broke_at(self) -> float:
+        """When its connections last broke."""
+        return self.candidate.broke_at
 
     @property
     def quarantined(self) -> bool:

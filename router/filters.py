@@ -29,6 +29,20 @@ class Warm:
         return Reason.DRAINING if state is State.DRAINING else Reason.NOT_WARM
 
 
+class Proven:
+    """Not a replica whose connections broke since warm-up requests proved it: another process may stand there now.
+
+    So no live request is the probe of its quarantine: warm-up requests are, and it is back when they succeeded.
+    """
+
+    name = "proven"
+
+    def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
+        """Object until warm-up requests that were begun after the last break have succeeded."""
+        proven_at = candidate.replica.proven_at
+        return None if proven_at is None or candidate.broke_at <= proven_at else Reason.UNPROVEN
+
+
 class NotDraining:
     """Not an endpoint that said it is leaving."""
 
@@ -114,6 +128,7 @@ def default_filters(ttl_s: float) -> tuple[Filter, ...]:
     """Return the filters in the order in which they are asked."""
     return (
         Warm(),
+        Proven(),
         NotDraining(),
         NotHeld(),
         GroupComplete(),

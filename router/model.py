@@ -50,6 +50,10 @@ class Replica:
 
     ``warmth`` maps a shape class to a ratio in [0, 1], as sorted pairs; empty means not measured (a static endpoint).
     ``warm_for_s`` is how long it had been warm when the report was made.
+
+    ``proven_at``: it is proven by warm-up requests that this sidecar sends, and this is when the ones that count were
+    begun, on this host's clock; minus infinity before the first. Whoever saw its connections break later takes it for
+    unproven, whatever the state says. None: it proves itself, or nobody does. It is no part of the shared state.
     """
 
     model: str
@@ -62,6 +66,7 @@ class Replica:
     generation: int = 0
     warm_for_s: float = 0.0
     reason: str = ""  # why it is failed, where it is
+    proven_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

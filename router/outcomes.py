@@ -168,6 +168,7 @@ class Reason(StrEnum):
     ALREADY_TRIED = "already_tried"
     AT_LIMIT = "at_limit"  # as much is in flight there as may be; passed over by each choice that finds it so
     BUSY = "busy"  # it pushed back (429, or 503 with Retry-After); picked all the same where nobody else is left
+    UNPROVEN = "unproven"  # its connections broke since the warm-up requests that proved it
 
 
 @dataclass(frozen=True, slots=True)

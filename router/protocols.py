@@ -35,6 +35,8 @@ class Candidate(Protocol):
     @property
     def quarantined(self) -> bool: ...  # noqa: D102
     @property
+    def broke_at(self) -> float: ...  # noqa: D102
+    @property
     def breaker_open(self) -> bool: ...  # noqa: D102
     @property
     def busy(self) -> bool: ...  # noqa: D102

@@ -37,7 +37,7 @@ MAX_INTEGER = (1 << 63) - 1
 """Largest number taken from the store: what every encoding of it can hold."""
 
 _RECORD_FRAME_BYTES = 256
-_REPLICA_FRAME_BYTES = 160
+_REPLICA_FRAME_BYTES = 176
 _WARMTH_FRAME_BYTES = 16
 
 _UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)

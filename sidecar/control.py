@@ -22,6 +22,7 @@ from sidecar.boot import ControlPlan
 from sidecar.channel import Channel
 from sidecar.discovery.planned import static_endpoints
 from sidecar.discovery.static import FIRST_PROBES_S, SUCCESSOR_PROBES_S, StaticSource
+from sidecar.discovery.warming import WarmedSource, warmups
 from sidecar.settings import model_policies, router_policies
 from sidecar.state.keeper import SPEAKS_S, Keeper
 from sidecar.state.memory import Memory
@@ -71,18 +72,30 @@ class Control:
         clock, rng, settings = time.monotonic, random.SystemRandom().random, plan.settings
         policies = router_policies(settings)
         self._prober = HttpProber(settings.upstream_tls)
+        self._warmer = HttpProber(settings.upstream_tls)
+        first_s = FIRST_PROBES_S if plan.admin_open else SUCCESSOR_PROBES_S
         static = StaticSource(
-            static_endpoints(settings),
+            static_endpoints(settings, warmups=False),
             self._prober,
             clock=clock,
             rng=rng,
-            first_s=FIRST_PROBES_S if plan.admin_open else SUCCESSOR_PROBES_S,
+            first_s=first_s,
             probes_per_s=settings.limits.probes_per_s,
+        )
+        self._warmed = WarmedSource(
+            static,
+            warmups(settings),
+            self._warmer,
+            static.pace,
+            clock=clock,
+            rng=rng,
+            prober=self._warmer,
+            first_s=first_s,
         )
         store = None
         if settings.state.url != NO_STORE:
             store = RedisSource(settings.state, policies.freshness, clock=clock, rng=rng)
-        self._sources: list[DiscoverySource] = [static] if store is None else [static, store]
+        self._sources: list[DiscoverySource] = [self._warmed] if store is None else [self._warmed, store]
         keeper = Keeper(
             Cluster(policies, model_policies(settings), clock()),
             [Channel.from_fd(fd) for fd in plan.channel_fds],
@@ -90,6 +103,7 @@ class Control:
             Memory(plan.memory_fd),
             clock=clock,
         )
+        keeper.on_ejected = self._warmed.ejected
         if store is not None:
             store.answered_at = keeper.answered_at
         self.context = Context(
@@ -98,6 +112,7 @@ class Control:
             pages=[Page(fd) for fd in plan.metrics_fds],
             store=store,
             static=static,
+            warmed=self._warmed,
             probe_costs=self._prober.costs,
             version=metadata.version("warmroute"),
             sidecar_id=plan.sidecar_id,
@@ -158,9 +173,11 @@ class Control:
         context.keeper.cluster.configure(policies, model_policies(settings), context.clock())
         if context.store is not None:
             context.store.configure(policies.freshness)
-        context.static.configure(static_endpoints(settings), settings.limits.probes_per_s)
+        self._warmed.configure(warmups(settings))
+        context.static.configure(static_endpoints(settings, warmups=False), settings.limits.probes_per_s)
         context.certificates.configure(settings)
-        self._prober.configure(settings.upstream_tls)
+        for prober in (self._prober, self._warmer):
+            prober.configure(settings.upstream_tls)
         _log.info("config.in_force", revision=plan.config.revision)
 
     def _on_term(self) -> None:

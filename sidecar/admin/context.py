@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from router.protocols import Rng
     from sidecar.config.state import ConfigState
     from sidecar.discovery.static import StaticSource
+    from sidecar.discovery.warming import WarmedSource
     from sidecar.settings import Settings
     from sidecar.state.keeper import Keeper
     from sidecar.state.store import RedisSource
@@ -28,6 +29,7 @@ class Context:
     pages: Sequence[Page]
     store: RedisSource | None
     static: StaticSource
+    warmed: WarmedSource
     probe_costs: Costs
     version: str
     sidecar_id: str

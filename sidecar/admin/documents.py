@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from datetime import UTC, datetime
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -141,6 +142,9 @@ def endpoints(context: Context, now: float) -> dict[str, Any]:
     for record, source, heard_at in keeper.roster.records():
         endpoint = keeper.cluster.endpoints.get(record.id)
         row = msgspec.to_builtins(record if endpoint is None else endpoint.record)  # with load reports in answers
+        for replica in row["replicas"]:
+            at = replica.pop("proven_at")
+            replica["proven_ago_s"] = None if at is None or at == -inf else round(max(0.0, now - at), 3)
         row |= {
             "source": source,
             "age_s": None if record.static else round(max(0.0, now - heard_at), 3),

@@ -14,7 +14,7 @@ from sidecar.config.overrides import Override, lay_over
 from sidecar.config.problems import Path, Problem, SettingsError, Where, dotted, shown
 from sidecar.config.semantics import Finding, examine
 from sidecar.config.structure import compare
-from sidecar.settings import ListenerTls, Settings, UpstreamTls
+from sidecar.settings import BODY_FILE_BYTES, ListenerTls, Settings, UpstreamTls
 
 FLAGS = "command line"
 """Where a configuration without a file says it comes from."""
@@ -137,8 +137,20 @@ def _files(settings: Settings) -> Iterator[Finding]:
     ):
         if name is not None:
             yield from _file(path, name, secret=secret, text=text)
+    for where, name in _bodies(settings):
+        yield from _file(where, name, secret=False, text=False)
+        if FilePath(name).is_file() and FilePath(name).stat().st_size > BODY_FILE_BYTES:
+            yield Finding(where, f"is larger than {BODY_FILE_BYTES} bytes: send a smaller body")
     for where, part in tls_parts(settings):
         yield from _tls_files(where, part)
+
+
+def _bodies(settings: Settings) -> Iterator[tuple[Path, str]]:
+    """Yield the files with the bodies of warm-up requests, and where each is named."""
+    for index, model in enumerate(settings.models):
+        for number, request in enumerate(model.warmup.requests if model.warmup is not None else ()):
+            if request.body_file is not None:
+                yield ("models", index, "warmup", "requests", number, "body_file"), request.body_file
 
 
 def tls_parts(settings: Settings) -> Iterator[tuple[Path, ListenerTls | UpstreamTls]]:

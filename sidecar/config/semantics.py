@@ -23,8 +23,9 @@ from sidecar.config.addresses import (
 from sidecar.config.choosing import FIELD_NAME, choosing
 from sidecar.config.probing import examine_probe
 from sidecar.config.problems import Path, dotted, nearest
+from sidecar.config.warming import examine_warmup
 from sidecar.http1.forwarding import UNIX, is_forwarding
-from sidecar.settings import ClientAuth, Endpoint, Listener, ListenerTls, Probe, Settings
+from sidecar.settings import ClientAuth, Endpoint, Listener, ListenerTls, Model, Probe, Settings, Warmup
 from sidecar.tls.names import NameFormError, check_name
 from sidecar.upstreams.adapters import ANY_CLASS, REASON_BYTES
 
@@ -283,6 +284,10 @@ def _models(settings: Settings) -> Iterator[Finding]:
             yield Finding(("models", index, "probe"), "has no effect: the model has no static endpoints", warning=True)
         elif model.probe is not None:
             yield from _probe(("models", index, "probe"), model.probe, model.endpoints, (model.name,))
+        if model.warmup is not None:
+            places = _places(settings, model)
+            for place, remedy, warning in examine_warmup(("models", index, "warmup"), model.warmup, places):
+                yield Finding(place, remedy, warning=warning)
     if settings.state.url == "none" and not models:
         yield Finding(
             ("models",), "must name a model with endpoints, or state.url must name a store that knows workers"
@@ -300,10 +305,7 @@ def _hedge(index: int, settings: Settings) -> Iterator[Finding]:
         yield Finding(path, "needs idempotent: true, as a hedged request may be executed twice")
     if settings.policies.retry.attempts == 0:
         yield Finding(path, "needs policies.retry.attempts of at least 1: a hedge is one of them")
-    model = settings.models[index]
-    places = list(model.endpoints) + [
-        endpoint.url for endpoint in settings.endpoints if model.name in map(_model_name, endpoint.models)
-    ]
+    places = _places(settings, settings.models[index])
     if settings.state.url == "none" and len(places) == 1:
         yield Finding(path, "has no effect: the model has one endpoint, and nobody else to ask", warning=True)
     elif settings.state.url == "none" and places and all(protocol_of(url) != HTTP for url in places):
@@ -312,6 +314,13 @@ def _hedge(index: int, settings: Settings) -> Iterator[Finding]:
         if getattr(settings.limits, name) == 1:
             text = f"has no effect: a hedge leaves an endpoint's last place to others, and limits.{name} is 1"
             yield Finding(path, text, warning=True)
+
+
+def _places(settings: Settings, model: Model) -> list[str]:
+    """Return the URLs of the static endpoints that hold a model."""
+    return list(model.endpoints) + [
+        endpoint.url for endpoint in settings.endpoints if model.name in map(_model_name, endpoint.models)
+    ]
 
 
 def _times(settings: Settings) -> Iterator[Finding]:
@@ -386,6 +395,7 @@ def _held(index: int, endpoint: Endpoint, names: list[str]) -> Iterator[Finding]
 
 def _too_many_models(settings: Settings) -> Iterator[Finding]:
     """Refuse what no data process could be told: one message holds all that one endpoint has."""
+    warmups = {model.name: model.warmup for model in settings.models}
     placed = [
         (endpoint.url, entry, endpoint.probe, ("endpoints", index, "models", number))
         for index, endpoint in enumerate(settings.endpoints)
@@ -404,14 +414,20 @@ def _too_many_models(settings: Settings) -> Iterator[Finding]:
         if entry in names:
             continue
         names.add(entry)
-        found = (
-            Replica(entry) if probe is None else Replica(entry, reason="x" * REASON_BYTES, warmth=((ANY_CLASS, 1.0),))
-        )
+        found = _found(entry, probe, warmups.get(_model_name(entry)))
         before = sizes.get(url, _PLACE_BYTES)
         sizes[url] = before + replica_bytes(found)
         if before <= MAX_RECORD_BYTES < sizes[url]:
             remedy = f"one endpoint can hold no more than the {len(names) - 1} models before this one"
             yield Finding(path, remedy)
+
+
+def _found(entry: str, probe: Probe | None, warmup: Warmup | None) -> Replica:
+    """Return the largest replica that may be told of what is configured so."""
+    if probe is None and warmup is None:
+        return Replica(entry)
+    classes = ((ANY_CLASS, 1.0),) if warmup is None else tuple((one.name, 1.0) for one in warmup.requests)
+    return Replica(entry, reason="x" * REASON_BYTES, warmth=classes, proven_at=None if warmup is None else 0.0)
 
 
 def _model_name(entry: str) -> str:

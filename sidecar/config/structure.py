@@ -51,6 +51,8 @@ class _Comparison:
             return self._list(node, kind, path)
         if isinstance(kind, inspect.DictType):
             return self._mapping(node, kind, path)
+        if isinstance(kind, inspect.AnyType):
+            return _plain(node)
         wrong = _wrong(node, kind, meta)
         if wrong:
             self._note(node, path, wrong)
@@ -121,6 +123,15 @@ class _Comparison:
                     return
             else:
                 return
+
+
+def _plain(node: Node) -> object:
+    """Return a value of any form as it was written."""
+    if isinstance(node.value, dict):
+        return {name: _plain(member.node) for name, member in node.value.items()}
+    if isinstance(node.value, list):
+        return [_plain(item) for item in node.value]
+    return node.value
 
 
 def _at(node: Node, steps: tuple[str, ...]) -> Node | None:

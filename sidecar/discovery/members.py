@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.model import EndpointRecord, Replica, State
-from sidecar.discovery.planned import NOT_PROBED_YET, first_record, next_record, with_finding, with_load
+from sidecar.discovery.planned import NO_NEWS, first_record, next_record, with_finding, with_load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,10 +51,7 @@ class Members:
             said = self._said.get(id)  # the control process may have read the settings, and probed, before us
             self._found[id] = record if said is None else self._heard(record, said)
         unprobed = {
-            replica.model
-            for record in self._found.values()
-            for replica in record.replicas
-            if replica.reason == NOT_PROBED_YET
+            replica.model for record in self._found.values() for replica in record.replicas if replica.reason in NO_NEWS
         }
         self._awaited = frozenset(unprobed - self._warm())
         self._leaving = before if self._awaited else {}
@@ -103,14 +100,14 @@ class Members:
         }
 
     def _heard(self, record: EndpointRecord, said: EndpointRecord) -> EndpointRecord:
-        """Return a member's record with what is said of its probes; that none was made yet is no news."""
+        """Return a member's record with what was found out of it; that nothing was yet is no news."""
         if said.address != record.address:
             return record
         news = {(replica.model, replica.version): replica for replica in said.replicas}
         replicas: list[Replica] = []
         for planned, replica in zip(self._planned[record.id].replicas, record.replicas, strict=True):
             new = news.get((replica.model, replica.version))
-            if planned.probe is not None and new is not None and new.reason != NOT_PROBED_YET:
+            if planned.is_found_out and new is not None and new.reason not in NO_NEWS:
                 replica = with_finding(replica, new)
             replicas.append(replica)
         return with_load(replace(record, replicas=tuple(replicas)), said)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from router.model import EndpointRecord, Replica, State
 from router.urls import protocol_of
+from sidecar.discovery.proving import NOT_WARMED_YET
 
 if TYPE_CHECKING:
     from sidecar.settings import Probe, Settings
     from sidecar.upstreams.adapters import Signal
 
 NOT_PROBED_YET = "not probed yet"
+NO_NEWS = frozenset({NOT_PROBED_YET, NOT_WARMED_YET})
+"""Reasons of a replica of which whoever says so knows nothing, so that what was known before stands."""
 
 
 class Loaded(Protocol):
@@ -30,11 +34,20 @@ class Loaded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StaticReplica:
-    """One model on one static endpoint, and how its readiness is found out (None: it counts as warm)."""
+    """One model on one static endpoint, and how its readiness is found out.
+
+    It counts as warm where nothing probes it and it has no ``warmup``, which is whether warm-up requests prove it.
+    """
 
     model: str
     version: str
     probe: Probe | None
+    warmup: bool = False
+
+    @property
+    def is_found_out(self) -> bool:
+        """Whether somebody says whether it is warm."""
+        return self.warmup or self.probe is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +59,14 @@ class StaticEndpoint:
     replicas: tuple[StaticReplica, ...]
 
 
-def static_endpoints(settings: Settings) -> tuple[StaticEndpoint, ...]:
+def static_endpoints(settings: Settings, *, warmups: bool = True) -> tuple[StaticEndpoint, ...]:
     """Return the endpoints that ``settings`` names, each URL once.
 
     The id is the endpoint's ``name``, else the URL's HOST:PORT; all of ``unix:/PATH``, or of a URL whose HOST:PORT is
     another's already. A model may be named at the endpoint and the endpoint at the model: where both do, the endpoint's
-    own probe counts.
+    own probe counts. ``warmups`` False: without regard to them, as a source finds endpoints.
     """
+    warmed = {model.name for model in settings.models if warmups and model.warmup is not None}
     names: dict[str, str] = {}
     replicas: dict[str, dict[tuple[str, str], StaticReplica]] = {}
     for endpoint in settings.endpoints:
@@ -61,12 +75,12 @@ def static_endpoints(settings: Settings) -> tuple[StaticEndpoint, ...]:
         held = replicas.setdefault(url, {})
         for entry in endpoint.models:
             model, _, version = entry.partition("@")
-            held[model, version] = StaticReplica(model, version, endpoint.probe)
+            held[model, version] = StaticReplica(model, version, endpoint.probe, model in warmed)
     for model_settings in settings.models:
         for raw in model_settings.endpoints:
-            key = (model_settings.name, "")
-            replica = StaticReplica(model_settings.name, "", model_settings.probe)
-            replicas.setdefault(_normal(raw), {}).setdefault(key, replica)
+            name = model_settings.name
+            replica = StaticReplica(name, "", model_settings.probe, name in warmed)
+            replicas.setdefault(_normal(raw), {}).setdefault((name, ""), replica)
     ids: dict[str, str] = {}
     for url in replicas:
         place = names.get(url) or url.partition("://")[2] or url
@@ -85,13 +99,19 @@ def first_record(endpoint: StaticEndpoint) -> EndpointRecord:
         address=endpoint.address,
         protocol=protocol_of(endpoint.address),
         static=True,
-        replicas=tuple(
-            Replica(planned.model, planned.version)
-            if planned.probe is None
-            else Replica(planned.model, planned.version, state=State.COLD, reason=NOT_PROBED_YET)
-            for planned in endpoint.replicas
-        ),
+        replicas=tuple(_first(planned) for planned in endpoint.replicas),
     )
+
+
+def _first(planned: StaticReplica) -> Replica:
+    if planned.probe is not None:
+        state, reason = State.COLD, NOT_PROBED_YET
+    elif planned.warmup:
+        state, reason = State.WARMING, NOT_WARMED_YET
+    else:
+        state, reason = State.WARM, ""
+    proven_at = -inf if planned.warmup else None
+    return Replica(planned.model, planned.version, state=state, reason=reason, proven_at=proven_at)
 
 
 def next_record(
@@ -114,16 +134,21 @@ def next_record(
     replicas = []
     for planned, new in zip(endpoint.replicas, first.replicas, strict=True):
         found = None
-        if planned.probe is not None:
-            found = known.get((planned.model, planned.version)) or by_probe.get(planned.probe)
+        if planned.is_found_out:
+            found = known.get((planned.model, planned.version))
+            if found is None and planned.probe is not None and not planned.warmup:
+                found = by_probe.get(planned.probe)
         replicas.append(new if found is None else with_finding(new, found))
     out = replace(first, replicas=tuple(replicas))
-    return with_load(out, record) if any(planned.probe is not None for planned in endpoint.replicas) else out
+    return with_load(out, record) if any(planned.is_found_out for planned in endpoint.replicas) else out
 
 
 def with_finding(replica: Replica, found: Replica | Signal) -> Replica:
-    """Return ``replica`` with what probes found of it, or of another: state, reason, warmth."""
-    return replace(replica, state=found.state, reason=found.reason, warmth=found.warmth)
+    """Return ``replica`` with what was found of it, or of another: state, reason, warmth, proof."""
+    after = replace(replica, state=found.state, reason=found.reason, warmth=found.warmth)
+    if replica.proven_at is None or not isinstance(found, Replica) or found.proven_at is None:
+        return after
+    return replace(after, proven_at=found.proven_at)
 
 
 def with_load(record: EndpointRecord, found: Loaded) -> EndpointRecord:

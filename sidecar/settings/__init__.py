@@ -6,10 +6,12 @@ from sidecar.settings.models import Endpoint, Key, Model, ModelTimeouts, ShardMo
 from sidecar.settings.probes import PROBE_PATH, Expectation, Probe, ProbeKind
 from sidecar.settings.sockets import Admin, ClientAuth, Listener, ListenerTls, Protocol, TlsVersion, UpstreamTls
 from sidecar.settings.store import StateStore, StateTls
+from sidecar.settings.warmups import BODY_FILE_BYTES, Warmup, WarmupRequest
 from sidecar.settings.whole import LogFormat, Logging, LogLevel, Policy, Settings, model_policies, router_policies
 
 __all__ = [
     "Admin",
+    "BODY_FILE_BYTES",
     "Base",
     "ClientAuth",
     "Endpoint",
@@ -39,6 +41,8 @@ __all__ = [
     "Timeouts",
     "TlsVersion",
     "UpstreamTls",
+    "Warmup",
+    "WarmupRequest",
     "doc",
     "model_policies",
     "router_policies",

@@ -10,6 +10,7 @@ import msgspec
 from router.policy import BalancerName, OnNoCandidate
 from sidecar.settings.base import LABEL, Base, Reload, Seconds, doc
 from sidecar.settings.probes import Probe
+from sidecar.settings.warmups import Warmup
 
 
 class ShardMode(StrEnum):
@@ -79,6 +80,10 @@ class Model(Base, frozen=True):
     on_no_candidate: Annotated[OnNoCandidate, doc(Reload.LIVE, "fail: 503 with Retry-After")] = OnNoCandidate.FAIL
     probe: Annotated[
         Probe | None, doc(Reload.LIVE, "readiness probe of the static endpoints; null counts them as warm")
+    ] = None
+    warmup: Annotated[
+        Warmup | None,
+        doc(Reload.LIVE, "requests that prove a static endpoint warm before it gets any; null: none are sent"),
     ] = None
     timeouts: ModelTimeouts = msgspec.field(default_factory=ModelTimeouts)
     hedge: Annotated[

@@ -102,6 +102,8 @@ class Keeper:
         self._expecting: set[int] = set()
         self._measured: set[str] = set()
         self._answered: dict[str, float] = {}
+        self.on_ejected: Callable[[EndpointEjected], None] = _nobody
+        """Told of each quarantine that a data process has seen, more than once perhaps."""
         self._contested = Throttle(10.0)
         self._memory = memory
         remembered = memory.load()
@@ -189,6 +191,7 @@ class Keeper:
                 sibling.guards.add(guarded(message))
             self._own(message)
             self.feed.send(message, but=index)
+            self._broke(message)
         elif isinstance(message, EndpointReturned):
             self._returned(message)
             self.feed.send(message, but=index)
@@ -206,6 +209,10 @@ class Keeper:
                 backlog=message.backlog,
                 fastopen_queue=message.fastopen_queue,
             )
+
+    def _broke(self, event: EndpointEjected) -> None:
+        if event.cause is EjectCause.QUARANTINE:
+            self.on_ejected(event)
 
     def _returned(self, event: EndpointReturned) -> None:
         self.roster.returned(event)
@@ -228,6 +235,7 @@ class Keeper:
                 continue
             known = replace(event, at=max(event.at, endpoint.first_seen_at))
             self._own(known)
+            self._broke(event)
             guard: Guard = endpoint.quarantine
             if event.cause is EjectCause.BREAKER:
                 candidate = endpoint.candidates.get((event.model, event.version))
@@ -352,3 +360,7 @@ class Keeper:
             self._ping_due = now + PING_S
             self.feed.ping(self._ping())
         self._own(Tick())
+
+
+def _nobody(event: EndpointEjected) -> None:
+    """Nobody wants to be told."""

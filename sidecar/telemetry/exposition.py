@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from router.explain import RouteRow
     from sidecar.config.state import ConfigState
     from sidecar.discovery.static import StaticSource
+    from sidecar.discovery.warming import WarmedSource
     from sidecar.state.keeper import Keeper
     from sidecar.state.store import RedisSource
     from sidecar.tls.expiry import ExpiryWatch
@@ -118,6 +119,7 @@ class Seen(Protocol):
     pages: Sequence[Page]
     store: RedisSource | None
     static: StaticSource
+    warmed: WarmedSource
     probe_costs: Costs
     version: str
     started_at: float
@@ -243,6 +245,12 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
     out.add(f.PROBE_SECONDS, costs.seconds)
     out.add(f.PROBE_BYTES, costs.read_bytes)
     out.add(f.PROBE_LATE, seen.static.pace.late)
+    for labels, count in sorted(seen.warmed.results.items()):
+        out.add(f.WARMUPS, count, *labels)
+    for (model, shape_class), seconds in sorted(seen.warmed.seconds.items()):
+        out.add(f.WARMUP_SECONDS, seconds, model, shape_class)
+    for model, count in seen.warmed.warming.items():
+        out.add(f.WARMING, count, model)
     for reason in REFUSALS:
         out.add(f.SIGNALS_REFUSED, seen.static.refused[reason], "probe", reason)
     for reason, scalar in zip(REASONS, REFUSED, strict=True):

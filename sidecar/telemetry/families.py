@@ -128,6 +128,19 @@ PROBE_QUESTIONS = Family("warmroute_probe_questions_total", _C, "Questions that 
 PROBE_SECONDS = Family("warmroute_probe_seconds_total", _C, "Time that probes took, waiting included, added up.")
 PROBE_BYTES = Family("warmroute_probe_bytes_total", _C, "Bytes of answers to probes that were read.")
 PROBE_LATE = Family("warmroute_probe_late_total", _C, "Probes that had to wait because of limits.probes_per_s.")
+WARMUPS = Family(
+    "warmroute_warmup_requests_total",
+    _C,
+    "Warm-up requests by what they came to: proven, late, wrong, no_answer.",
+    ("model", "shape_class", "result"),
+)
+WARMUP_SECONDS = Family(
+    "warmroute_warmup_seconds_total",
+    _C,
+    "Time until their answers were whole, added up.",
+    ("model", "shape_class"),
+)
+WARMING = Family("warmroute_endpoints_warming", _G, "Endpoints that are ready and not proven yet.", ("model",))
 LOAD_REPORTS = Family("warmroute_load_reports_total", _C, "Load reports (ORCA) in answers that were taken.")
 SIGNALS_REFUSED = Family(
     "warmroute_signals_refused_total",

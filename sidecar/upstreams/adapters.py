@@ -41,12 +41,16 @@ class Question:
     """One GET: its path, the port where that is another than the endpoint's (0: it is not), and how much is read.
 
     ``body_bytes`` 0: the status is all that matters. ``every_s``: it need not be asked again earlier than that.
+    A warm-up request has a ``method``, ``fields`` and a ``body`` of its own.
     """
 
     path: str
     port: int = 0
     body_bytes: int = 0
     every_s: float = 0.0
+    method: str = "GET"
+    fields: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Ask(Protocol):
     """Asks an endpoint; never raises for what the endpoint does."""
 
     async def __call__(self, address: str, questions: Sequence[Question], timeout_s: float) -> list[Answer]:
-        """GET each question at ``address`` (a URL or ``unix:/PATH``), in order, all within ``timeout_s``.
+        """Ask each question at ``address`` (a URL or ``unix:/PATH``), in order, all within ``timeout_s``.
 
         A gRPC endpoint is asked for its health instead: 200 stands for SERVING, 503 for anything else that it says.
         """
@@ -198,11 +198,10 @@ class _Visit:
         if question.port:
             name = split_address(self.address)[0]
             host = f"[{name}]:{question.port}" if ":" in name else f"{name}:{question.port}"
-        fields = f"Host: {host}\r\nUser-Agent: warmroute-probe\r\nAccept: */*\r\n"
-        if last:
-            fields += "Connection: close\r\n"
-        writer.write(f"GET {question.path} HTTP/1.1\r\n{fields}\r\n".encode())
+        writer.write(_head_of(question, host, last=last) + question.body)
         try:
+            if question.body:
+                await writer.drain()
             status, head = await self._head(reader)
             body, cut, whole = b"", False, True
             if question.body_bytes or not (last or _ends(head)):
@@ -272,7 +271,20 @@ class _Visit:
 _CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding:[^\r]*chunked[ \t]*\r")
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,18})[ \t]*\r")
 _CLOSE: Final = re.compile(rb"\r\nconnection:[^\r]*close")
+_DEFAULTS: Final = (("User-Agent", "warmroute-probe"), ("Accept", "*/*"))
 _HEX: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
+
+
+def _head_of(question: Question, host: str, *, last: bool) -> bytes:
+    own = {name.lower() for name, _ in question.fields}
+    fields = [("Host", host), *((name, value) for name, value in _DEFAULTS if name.lower() not in own)]
+    fields += question.fields
+    if question.body or question.method != "GET":
+        fields.append(("Content-Length", str(len(question.body))))
+    if last:
+        fields.append(("Connection", "close"))
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields)
+    return f"{question.method} {question.path} HTTP/1.1\r\n{lines}\r\n".encode()
 
 
 def _ends(head: bytes) -> bool:

@@ -41,6 +41,7 @@ class View:
         self.age_s = 0.0
         self.warm_for_s = 1e6
         self.p95_ms: float | None = None
+        self.broke_at = float("-inf")
         self.held = self.quarantined = self.breaker_open = self.busy = False
         for name, value in fields.items():
             setattr(self, name, value)
@@ -58,6 +59,9 @@ def reason(view: View) -> Reason | None:
         (View(record("e", state=State.LOADING)), Reason.NOT_WARM),
         (View(record("e", state=State.WARMING)), Reason.NOT_WARM),
         (View(record("e", state=State.FAILED)), Reason.NOT_WARM),
+        (View(record("e"), broke_at=9.0), None),
+        (View(record("e", replicas=(Replica("m", proven_at=9.5),)), broke_at=9.0), None),
+        (View(record("e", replicas=(Replica("m", proven_at=9.0),)), broke_at=9.5, quarantined=True), Reason.UNPROVEN),
         (View(record("e", state=State.DRAINING)), Reason.DRAINING),
         (View(record("e", draining=True)), Reason.DRAINING),
         (View(record("e"), held=True), Reason.HELD),

@@ -169,7 +169,14 @@ def test_a_record_that_is_read_fits_a_datagram(record: EndpointRecord) -> None:
     most = replace(
         most,
         replicas=tuple(
-            replace(r, shard=MAX_INTEGER - 1, shard_count=MAX_INTEGER, generation=MAX_INTEGER, warm_for_s=0.1)
+            replace(
+                r,
+                shard=MAX_INTEGER - 1,
+                shard_count=MAX_INTEGER,
+                generation=MAX_INTEGER,
+                warm_for_s=0.1,
+                proven_at=0.1,
+            )
             for r in most.replicas
         ),
     )

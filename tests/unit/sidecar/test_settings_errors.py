@@ -799,6 +799,107 @@ def test_probes_of_which_a_part_has_no_effect(text: str, warning: str | None) ->
     assert [str(one).partition(" endpoints[0].")[2] for one in found] == ([] if warning is None else [warning])
 
 
+def warmed(warmup: str, *, urls: str = "'http://w:1'") -> str:
+    """Return settings with one model's warm-up, on line 4."""
+    protocol = ", protocol: grpc" if "grpc:" in urls else ""
+    head = f"version: 1\nlisteners: [{{address: 'h:1'{protocol}}}]\nmodels:\n"
+    return f"{head}  - {{name: m, endpoints: [{urls}], warmup: {warmup}}}\n"
+
+
+def of(*requests: str, more: str = "") -> str:
+    """Return a warm-up of requests that each have a path."""
+    return f"{{requests: [{', '.join(f'{{path: /infer, {one}}}' for one in requests)}]{more}}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (warmed("{requests: []}"), "requests: an empty list: must hold at least one item"),
+        (
+            warmed(of("name: 'a b'")),
+            'requests[0].name: "a b": must be 1 to 64 letters, digits, dots, underscores or hyphens',
+        ),
+        (
+            warmed(of("name: a", "name: b", "name: a")),
+            'requests[2].name: "a": already the name of requests[0]: give each shape class its own',
+        ),
+        (
+            warmed(of("name: a, method: get")),
+            'requests[0].method: "get": must be an HTTP method in capitals, for example POST',
+        ),
+        (
+            warmed(of("name: a, method: HEAD")),
+            'requests[0].method: "HEAD": has no body to wait for in its answer: choose another',
+        ),
+        (
+            warmed(of("name: a, json: {n: [1, {x: null}]}, body: x")),
+            'requests[0].body: "x": json gives it a body already: keep one of the two',
+        ),
+        (
+            warmed(of("name: a, json: [1]")),
+            "requests[0].json: a list: must be a mapping of names to values; leave the field out for its default",
+        ),
+        (
+            warmed(of("name: a, headers: {Host: w}")),
+            'requests[0].headers.Host: "w": is set by warmroute itself: leave it out',
+        ),
+        (
+            warmed(of("name: a, headers: {x y: w}")),
+            'requests[0].headers.x y: "w": must be a field name: 1 to 64 letters, digits or hyphens',
+        ),
+        (
+            warmed(of("name: a, headers: {x-y: ''}")),
+            'requests[0].headers.x-y: "": must be 1 to 4096 visible characters, spaces between them',
+        ),
+        (warmed(of("name: a, within_s: 0")), "requests[0].within_s: 0: must be greater than 0"),
+        (
+            warmed(of("name: a, within_s: 5", more=", timeout_s: 5")),
+            "requests[0].within_s: 5: must be below timeout_s (5), so that what is late is waited for",
+        ),
+        (
+            warmed(of("name: batch-1", more=", required: [batch1]")),
+            'required[0]: "batch1": no such request; did you mean "batch-1"?',
+        ),
+        (
+            warmed(of("name: a", more=", required: []")),
+            "required: an empty list: must name at least one shape class; to need none, leave warmup out",
+        ),
+        (
+            warmed(of("name: a", more=", retry_s: 2, retry_max_s: 1")),
+            "retry_max_s: 1: must be at least retry_s (2)",
+        ),
+        (
+            warmed(of("name: a, body_file: /nonexistent/b.json")),
+            (
+                'requests[0].body_file: "/nonexistent/b.json": cannot be read (No such file or directory): '
+                "name a file that this user can read"
+            ),
+        ),
+    ],
+)
+def test_warm_ups_that_make_no_sense(text: str, problem: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text.encode(), "w.yaml")
+    (found,) = caught.value.problems
+    assert str(found).partition(" models[0].warmup.")[2] == problem
+
+
+def test_warm_ups_are_sent_over_http_1_alone_and_to_static_endpoints_alone(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(warmed(of("name: a"), urls="'grpc://w:1'").encode(), "w.yaml")
+    remedy = "cannot prove grpc://w:1: warm-up requests are sent over HTTP/1.1; leave out one of the two"
+    assert str(caught.value) == f"w.yaml:4:50: models[0].warmup: a mapping: {remedy}"
+    text = warmed(of("name: a"), urls="").replace("models:", "state: {url: 'redis://h:3'}\nmodels:")
+    (warning,) = parse_settings(text.encode(), "w.yaml").warnings
+    remedy = "has no effect: the model has no static endpoints, and workers in the store prove themselves"
+    assert str(warning).endswith(f"models[0].warmup: a mapping: {remedy}")
+    large = tmp_path / "large.json"
+    with large.open("wb") as file:
+        file.truncate((8 << 20) + 1)
+    with pytest.raises(SettingsError, match="is larger than 8388608 bytes: send a smaller body"):
+        parse_settings(warmed(of(f"name: a, body_file: '{large}'")).encode(), "w.yaml")
+
+
 def test_load_reports_over_grpc_have_no_effect() -> None:
     text = """version: 1
 listeners: [{address: 'h:1', protocol: grpc}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 from router.model import EndpointRecord, Replica, State
 from sidecar.discovery.members import Members
 from sidecar.discovery.planned import NOT_PROBED_YET, StaticEndpoint, static_endpoints
+from sidecar.discovery.proving import NOT_WARMED_YET
 from sidecar.settings import Settings
 
 if TYPE_CHECKING:
@@ -158,3 +160,59 @@ def test_what_probes_found_of_warmth_and_load_is_taken_over_and_goes_with_the_pr
     assert members.records[found.id] == found
     members.configure(endpoints(("d", A, None)))
     assert members.records[found.id].replicas == (Replica("d"),)
+
+
+WARMUP = {"requests": [{"name": "b1", "path": "/infer"}]}
+
+
+def warmed(*, warmup: bool = True) -> tuple[StaticEndpoint, ...]:
+    """Return the endpoints A and B of one model, with or without a warm-up."""
+    model: dict[str, Any] = {"name": "m", "endpoints": [A, B]} | ({"warmup": WARMUP} if warmup else {})
+    return endpoints(models=[model])
+
+
+def replica(members: Members, url: str) -> Replica:
+    return members.records[url[7:]].replicas[0]
+
+
+def proof(url: str, state: State, reason: str = "", proven_at: float = -inf) -> EndpointRecord:
+    found = Replica("m", state=state, reason=reason, proven_at=proven_at, warmth=(("b1", 1.0),))
+    return EndpointRecord(url[7:], url, replicas=(found,), static=True)
+
+
+def test_what_is_to_be_proven_is_warming_until_somebody_says_that_it_is() -> None:
+    members = Members(warmed())
+    assert (replica(members, A).state, replica(members, A).proven_at) == (State.WARMING, -inf)
+    members.seen(proof(A, State.WARMING, NOT_WARMED_YET))
+    assert replica(members, A).state is State.WARMING
+    members.seen(proof(A, State.WARM, proven_at=5.0))
+    assert replica(members, A) == Replica("m", warmth=(("b1", 1.0),), proven_at=5.0)
+    members.seen(proof(A, State.WARMING, NOT_WARMED_YET))
+    assert replica(members, A).proven_at == 5.0, "a new control process knows less, and takes nothing away"
+    members.seen(proof(A, State.WARMING, "its connections broke"))
+    assert replica(members, A).state is State.WARMING
+
+
+def test_who_serves_when_a_warm_up_is_configured_serves_on_until_it_fails() -> None:
+    members = Members(warmed(warmup=False))
+    members.configure(warmed())
+    assert not members.settling
+    assert (replica(members, A).state, replica(members, A).proven_at) == (State.WARM, -inf)
+    members.seen(proof(A, State.WARMING, "warm-up b1: HTTP 500, not a 2xx"))
+    assert replica(members, A).state is State.WARMING
+    members.seen(proof(A, State.WARM, proven_at=5.0))
+    members.configure(warmed(warmup=False))
+    assert replica(members, A) == Replica("m")
+
+
+def test_what_leaves_stays_until_what_replaces_it_is_proven() -> None:
+    one = {"name": "m", "endpoints": [A]}
+    members = Members(endpoints(models=[one]))
+    members.configure(endpoints(models=[{"name": "m", "endpoints": [B], "warmup": WARMUP}]))
+    assert members.settling
+    assert set(members.records) == {A[7:], B[7:]}
+    assert members.awaited == {"m"}
+    members.seen(proof(B, State.WARM, proven_at=5.0))
+    assert not members.awaited
+    members.settle()
+    assert set(members.records) == {B[7:]}

@@ -1,0 +1,113 @@
+"""Replicas that warm-up requests prove: after their connections broke they wait for a new proof, not for a request."""
+
+from __future__ import annotations
+
+from math import inf
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.model import EjectCause, EndpointEjected, EndpointRecord, Replica, State
+from router.outcomes import AttemptResult, Reason
+from router.policy import ModelPolicy
+from router.routes import Attempt
+from tests.support.fleet import Driven, record
+
+
+def proven(id_: str, at: float | None, *, state: State = State.WARM, model: str = "m") -> EndpointRecord:
+    return record(id_, static=True, replicas=(Replica(model, state=state, proven_at=at),))
+
+
+def reason(driven: Driven, id_: str) -> Reason | None:
+    return driven.cluster.endpoints[id_].candidates["m", ""].reason
+
+
+def test_no_request_is_the_probe_of_what_must_be_proven() -> None:
+    driven = Driven()
+    driven.seen(proven("a", 90.0), proven("b", 90.0))
+    driven.done(driven.to("a"), AttemptResult.RESET)
+    assert reason(driven, "a") is Reason.UNPROVEN
+    driven.wait(600.0)
+    assert set(driven.ids()) == {"b"}, "whatever the time"
+    driven.seen(proven("a", 90.0))
+    assert set(driven.ids()) == {"b"}, "a record that was under way when it broke proves nothing"
+    driven.seen(proven("a", driven.now))
+    assert reason(driven, "a") is Reason.QUARANTINED, "proven since: the time of its quarantine is over, too"
+    driven.wait(0.2)
+    attempt = driven.attempt()
+    assert (attempt.endpoint.id, attempt.probe) == ("a", True)
+    driven.done(attempt, AttemptResult.SUCCESS, 0.02)
+    driven.wait(0.2)
+    assert set(driven.ids()) == {"a", "b"}
+
+
+def test_what_a_sibling_saw_break_is_unproven_here_too_unless_the_proof_is_newer() -> None:
+    driven = Driven()
+    driven.seen(proven("a", 90.0), proven("b", 90.0))
+    driven.apply(EndpointEjected("a", EjectCause.QUARANTINE, driven.now + 1, 1, driven.now))
+    assert reason(driven, "a") is Reason.UNPROVEN
+    driven.now += 2.0
+    driven.seen(proven("a", driven.now - 0.5))
+    assert reason(driven, "a") is Reason.QUARANTINED
+
+
+def test_another_model_s_request_may_end_the_quarantine_but_proves_nothing_for_this_one() -> None:
+    driven = Driven(models=[ModelPolicy("m"), ModelPolicy("n")])
+    both = record("a", static=True, replicas=(Replica("m", proven_at=90.0), Replica("n")))
+    driven.seen(both, proven("b", 90.0))
+    driven.done(driven.to("a"), AttemptResult.CONNECT_REFUSED)
+    driven.now += 2.0
+    probe = driven.attempt(route=driven.route("n"))
+    driven.done(probe, AttemptResult.SUCCESS)
+    assert not driven.cluster.endpoints["a"].quarantine.active
+    assert reason(driven, "a") is Reason.UNPROVEN
+    assert set(driven.ids()) == {"b"}
+
+
+def test_one_that_served_before_warm_ups_were_configured_serves_on_until_it_breaks() -> None:
+    driven = Driven()
+    driven.seen(proven("a", -inf), proven("b", -inf))
+    assert set(driven.ids()) == {"a", "b"}
+    driven.done(driven.to("a"), AttemptResult.CUT)
+    assert reason(driven, "a") is Reason.UNPROVEN
+
+
+def test_where_nobody_else_is_left_the_caller_is_told_so() -> None:
+    driven = Driven()
+    driven.seen(proven("a", 90.0))
+    driven.done(driven.attempt(), AttemptResult.CONNECT_REFUSED)
+    nobody = driven.nobody()
+    assert nobody.reason is Reason.UNPROVEN
+    assert nobody.detail == "m: none of 1 can be picked: 1 unproven"
+    assert not driven.cluster.routable(driven.now + 5.0)
+
+
+@given(st.lists(st.sampled_from(["break", "peer", "prove", "old", "wait", "ask"]), max_size=30))
+def test_it_is_never_picked_without_a_proof_since_the_last_break(steps: list[str]) -> None:
+    driven = Driven()
+    driven.seen(proven("a", 90.0), proven("b", 90.0))
+    proofs, broke = {"a": 90.0, "b": 90.0}, {"a": -inf, "b": -inf}
+    for step in steps:
+        driven.now += 0.01
+        if step == "peer":
+            driven.apply(EndpointEjected("a", EjectCause.QUARANTINE, driven.now + 1, 1, driven.now))
+            quarantine = driven.cluster.endpoints["a"].quarantine
+            broke["a"] = max(broke["a"], quarantine.since)
+        elif step == "prove":
+            for id_ in proofs:
+                proofs[id_] = driven.now
+                driven.seen(proven(id_, driven.now))
+        elif step == "old":
+            driven.seen(proven("a", proofs["a"]))
+        elif step == "wait":
+            driven.wait(3.0)
+        else:
+            picked = driven.choose()
+            if not isinstance(picked, Attempt):
+                guards = {id_: driven.cluster.endpoints[id_].quarantine.until for id_ in proofs}
+                assert all(broke[id_] > proofs[id_] or guards[id_] > driven.now - 1.0 for id_ in proofs)
+                continue
+            id_ = picked.endpoint.id
+            assert broke[id_] <= proofs[id_]
+            driven.done(picked, AttemptResult.CONNECT_REFUSED if step == "break" else AttemptResult.SUCCESS)
+            broke[id_] = max(broke[id_], driven.cluster.endpoints[id_].quarantine.since)
