@@ -20,6 +20,7 @@ from sidecar.admin.app import serve
 from sidecar.admin.context import Context
 from sidecar.boot import ControlPlan
 from sidecar.channel import Channel
+from sidecar.discovery.dns import DnsSource, dns_plans, lookups_of, without_twins
 from sidecar.discovery.planned import static_endpoints
 from sidecar.discovery.static import FIRST_PROBES_S, SUCCESSOR_PROBES_S, StaticSource
 from sidecar.discovery.warming import WarmedSource, warmups
@@ -96,6 +97,16 @@ class Control:
         if settings.state.url != NO_STORE:
             store = RedisSource(settings.state, policies.freshness, clock=clock, rng=rng)
         self._sources: list[DiscoverySource] = [self._warmed] if store is None else [self._warmed, store]
+        self._dns = DnsSource(
+            dns_plans(settings),
+            settings.dns,
+            lookups_of,
+            self._take_endpoints,
+            clock=clock,
+            rng=rng,
+            first_s=FIRST_PROBES_S if plan.admin_open else SUCCESSOR_PROBES_S,
+        )
+        self._sources.append(self._dns)
         keeper = Keeper(
             Cluster(policies, model_policies(settings), clock()),
             [Channel.from_fd(fd) for fd in plan.channel_fds],
@@ -113,6 +124,7 @@ class Control:
             store=store,
             static=static,
             warmed=self._warmed,
+            dns=self._dns,
             probe_costs=self._prober.costs,
             version=metadata.version("warmroute"),
             sidecar_id=plan.sidecar_id,
@@ -174,11 +186,18 @@ class Control:
         if context.store is not None:
             context.store.configure(policies.freshness)
         self._warmed.configure(warmups(settings))
-        context.static.configure(static_endpoints(settings, warmups=False), settings.limits.probes_per_s)
+        self._dns.configure(dns_plans(settings), settings.dns)
+        self._take_endpoints()
         context.certificates.configure(settings)
         for prober in (self._prober, self._warmer):
             prober.configure(settings.upstream_tls)
         _log.info("config.in_force", revision=plan.config.revision)
+
+    def _take_endpoints(self) -> None:
+        """Have those endpoints followed that the configuration names, and those that its names stand for."""
+        settings = self.context.settings
+        endpoints = without_twins(static_endpoints(settings, warmups=False), self._dns.endpoints)
+        self.context.static.configure(endpoints, settings.limits.probes_per_s)
 
     def _on_term(self) -> None:
         """Drain. It may come from the supervisor and from who stops all processes at once, so a second one is none."""

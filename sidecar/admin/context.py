@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from router.protocols import Rng
     from sidecar.config.state import ConfigState
+    from sidecar.discovery.dns import DnsSource
     from sidecar.discovery.static import StaticSource
     from sidecar.discovery.warming import WarmedSource
     from sidecar.settings import Settings
@@ -30,6 +31,7 @@ class Context:
     store: RedisSource | None
     static: StaticSource
     warmed: WarmedSource
+    dns: DnsSource
     probe_costs: Costs
     version: str
     sidecar_id: str

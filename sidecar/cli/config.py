@@ -142,6 +142,9 @@ def _endpoints(settings: Settings, model: Model) -> str:
     held = sum(1 for one in settings.endpoints if model.name in {name.partition("@")[0] for name in one.models})
     static = len(model.endpoints) + held
     text = _count(static, "static endpoint", "static endpoints")
+    if model.dns is not None:
+        found = f"those of {model.dns.name}"
+        text, static = (f"{text}, and {found}" if static else found), static + 1
     return text if settings.state.url == "none" else f"{text}, others from the store" if static else "from the store"
 
 

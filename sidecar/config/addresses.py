@@ -67,6 +67,30 @@ def _check_unix_address(path: str) -> None:
     check_unix_path(path)
 
 
+def server_place(text: str) -> tuple[str, int]:
+    """Return address and port of a name server, port 0 where none stands there: IP, IP:PORT, [IPv6] or [IPv6]:PORT.
+
+    :raises AddressError: it is none of these.
+    """
+    host, port = text, 0
+    if text.count(":") == 1 or "]:" in text:
+        try:
+            host, port = split_address(text)
+        except AddressError:
+            port = 0
+        if not port:
+            raise AddressError(_NAME_SERVER)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    try:
+        return str(ipaddress.ip_address(host)), port
+    except ValueError:
+        raise AddressError(_NAME_SERVER) from None
+
+
+_NAME_SERVER = "must be IP or IP:PORT, for example 10.0.0.10:53 or [fd00::a]:53"
+
+
 def check_server_name(text: str) -> None:
     """Check a name that a server's certificate can be asked for: a host name or an IP address.
 

@@ -17,6 +17,7 @@ from sidecar.config.addresses import (
     check_state_url,
     check_unix_path,
     is_loopback,
+    server_place,
     split_address,
     unix_path,
 )
@@ -25,7 +26,7 @@ from sidecar.config.probing import examine_probe
 from sidecar.config.problems import Path, dotted, nearest
 from sidecar.config.warming import examine_warmup
 from sidecar.http1.forwarding import UNIX, is_forwarding
-from sidecar.settings import ClientAuth, Endpoint, Listener, ListenerTls, Model, Probe, Settings, Warmup
+from sidecar.settings import ClientAuth, DnsType, Endpoint, Listener, ListenerTls, Model, Probe, Settings, Warmup
 from sidecar.tls.names import NameFormError, check_name
 from sidecar.upstreams.adapters import ANY_CLASS, REASON_BYTES
 
@@ -52,6 +53,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _endpoints(settings)
     yield from _ids(settings)
     yield from _too_many_models(settings)
+    yield from _dns(settings)
     yield from _times(settings)
     for path, remedy in choosing(settings):
         yield Finding(path, remedy)
@@ -106,7 +108,7 @@ def _listeners(settings: Settings) -> Iterator[Finding]:
     for index, first in _repeated(_bound(listener.address) for listener in listeners):
         remedy = f"already the address of listeners[{first}]: give each its own, or use processes for more of them"
         yield Finding(("listeners", index, "address"), remedy)
-    urls = [url for model in settings.models for url in model.endpoints] + [one.url for one in settings.endpoints]
+    urls = [url for model in settings.models for url in model.urls] + [one.url for one in settings.endpoints]
     for index, listener in enumerate(listeners):
         protocol = listener.protocol.value
         if settings.state.url == "none" and urls and all(protocol_of(url) != protocol for url in urls):
@@ -272,18 +274,18 @@ def _models(settings: Settings) -> Iterator[Finding]:
             yield from _refusal(("models", index, "endpoints", number), check_endpoint_url, url)
         for number, first in _repeated(url.removesuffix("/") for url in model.endpoints):
             yield Finding(("models", index, "endpoints", number), f"the same as endpoints[{first}]: name each once")
-        if settings.state.url == "none" and not model.endpoints and model.name not in placed:
-            remedy = "has no endpoint and never will: give it endpoints, or set state.url so that workers can register"
+        if settings.state.url == "none" and not model.urls and model.name not in placed:
+            remedy = "has no endpoint and never will: give it endpoints or dns, or set state.url for workers to come"
             yield Finding(("models", index, "name"), remedy)
         if model.hedge:
             yield from _hedge(index, settings)
-        if model.load_reports and model.endpoints and all(protocol_of(url) != HTTP for url in model.endpoints):
+        if model.load_reports and model.urls and all(protocol_of(url) != HTTP for url in model.urls):
             remedy = "has no effect: the model has grpc endpoints only, and reports are read from HTTP/1.1 answers"
             yield Finding(("models", index, "load_reports"), remedy, warning=True)
-        if model.probe is not None and not model.endpoints:
+        if model.probe is not None and not model.urls:
             yield Finding(("models", index, "probe"), "has no effect: the model has no static endpoints", warning=True)
         elif model.probe is not None:
-            yield from _probe(("models", index, "probe"), model.probe, model.endpoints, (model.name,))
+            yield from _probe(("models", index, "probe"), model.probe, model.urls, (model.name,))
         if model.warmup is not None:
             places = _places(settings, model)
             for place, remedy, warning in examine_warmup(("models", index, "warmup"), model.warmup, places):
@@ -292,6 +294,22 @@ def _models(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             ("models",), "must name a model with endpoints, or state.url must name a store that knows workers"
         )
+
+
+def _dns(settings: Settings) -> Iterator[Finding]:
+    for index, model in enumerate(settings.models):
+        dns, path = model.dns, ("models", index, "dns")
+        if dns is None:
+            continue
+        if dns.type is DnsType.A and dns.port is None:
+            yield Finding(path, "needs the port of the endpoints: set port, or type: srv, whose records have it")
+        if dns.type is DnsType.SRV and dns.port is not None:
+            yield Finding((*path, "port"), "has no use with type srv, whose records have the port: leave it out")
+        if dns.scheme.value in ("https", "grpcs") and settings.upstream_tls.server_name is None:
+            remedy = "needs upstream_tls.server_name: endpoints are addresses, and certificates are for names"
+            yield Finding((*path, "scheme"), remedy)
+    for number, text in enumerate(settings.dns.servers):
+        yield from _refusal(("dns", "servers", number), server_place, text)
 
 
 def _probe(path: Path, probe: Probe, urls: tuple[str, ...], models: tuple[str, ...]) -> Iterator[Finding]:
@@ -305,8 +323,9 @@ def _hedge(index: int, settings: Settings) -> Iterator[Finding]:
         yield Finding(path, "needs idempotent: true, as a hedged request may be executed twice")
     if settings.policies.retry.attempts == 0:
         yield Finding(path, "needs policies.retry.attempts of at least 1: a hedge is one of them")
-    places = _places(settings, settings.models[index])
-    if settings.state.url == "none" and len(places) == 1:
+    model = settings.models[index]
+    places = _places(settings, model)
+    if settings.state.url == "none" and len(places) == 1 and model.dns is None:
         yield Finding(path, "has no effect: the model has one endpoint, and nobody else to ask", warning=True)
     elif settings.state.url == "none" and places and all(protocol_of(url) != HTTP for url in places):
         yield Finding(path, "has no effect: the model has grpc endpoints only, and they are not hedged", warning=True)
@@ -318,7 +337,7 @@ def _hedge(index: int, settings: Settings) -> Iterator[Finding]:
 
 def _places(settings: Settings, model: Model) -> list[str]:
     """Return the URLs of the static endpoints that hold a model."""
-    return list(model.endpoints) + [
+    return list(model.urls) + [
         endpoint.url for endpoint in settings.endpoints if model.name in map(_model_name, endpoint.models)
     ]
 

@@ -11,6 +11,8 @@ from router.urls import protocol_of
 from sidecar.discovery.proving import NOT_WARMED_YET
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sidecar.settings import Probe, Settings
     from sidecar.upstreams.adapters import Signal
 
@@ -84,6 +86,18 @@ def static_endpoints(settings: Settings, *, warmups: bool = True) -> tuple[Stati
     ids: dict[str, str] = {}
     for url in replicas:
         place = names.get(url) or url.partition("://")[2] or url
+        ids[url if place in ids else place] = url
+    return tuple(StaticEndpoint(id, url, tuple(replicas[url].values())) for id, url in ids.items())  # noqa: A001
+
+
+def merged_endpoints(held: Iterable[tuple[str, StaticReplica]]) -> tuple[StaticEndpoint, ...]:
+    """Return the endpoints that have URLs of the form SCHEME://HOST:PORT, each once, with all that they hold."""
+    replicas: dict[str, dict[tuple[str, str], StaticReplica]] = {}
+    for url, replica in held:
+        replicas.setdefault(url, {}).setdefault((replica.model, replica.version), replica)
+    ids: dict[str, str] = {}
+    for url in replicas:
+        place = url.partition("://")[2]
         ids[url if place in ids else place] = url
     return tuple(StaticEndpoint(id, url, tuple(replicas[url].values())) for id, url in ids.items())  # noqa: A001
 

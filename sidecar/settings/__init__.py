@@ -2,6 +2,7 @@
 
 from sidecar.settings.base import LABEL, Base, Reload, doc
 from sidecar.settings.bounds import Limits, Overload, Timeouts
+from sidecar.settings.dns import Dns, DnsServers, DnsType
 from sidecar.settings.models import Endpoint, Key, Model, ModelTimeouts, ShardMode, Shards
 from sidecar.settings.probes import PROBE_PATH, Expectation, Probe, ProbeKind
 from sidecar.settings.sockets import Admin, ClientAuth, Listener, ListenerTls, Protocol, TlsVersion, UpstreamTls
@@ -14,6 +15,9 @@ __all__ = [
     "BODY_FILE_BYTES",
     "Base",
     "ClientAuth",
+    "Dns",
+    "DnsServers",
+    "DnsType",
     "Endpoint",
     "Expectation",
     "Key",

@@ -9,6 +9,7 @@ import msgspec
 
 from router.policy import BalancerName, OnNoCandidate
 from sidecar.settings.base import LABEL, Base, Reload, Seconds, doc
+from sidecar.settings.dns import Dns
 from sidecar.settings.probes import Probe
 from sidecar.settings.warmups import Warmup
 
@@ -76,6 +77,9 @@ class Model(Base, frozen=True):
         tuple[str, ...],
         doc(Reload.LIVE, "static endpoints: http://HOST:PORT, https://, grpc://HOST:PORT or unix:/PATH", "URLs"),
     ] = ()
+    dns: Annotated[
+        Dns | None, doc(Reload.LIVE, "a name whose addresses or SRV records are endpoints, looked up again and again")
+    ] = None
     default: Annotated[bool, doc(Reload.LIVE, "takes requests that name no known model; at most one")] = False
     on_no_candidate: Annotated[OnNoCandidate, doc(Reload.LIVE, "fail: 503 with Retry-After")] = OnNoCandidate.FAIL
     probe: Annotated[
@@ -98,6 +102,11 @@ class Model(Base, frozen=True):
         bool,
         doc(Reload.LIVE, "ask HTTP/1.1 workers for load reports (ORCA) in their answers, and go by them"),
     ] = False
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Its static endpoints, and the form of those that a name stands for."""
+        return self.endpoints if self.dns is None else (*self.endpoints, self.dns.url)
 
 
 class Endpoint(Base, frozen=True):

@@ -24,6 +24,7 @@ from router.policy import (
 )
 from sidecar.settings.base import Base, Reload, doc
 from sidecar.settings.bounds import Limits, Overload, Timeouts
+from sidecar.settings.dns import DnsServers
 from sidecar.settings.models import Endpoint, Model
 from sidecar.settings.sockets import Admin, Listener, UpstreamTls
 from sidecar.settings.store import StateStore
@@ -76,6 +77,7 @@ class Settings(Base, frozen=True):
     models: Annotated[tuple[Model, ...], doc(Reload.LIVE, "what requests may ask for")] = ()
     endpoints: Annotated[tuple[Endpoint, ...], doc(Reload.LIVE, "static endpoints that hold several models")] = ()
     upstream_tls: UpstreamTls = msgspec.field(default_factory=UpstreamTls)
+    dns: DnsServers = msgspec.field(default_factory=DnsServers)
     policies: Policy = msgspec.field(default_factory=Policy)
     limits: Limits = msgspec.field(default_factory=Limits)
     overload: Overload = msgspec.field(default_factory=Overload)

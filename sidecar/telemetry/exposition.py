@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from router.breaker import GuardState
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from router.explain import RouteRow
     from sidecar.config.state import ConfigState
+    from sidecar.discovery.dns import DnsSource
     from sidecar.discovery.static import StaticSource
     from sidecar.discovery.warming import WarmedSource
     from sidecar.state.keeper import Keeper
@@ -120,6 +122,7 @@ class Seen(Protocol):
     store: RedisSource | None
     static: StaticSource
     warmed: WarmedSource
+    dns: DnsSource
     probe_costs: Costs
     version: str
     started_at: float
@@ -223,8 +226,9 @@ def _scalars(out: Exposition, seen: Seen, now: float) -> None:
 def _fleet(out: Exposition, seen: Seen, now: float) -> None:
     keeper = seen.keeper
     sources = {source.name: 0 for source in keeper.sources}
+    looked_up = {endpoint.id for endpoint in seen.dns.endpoints}
     for record, source, heard_at in keeper.roster.records():
-        sources[source] += 1
+        sources[seen.dns.name if source == seen.static.name and record.id in looked_up else source] += 1
         if not record.static:
             out.add(f.ENDPOINT_AGE, max(0.0, now - heard_at), record.id)
         out.add(f.HELD, record.id in keeper.roster.held, record.id)
@@ -238,6 +242,15 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
     for route in keeper.cluster.routes(now):
         if not route.version:  # the routes of single versions show the same replicas again
             _replicas(out, route)
+    for (name, kind), followed in seen.dns.followed.items():
+        label = f"{kind.value}:{name}"
+        for result in ("found", "empty", "failed"):
+            out.add(f.DNS_LOOKUPS, getattr(followed, f"{result}_total"), label, result)
+        out.add(f.DNS_SECONDS, followed.seconds_total, label)
+        out.add(f.DNS_ENDPOINTS, len(followed.places or ()), label)
+        out.add(f.DNS_PASSED_OVER, followed.passed_over, label)
+        if followed.good_at > -inf:
+            out.add(f.DNS_AGE, now - followed.good_at, label)
     for endpoint_id, failures in sorted(seen.static.failures.items()):
         out.add(f.PROBE_FAILURES, failures, endpoint_id)
     costs = seen.probe_costs

@@ -141,6 +141,18 @@ WARMUP_SECONDS = Family(
     ("model", "shape_class"),
 )
 WARMING = Family("warmroute_endpoints_warming", _G, "Endpoints that are ready and not proven yet.", ("model",))
+DNS_LOOKUPS = Family(
+    "warmroute_dns_lookups_total",
+    _C,
+    "Lookups of names that stand for endpoints, by what came of them: found, empty, failed.",
+    ("name", "result"),
+)
+DNS_SECONDS = Family("warmroute_dns_lookup_seconds_total", _C, "Time that these took, added up.", ("name",))
+DNS_ENDPOINTS = Family("warmroute_dns_endpoints", _G, "Endpoints the name stands for, last good answer.", ("name",))
+DNS_AGE = Family("warmroute_dns_age_seconds", _G, "Time since the name last stood for any.", ("name",))
+DNS_PASSED_OVER = Family(
+    "warmroute_dns_passed_over", _G, "What the last answer listed beyond the most that is taken.", ("name",)
+)
 LOAD_REPORTS = Family("warmroute_load_reports_total", _C, "Load reports (ORCA) in answers that were taken.")
 SIGNALS_REFUSED = Family(
     "warmroute_signals_refused_total",

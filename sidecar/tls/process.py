@@ -82,7 +82,7 @@ class ProcessTls:
     def prepare(self) -> None:
         """Read the files for workers now where configured endpoints need them, so that no request waits for that."""
         settings = self._settings
-        urls = [url for model in settings.models for url in model.endpoints] + [one.url for one in settings.endpoints]
+        urls = [url for model in settings.models for url in model.urls] + [one.url for one in settings.endpoints]
         for scheme, alpn in (("https://", HTTP1), ("grpcs://", HTTP2)):
             if any(url.startswith(scheme) for url in urls):
                 self._begin(self.upstream(alpn).follower)

@@ -120,7 +120,7 @@ def test_every_field_says_when_it_takes_effect() -> None:
 HTTP, GRPC = "127.0.0.1:1", "127.0.0.1:2"
 STORE = {"url": "redis://h:1"}
 NO_ENDPOINT = (
-    "models[m].name: has no endpoint and never will: give it endpoints, or set state.url so that workers can register"
+    "models[m].name: has no endpoint and never will: give it endpoints or dns, or set state.url for workers to come"
 )
 
 

@@ -502,7 +502,49 @@ SENSELESS: list[tuple[str, str, list[str]]] = [
             'w.yaml:17:9: models[1].endpoints[9]: "": must be http://HOST:PORT, for example http://127.0.0.1:9001',
             (
                 'w.yaml:18:12: models[2].name: "b": has no endpoint and never will: '
-                "give it endpoints, or set state.url so that workers can register"
+                "give it endpoints or dns, or set state.url for workers to come"
+            ),
+        ],
+    ),
+    (
+        "names to look up",
+        (
+            'version: 1\nlisteners: [{address: "127.0.0.1:0"}]\n'
+            'models: [{name: d, dns: {name: "a b", port: 0, type: mx}}]\n'
+        ),
+        [
+            (
+                'w.yaml:3:32: models[0].dns.name: "a b": must be a DNS name: labels of letters, digits, hyphens and '
+                "underscores"
+            ),
+            "w.yaml:3:45: models[0].dns.port: 0: must be at least 1",
+            'w.yaml:3:54: models[0].dns.type: "mx": must be one of: a, srv',
+        ],
+    ),
+    (
+        "what is looked up",
+        (
+            'version: 1\nlisteners: [{address: "127.0.0.1:0"}]\n'
+            "models:\n"
+            "  - {name: a, dns: {name: workers.test}}\n"
+            "  - {name: b, dns: {name: _h._tcp.w.test, type: srv, port: 1}}\n"
+            "  - {name: c, dns: {name: w.test, port: 1, scheme: https}}\n"
+            'dns: {servers: ["10.0.0.1:53", "fd00::1", "[fd00::1]:53", dns.test, "10.0.0.1:0"]}\n'
+        ),
+        [
+            (
+                "w.yaml:4:20: models[0].dns: a mapping: needs the port of the endpoints: set port, or type: srv, whose "
+                "records have it"
+            ),
+            "w.yaml:5:60: models[1].dns.port: 1: has no use with type srv, whose records have the port: leave it out",
+            (
+                'w.yaml:6:52: models[2].dns.scheme: "https": needs upstream_tls.server_name: endpoints are addresses, '
+                "and certificates are for names"
+            ),
+            'w.yaml:7:59: dns.servers[3]: "dns.test": must be IP or IP:PORT, for example 10.0.0.10:53 or [fd00::a]:53',
+            (
+                'w.yaml:7:69: dns.servers[4]: "10.0.0.1:0": must be IP or IP:PORT, for example 10.0.0.10:53 or '
+                "[fd00::a]:53"
             ),
         ],
     ),
