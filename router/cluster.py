@@ -16,6 +16,7 @@ from router import explain as explaining
 from router import model
 from router.balancers import FitAt
 from router.breaker import GuardState
+from router.explain_versions import explained, versions_row
 from router.filters import default_filters
 from router.fleet import Fleet
 from router.hedging import HedgeDenied, may_hedge
@@ -30,11 +31,13 @@ from router.model import (
 )
 from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, AttemptResult, Blame, Reason
 from router.pickers import AliasPicker
+from router.policy import ServeRule
 from router.retry import RetryBudget, RetryVerdict, judge_retry
-from router.routes import BACKGROUND, PROBE, TRIAL, Attempt, NoCandidate, Route
+from router.routes import BACKGROUND, PROBE, TRIAL, Attempt, NoCandidate, Route, VersionPick
 from router.scorers import default_scorers
 from router.stats import LEAST_MS, MOST_MS
 from router.tables import IDLE_REBUILD_S, REBUILD_S, USED_FOR, Tables
+from router.versions import share_at_random, share_by_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -115,6 +118,7 @@ class Cluster:
             model.EndpointEjected: self._on_ejected,
             model.EndpointReturned: self._on_returned,
             model.PeerObserved: self._on_peer_observed,
+            model.VersionsSteered: fleet.steered,
             model.Tick: self._on_tick,
         }
 
@@ -201,17 +205,31 @@ class Cluster:
 
         ``key`` is that of a request, where the route's balancer goes by one.
         """
-        return explaining.explain(self._tables.view(), route, now, rng, key)
+        view = self._tables.view()
+        if route.version:
+            return explaining.explain(view, route, now, rng, key)
+        return explained(view, route, self._of_versions(route), now, rng, key)
+
+    def _of_versions(self, route: Route) -> dict[str, Route]:
+        """Return the routes of single versions of a route's model."""
+        routes = self._fleet.routes_by[route.protocol]
+        found = {version: routes.get(f"{route.model}@{version}") for version in {c.version for c in route.candidates}}
+        return {version: one for version, one in found.items() if one is not None}
 
     def routes(self, now: float) -> tuple[explaining.RouteRow, ...]:
         """Return every route with its candidates, their state, weight and share, in order of key."""
         view = self._tables.view()
         default = self._fleet.default
         return tuple(
-            explaining.route_row(view, route, now, default=default is not None and route.key == default.key)
+            self._row(view, route, now, default=default is not None and route.key == default.key)
             for route in sorted(self._fleet.all_routes(), key=_by_key)
             if route.candidates or not self._served_otherwise(route)
         )
+
+    def _row(self, view: explaining.View, route: Route, now: float, *, default: bool) -> explaining.RouteRow:
+        if route.version:
+            return explaining.route_row(view, route, now, default=default)
+        return versions_row(view, route, self._of_versions(route), now, default=default)
 
     def _served_otherwise(self, route: Route) -> bool:
         """Return whether another protocol's endpoints serve what this route is for."""
@@ -306,9 +324,31 @@ class Cluster:
     def route_is_routable(self, route: Route, now: float) -> bool:
         """Return the same of one route."""
         self._tables.catch_up(route, now)
-        if any(now < candidate.fit_until for candidate in route.candidates):
+        if any(now < candidate.fit_until and route.takes(candidate) for candidate in route.candidates):
             return True
         return self._due_probe(route, now, None) is not None
+
+    def version_of(self, route: Route, now: float, rng: Rng, key: bytes | None = None) -> VersionPick:
+        """Say which version of a split takes a request, by its ``key``, or at random where it has none.
+
+        One without a replica that may be picked takes none: its share goes to the others, by their weights. Where none
+        has one, the route itself is returned, and nobody will be found on it.
+        """
+        serve = route.serve
+        if serve is None or serve.rule is not ServeRule.SPLIT:
+            return VersionPick(route, "", moved=False)
+        routes = self._fleet.routes_by[route.protocol]
+        shares, moved = serve.shares, False
+        while shares:
+            index = share_at_random(shares, rng()) if key is None else share_by_key(shares, key)
+            if index < 0:
+                break
+            version = shares[index].version
+            found = routes.get(f"{route.model}@{version}")
+            if found is not None and self.route_is_routable(found, now):
+                return VersionPick(found, version, moved)
+            shares, moved = shares[:index] + shares[index + 1 :], True
+        return VersionPick(route, "", moved)
 
     def _due_probe(self, route: Route, now: float, tried: Endpoint | None) -> Candidate | None:
         """Return a candidate whose endpoint's quarantine is over and whom nobody probes.
@@ -380,7 +420,10 @@ class Cluster:
         full = [
             candidate.endpoint
             for candidate in route.candidates
-            if candidate.endpoint.full and candidate.endpoint is not tried and now < candidate.fit_until
+            if candidate.endpoint.full
+            and candidate.endpoint is not tried
+            and now < candidate.fit_until
+            and route.takes(candidate)
         ]
         if full:
             return explaining.at_limit(route.key, full, self.policies)
@@ -471,7 +514,8 @@ class Cluster:
         events: list[Event] = []
         began, permits = attempt.began, attempt.permits
         alone = result in BROKEN_OFF and not any(
-            now < other.open_until and other.endpoint is not endpoint for other in attempt.route.candidates
+            now < other.open_until and other.endpoint is not endpoint and attempt.route.takes(other)
+            for other in attempt.route.candidates
         )
         if endpoint.quarantine.record(result, now, self._rng, started=began, probe=bool(permits & PROBE), alone=alone):
             events.append(_quarantined(endpoint, now))

@@ -12,7 +12,7 @@ from router.model import HTTP, Replica, State
 from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow, rebucketed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from router.model import EndpointRecord, LoadReport
     from router.outcomes import Reason
@@ -191,7 +191,7 @@ class Endpoint:
         "id", "address", "epoch", "record", "in_flight", "shell",
         "cap", "capped_until", "limit", "passed_over",
         "busy_until", "candidates", "first_seen_at", "gone", "heard_at", "held", "peers", "peers_in_flight",
-        "quarantine", "report", "report_at", "report_unsent", "reported_in_flight", "_told",
+        "quarantine", "report", "report_at", "report_unsent", "reported_in_flight", "several", "_told",
     )  # fmt: skip
 
     def __init__(self, record: EndpointRecord, policies: Policies, at: float) -> None:
@@ -207,6 +207,7 @@ class Endpoint:
         self.quarantine = Quarantine(policies.quarantine)
         self.busy_until = -inf
         self.candidates: dict[tuple[str, str], Candidate] = {}  # by model and version
+        self.several: frozenset[str] = frozenset()  # models of which it holds more than one version
         self.first_seen_at = at
         self.heard_at = at
         self.held = False
@@ -446,3 +447,9 @@ def offered(record: EndpointRecord) -> dict[tuple[str, str], Replica]:
         if known is None or (known.state is State.WARM and replica.state is not State.WARM):
             out[replica.model, replica.version] = replica
     return out
+
+
+def several_versions(keys: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Return the models that are there in more than one version."""
+    first: dict[str, str] = {}
+    return frozenset(model for model, version in keys if first.setdefault(model, version) != version)

@@ -19,6 +19,7 @@ from router.outcomes import Reason
 from router.protocols import Compared
 from router.routes import UNMEASURED_MS, NoCandidate, Weighing, expected_wait, weigh
 from router.stats import median
+from router.versions import is_left_out, served_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,8 +42,13 @@ _SOONEST_FIRST = (
     Reason.DRAINING,
     Reason.HELD,
     Reason.GROUP_INCOMPLETE,
+    Reason.OTHER_VERSION,
 )
 """Which reason is named where as many candidates share it: the one that is likely to pass first."""
+
+_EJECTED = frozenset({Reason.QUARANTINED, Reason.BREAKER_OPEN})
+_WARM_ALL_THE_SAME = _EJECTED | {Reason.BUSY, Reason.AT_LIMIT}
+"""Reasons that say of now, not of whether a replica could serve."""
 
 _ALL_BUSY = "; all that are left pushed back, so they are picked all the same"
 
@@ -103,6 +109,22 @@ class CandidateRow:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionRow:
+    """One version of a model, in order, newest first, and how requests that name none get there.
+
+    ``share`` is the part of them that it takes now, None where all versions serve alike; ``weight`` its weight in a
+    split. ``ready``: so many of its ``replicas`` may be picked.
+    """
+
+    version: str
+    replicas: int
+    ready: int
+    share: float | None
+    weight: float | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class SampleDraw:
     """What a choice would do now with one random draw: the two drawn and why one of them wins.
 
@@ -132,6 +154,8 @@ class Explanation:
     probe: str | None
     draw: SampleDraw | None
     nobody: NoCandidate | None
+    serve: str = "any"
+    versions: tuple[VersionRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +170,8 @@ class RouteRow:
     idempotent: bool
     balancer: str
     candidates: tuple[CandidateRow, ...]
+    serve: str = "any"
+    versions: tuple[VersionRow, ...] = ()
 
 
 class Glance:
@@ -235,6 +261,29 @@ class View:
 
     def look(self, route: Route, now: float) -> tuple[list[Glance], list[tuple[Glance, Reason]]]:
         """Return those that may be picked now, and those that may not, with the reason."""
+        open_, out = self.look_at_all(route, now)
+        serve = route.serve
+        if serve is None:
+            return open_, out
+        pickable = {glance.version for glance in open_}
+        pickable |= {glance.version for glance, reason in out if reason in (Reason.BUSY, Reason.AT_LIMIT)}
+        served = served_version(serve, pickable)
+        stay: list[Glance] = []
+        left: list[tuple[Glance, Reason]] = []
+        for glance in open_:
+            if is_left_out(serve, glance.version, served, ejected=False):
+                left.append((glance, Reason.OTHER_VERSION))
+            else:
+                stay.append(glance)
+        for glance, reason in out:
+            other = reason in _WARM_ALL_THE_SAME and is_left_out(
+                serve, glance.version, served, ejected=reason in _EJECTED
+            )
+            left.append((glance, Reason.OTHER_VERSION if other else reason))
+        return stay, left
+
+    def look_at_all(self, route: Route, now: float) -> tuple[list[Glance], list[tuple[Glance, Reason]]]:
+        """Return the same, whichever version takes the route's requests."""
         open_: list[Glance] = []
         out: list[tuple[Glance, Reason]] = []
         for candidate in route.candidates:

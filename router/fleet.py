@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from router.ages import Ages
 from router.balancers import balancer_for
-from router.endpoint import Candidate, Endpoint, offered
+from router.endpoint import Candidate, Endpoint, offered, several_versions
 from router.hedging import HeadTimes
 from router.model import HTTP
 from router.outcomes import Reason
 from router.policy import ModelPolicy
+from router.rollout import in_force
 from router.routes import Route
 from router.stats import LogBuckets
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
         SnapshotEnded,
         StoreChanged,
         StoreMode,
+        VersionsSteered,
+        VersionSteering,
     )
     from router.policy import Policies
     from router.protocols import Balancer, Filter, PickerFactory
@@ -64,6 +67,8 @@ class Fleet:
         self._buckets = LogBuckets(policies.latency.relative_error)
         self._models = {model.name: model for model in models}
         self._held: set[str] = set()
+        self._steered: dict[str, VersionSteering] = {}
+        self._steered_next: dict[str, VersionSteering] = {}  # as far as a new list of them has come
         self._snapshot: tuple[int, set[str]] | None = None
         self._make_routes(now)
 
@@ -106,6 +111,7 @@ class Fleet:
                 route.table = None
                 route.balancer, route.busy_balancer = self._balancers(route.policy)
             self._regard_hedging(route, now)
+            self._regard_serving(route)
         self._make_routes(now)
         self.forget_empty_routes(now)
         self.generation += 1
@@ -259,6 +265,17 @@ class Fleet:
             endpoint.held = event.held
             self.judge(endpoint, now)
 
+    def steered(self, event: VersionsSteered, now: float) -> None:
+        """Take who steers which model's versions, once the list has come whole."""
+        if event.first:
+            self._steered_next = {}
+        self._steered_next.update((steering.model, steering) for steering in event.steerings)
+        if not event.last or self._steered_next == self._steered:
+            return
+        self._steered, self._steered_next = self._steered_next, {}
+        for route in self.all_routes():
+            self._regard_serving(route)
+
     def forget_empty_routes(self, now: float) -> None:
         """Drop learned routes that nobody has served for ``local_after_s``; until then a request gets 503, not 404.
 
@@ -282,6 +299,7 @@ class Fleet:
         self, endpoint: Endpoint, record: EndpointRecord, at: float, now: float, *, from_start: bool
     ) -> None:
         replicas = offered(record)
+        others = endpoint.candidates.keys() != replicas.keys()
         for key in [key for key in endpoint.candidates if key not in replicas]:
             self._unlink(endpoint.candidates.pop(key), now)
         for key, replica in replicas.items():
@@ -299,6 +317,8 @@ class Fleet:
             candidate.report(replica, at, from_start=from_start)
             for route in candidate.routes:
                 route.mark(opened=False)  # a number may have changed; judging says whether it opened
+        if others:
+            self._mix(endpoint, several_versions(replicas))
 
     def _route_for(self, model: str, version: str, protocol: str, now: float) -> Route:
         key = f"{model}@{version}" if version else model
@@ -312,12 +332,23 @@ class Fleet:
                 model, version, policy, self._balancers(policy), learned=learned, now=now, protocol=protocol
             )
             self._regard_hedging(route, now)
+            self._regard_serving(route)
             self.generation += 1
         return route
 
     def _balancers(self, policy: ModelPolicy) -> tuple[Balancer, Balancer]:
         """Return what picks for a route, and what does where only those are left that pushed back."""
         return balancer_for(policy, self._picker), balancer_for(policy, self._picker)
+
+    def _regard_serving(self, route: Route) -> None:
+        """Have a route of all versions go by who may take its requests."""
+        if route.version:
+            return
+        serve = in_force(route.policy.serve, self._steered.get(route.model))
+        if serve != route.serve:
+            route.serve = serve
+            route.expire()
+            self.generation += 1
 
     def _regard_hedging(self, route: Route, now: float) -> None:
         """Have a route measure what hedging goes by where its requests are hedged, and forget it where not."""
@@ -334,7 +365,18 @@ class Fleet:
         endpoint.gone = True
         for candidate in endpoint.candidates.values():
             self._unlink(candidate, now)
+        self._mix(endpoint, frozenset())
         self.departed.append(endpoint)
+
+    def _mix(self, endpoint: Endpoint, several: frozenset[str]) -> None:
+        """Note of which models an endpoint holds several versions: whoever serves one must be told which."""
+        for model in several ^ endpoint.several:
+            route = self.routes_by[endpoint.record.protocol].get(model)
+            if route is not None:
+                route.mixed += 1 if model in several else -1
+                if route.serve is not None:
+                    self.generation += 1
+        endpoint.several = several
 
     def _unlink(self, candidate: Candidate, now: float) -> None:
         candidate.open_until = candidate.fit_until = -inf

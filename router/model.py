@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from router.policy import ServeRule, VersionShare
+
 HTTP = "http"
 """The protocol of endpoints that speak HTTP/1.1; others have routes of their own."""
 
@@ -253,6 +255,25 @@ class PeerObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionSteering:
+    """What an operator or a rollout says of which versions take a model's requests that name none."""
+
+    model: str
+    rule: ServeRule
+    version: str = ""
+    shares: tuple[VersionShare, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsSteered:
+    """All that is steered now, in place of the configuration's word; in parts, the first and last marked."""
+
+    steerings: tuple[VersionSteering, ...]
+    first: bool = True
+    last: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed: rebuild what ages. The shell sends it about ten times a second."""
 
@@ -268,5 +289,6 @@ Event = (
     | EndpointEjected
     | EndpointReturned
     | PeerObserved
+    | VersionsSteered
     | Tick
 )

@@ -167,6 +167,7 @@ class Reason(StrEnum):
     GROUP_INCOMPLETE = "group_incomplete"
     ALREADY_TRIED = "already_tried"
     AT_LIMIT = "at_limit"  # as much is in flight there as may be; passed over by each choice that finds it so
+    OTHER_VERSION = "other_version"  # requests that name no version go to others of the model
     BUSY = "busy"  # it pushed back (429, or 503 with Retry-After); picked all the same where nobody else is left
     UNPROVEN = "unproven"  # its connections broke since the warm-up requests that proved it
 

@@ -241,6 +241,104 @@ class KeyPolicy:
             raise PolicyError("key.load_factor", self.load_factor, "must be 1 or more")
 
 
+class ServeRule(StrEnum):
+    """Which versions of a model take requests that name none (``router/versions.py``)."""
+
+    ANY = "any"  # all that are warm
+    LATEST = "latest"  # the newest that has a warm replica
+    PINNED = "pinned"  # one, named in its place
+    SPLIT = "split"  # several, by weight
+
+
+MAX_SHARES = 8
+"""Versions in a split at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionShare:
+    """One version's part of a split; weights are relative to each other."""
+
+    version: str
+    weight: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < float("inf"):
+            raise PolicyError("versions.split.weight", self.weight, "must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorPolicy:
+    """A share of a model's requests is sent to ``version`` too; what it answers is thrown away.
+
+    At most ``most`` of them are under way in one process at once, each for ``timeout_s`` at most.
+    """
+
+    version: str
+    share: float = 1.0
+    most: int = 16
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _ratio("versions.mirror", "share", self.share)
+        for name in ("most", "timeout_s"):
+            _positive("versions.mirror", name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPolicy:
+    """A new version takes a growing share of a split, while it is no worse than the others (``router/rollout.py``).
+
+    ``version`` is the new one, empty the newest of the split. ``steps`` are its shares in percent, the last one 100.
+    ``false_alarm_ratio``: at most so likely is it that one which is no worse than allowed is rolled back.
+    """
+
+    version: str = ""
+    steps: tuple[float, ...] = (5.0, 25.0, 50.0, 100.0)
+    interval_s: float = 60.0
+    min_samples: int = 100
+    max_error_ratio_delta: float = 0.01
+    max_p95_ratio: float = 1.5
+    false_alarm_ratio: float = 0.01
+
+    def __post_init__(self) -> None:
+        steps = self.steps
+        rising = all(low < high for low, high in zip((0.0, *steps), steps, strict=False))
+        if not steps or len(steps) > 16 or not rising or steps[-1] != 100:
+            raise PolicyError("versions.rollout.steps", list(steps), "must rise from over 0 to 100, 16 at most")
+        for name in ("interval_s", "min_samples"):
+            _positive("versions.rollout", name, getattr(self, name))
+        _ratio("versions.rollout", "max_error_ratio_delta", self.max_error_ratio_delta)
+        if not 1 <= self.max_p95_ratio < float("inf"):
+            raise PolicyError("versions.rollout.max_p95_ratio", self.max_p95_ratio, "must be 1 or more")
+        if not 0 < self.false_alarm_ratio <= 0.5:
+            raise PolicyError("versions.rollout.false_alarm_ratio", self.false_alarm_ratio, "must lie in (0, 0.5]")
+
+
+@dataclass(frozen=True, slots=True)
+class ServePolicy:
+    """Which versions take the requests of a model that name none.
+
+    ``version`` is that of PINNED, ``shares`` are those of SPLIT. ``header`` names the field whose value keeps a caller
+    at its version in a split; without it each request is on its own. With ``rollout``, a split begins at its first
+    step, whatever the new version's weight.
+    """
+
+    rule: ServeRule = ServeRule.ANY
+    version: str = ""
+    shares: tuple[VersionShare, ...] = ()
+    header: str | None = None
+    mirror: MirrorPolicy | None = None
+    rollout: RolloutPolicy | None = None
+
+    def __post_init__(self) -> None:
+        if self.rule is ServeRule.SPLIT:
+            names = {share.version for share in self.shares}
+            if len(names) != len(self.shares) or len(names) > MAX_SHARES:
+                raise PolicyError("versions.split", sorted(names), f"must name each version once, {MAX_SHARES} at most")
+            if not any(share.weight for share in self.shares):
+                raise PolicyError("versions.split", sorted(names), "must give at least one version a weight over 0")
+
+
 @dataclass(frozen=True, slots=True)
 class Policies:
     """All policies of one sidecar."""
@@ -263,7 +361,7 @@ class ModelPolicy:
     """What configuration says of one model. ``default``: takes requests that name no model that is known.
 
     ``hedge`` has no effect unless ``idempotent`` too, ``key`` none unless the balancer is ``keyed``. ``load_reports``:
-    workers are asked for their load in answers.
+    workers are asked for their load in answers. ``serve``: which versions take requests that name none.
     """
 
     name: str
@@ -274,3 +372,4 @@ class ModelPolicy:
     balancer: BalancerName = BalancerName.WARM
     key: KeyPolicy | None = None
     load_reports: bool = False
+    serve: ServePolicy = field(default_factory=ServePolicy)

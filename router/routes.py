@@ -14,13 +14,14 @@ from router.outcomes import (  # in annotations of dataclasses, which the compil
 from router.protocols import Scorer
 from router.scorers import NEUTRAL
 from router.stats import median
+from router.versions import is_taken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from router.endpoint import Candidate
     from router.hedging import HeadTimes
-    from router.policy import FreshnessPolicy, ModelPolicy, Policies, RampPolicy
+    from router.policy import FreshnessPolicy, ModelPolicy, Policies, RampPolicy, ServePolicy
     from router.protocols import Balancer
     from router.protocols import Candidate as CandidateView
 
@@ -112,15 +113,17 @@ class Route:
 
     The cluster owns everything but the first five fields. ``drawn`` are the candidates that ``balancer`` picks of,
     ``table`` what it would have two drawn of, where that is all it does; ``busy`` and ``busy_balancer`` the same of
-    those that would be in it but pushed back, for when nobody else is left. ``due`` is when the next choice must look
-    closer, ``rebuild_at`` when the tables have to be made again; ``used`` counts down from the last choice.
+    those that would be in it but pushed back, for when nobody else is left. ``serve`` says which versions take
+    requests here, None where all do; ``mixed`` counts the endpoints that hold several versions. ``due`` is when the
+    next choice must look closer, ``rebuild_at`` when the tables have to be made again; ``used`` counts down from the
+    last choice.
     """
 
     __slots__ = (
         "key", "model", "version", "policy", "hedging", "protocol",
         "due", "drawn", "table", "used", "balancer",
-        "built_at", "busy", "busy_balancer", "candidates", "dirty", "empty_since", "interval_s", "learned",
-        "none", "none_at", "rebuild_at", "waiting", "withdrawn",
+        "built_at", "busy", "busy_balancer", "candidates", "dirty", "empty_since", "interval_s", "learned", "mixed",
+        "none", "none_at", "rebuild_at", "serve", "waiting", "withdrawn",
     )  # fmt: skip
 
     def __init__(
@@ -140,6 +143,8 @@ class Route:
         self.policy = policy
         self.protocol = protocol
         self.hedging: HeadTimes | None = None  # where its requests are hedged
+        self.serve: ServePolicy | None = None
+        self.mixed = 0
         self.due = -inf
         self.drawn: list[Candidate] = []
         self.balancer, self.busy_balancer = balancers
@@ -158,6 +163,10 @@ class Route:
         self.none: NoCandidate | None = None
         self.none_at = -inf
 
+    def takes(self, candidate: Candidate) -> bool:
+        """Return whether a candidate's version may take requests here, now or later."""
+        return self.serve is None or is_taken(self.serve, candidate.version)
+
     def mark(self, *, opened: bool) -> None:
         """Note that a candidate changed. The table follows within its interval, at once for the first candidate."""
         self.dirty = True
@@ -173,6 +182,15 @@ class Route:
         self.dirty = True
         self.none = None
         self.rebuild_at = self.due = -inf
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPick:
+    """Which version of a model takes a request that named none: its route; ``moved``: another's, which has nobody."""
+
+    route: Route
+    version: str
+    moved: bool
 
 
 def expected_wait(ewma_ms: float, in_flight: int, peers_in_flight: int) -> float:

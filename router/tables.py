@@ -12,6 +12,7 @@ from router.explain import View
 from router.outcomes import Reason
 from router.routes import UNMEASURED_MS, weigh
 from router.stats import median
+from router.versions import is_left_out, served_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,6 +99,12 @@ class Tables:
                 busy_until = min(busy_until, endpoint.busy_until)
             elif candidate.reason is Reason.QUARANTINED or candidate.reason is Reason.BREAKER_OPEN:
                 waiting.append(candidate)
+        serve = route.serve
+        if serve is not None:
+            served = served_version(serve, {candidate.version for candidate in (*open_, *busy)})
+            open_ = [one for one in open_ if not is_left_out(serve, one.version, served, ejected=False)]
+            busy = [one for one in busy if not is_left_out(serve, one.version, served, ejected=False)]
+            waiting = [one for one in waiting if not is_left_out(serve, one.version, served, ejected=True)]
         if route.hedging is not None:
             route.hedging.settle(now)
         route.drawn = open_

@@ -47,7 +47,9 @@ from sidecar.channel import (
 )
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
+from sidecar.http1.mirrors import Mirrors
 from sidecar.http1.plane import SWEEP_S, Plane
+from sidecar.http1.versions import version_step
 from sidecar.membership import Membership, model_timeouts
 from sidecar.overload import Guard
 from sidecar.settings import Protocol, model_policies, router_policies
@@ -132,6 +134,7 @@ class DataProcess:
             timeouts=settings.timeouts,
             share=self._share,
             model_timeouts=model_timeouts(settings),
+            step_makers=(version_step, Mirrors().step),
         )
         self._plane.drained = self._finish
         self._membership = Membership(self._plane, settings, now)

@@ -39,7 +39,7 @@ def routes(*, admin: Admin = ADMIN, as_json: Json = False) -> int:
 def explain(
     *,
     model: Annotated[str, Parameter(help="NAME, or NAME@VERSION.")],
-    key: Annotated[str, Parameter(help="Key of a request, where the model's balancer is keyed.")] = "",
+    key: Annotated[str, Parameter(help="Key of a request, where the model's balancer or its split goes by one.")] = "",
     admin: Admin = ADMIN,
     as_json: Json = False,
 ) -> int:

@@ -79,6 +79,17 @@ class Candidate(msgspec.Struct, frozen=True):
     expected_wait_ms: float | None
 
 
+class VersionShare(msgspec.Struct, frozen=True):
+    """One version of a model, and the part of the requests that name none which it takes now."""
+
+    version: str
+    replicas: int
+    ready: int
+    share: float | None
+    weight: float | None
+    note: str
+
+
 class Route(msgspec.Struct, frozen=True):
     """One route with its candidates."""
 
@@ -88,6 +99,8 @@ class Route(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...]
     protocol: str = "http"
     balancer: str = "warm"
+    serve: str = "any"
+    versions: tuple[VersionShare, ...] = ()
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -118,6 +131,8 @@ class Explanation(msgspec.Struct, frozen=True):
     probe: str | None
     draw: Draw | None
     nobody: Nobody | None
+    serve: str = "any"
+    versions: tuple[VersionShare, ...] = ()
 
 
 class Routes(msgspec.Struct, frozen=True):

@@ -44,6 +44,7 @@ def routes_table(routes: Iterable[Route]) -> Table:
             ("default", route.default),
             (route.protocol, route.protocol != "http"),
             (route.balancer, route.balancer != "warm"),
+            (route.serve, route.serve != "any"),
         )
         notes = [note for note, there in marks if there]
         name = f"{route.key} ({', '.join(notes)})" if notes else route.key
@@ -70,6 +71,7 @@ def explanation_parts(explanation: Explanation) -> list[RenderableType]:
     parts: list[RenderableType] = [
         Text(f"{explanation.route}, store {explanation.mode}", style="bold"),
         Text(explanation.law),
+        *_versions_parts(explanation),
         Text(),
         _candidates_table(explanation.rows),
     ]
@@ -86,6 +88,17 @@ def explanation_parts(explanation: Explanation) -> list[RenderableType]:
         nobody = explanation.nobody
         parts.append(Text(f"nobody: {nobody.detail}; 503, Retry-After {seconds(nobody.retry_after_s)}", style="red"))
     return parts
+
+
+def _versions_parts(explanation: Explanation) -> list[RenderableType]:
+    """Return how requests that name no version get one, where that is a question."""
+    if explanation.serve == "any":
+        return []
+    made = table("version", "share", "ready", "note", right=("share", "ready"))
+    for row in explanation.versions:
+        share = "-" if row.share is None else f"{row.share:.1%}"
+        made.add_row(row.version or "none", share, f"{row.ready} of {row.replicas}", row.note)
+    return [Text(), Text(f"requests that name no version: {explanation.serve}"), made]
 
 
 def _candidates_table(rows: Iterable[Candidate]) -> Table:

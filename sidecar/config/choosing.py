@@ -52,12 +52,17 @@ def _key(place: Path, model: Model) -> Iterator[tuple[Path, str]]:
         yield path, "has no use unless balancer is keyed: set that, or leave this out"
     if (key.header is not None) is key.last_segment:
         yield path, "must say where the key is: either header, or last_segment: true"
-    if key.header is None:
-        return
-    if not FIELD_NAME.fullmatch(key.header):
-        yield (*path, "header"), "must be a field name: 1 to 64 letters, digits or hyphens"
-    elif key.header.lower() in _NO_KEYS or is_forwarding(key.header.lower().encode()):
-        yield (*path, "header"), "says nothing of who asks: choose another field, for example x-session-id"
+    if key.header is not None:
+        for remedy in check_key_field(key.header):
+            yield (*path, "header"), remedy
+
+
+def check_key_field(name: str) -> Iterator[str]:
+    """Yield why a field is no use as a key."""
+    if not FIELD_NAME.fullmatch(name):
+        yield "must be a field name: 1 to 64 letters, digits or hyphens"
+    elif name.lower() in _NO_KEYS or is_forwarding(name.lower().encode()):
+        yield "says nothing of who asks: choose another field, for example x-session-id"
 
 
 def _scorers(settings: Settings) -> Iterator[tuple[Path, str]]:

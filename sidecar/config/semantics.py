@@ -24,6 +24,7 @@ from sidecar.config.addresses import (
 from sidecar.config.choosing import FIELD_NAME, choosing
 from sidecar.config.probing import examine_probe
 from sidecar.config.problems import Path, dotted, nearest
+from sidecar.config.versioning import versioning
 from sidecar.config.warming import examine_warmup
 from sidecar.http1.forwarding import UNIX, is_forwarding
 from sidecar.settings import ClientAuth, DnsType, Endpoint, Listener, ListenerTls, Model, Probe, Settings, Warmup
@@ -57,6 +58,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _times(settings)
     for path, remedy in choosing(settings):
         yield Finding(path, remedy)
+    for path, remedy, warning in versioning(settings):
+        yield Finding(path, remedy, warning=warning)
     overload = settings.overload
     if overload.soft_ratio >= overload.hard_ratio:
         yield Finding(

@@ -22,6 +22,7 @@ from sidecar.telemetry.page import Scalar
 if TYPE_CHECKING:
     from sidecar.grpc.heads import AnswerHead
     from sidecar.grpc.upstream import WorkerConnection
+    from sidecar.http1.targets import Target
 
 RESENDS: Final = 2
 """How often a call that a worker's GOAWAY left out is sent again, to the same worker, unseen by the router."""
@@ -61,7 +62,7 @@ class Call(CallEnds):
         self._match = named_fields(asked.path)
         if self._match is None and asked.path in OWN:
             default = plane.resolve("", "", self._connection.default_model)
-            if default.route is None or plane.shared.refusing:
+            if plane.route_of(default) is None or plane.shared.refusing:
                 self._match, self._own = _SERVICE_FIELD, True
         if self._match is not None:
             self.phase = MATCHING
@@ -83,9 +84,21 @@ class Call(CallEnds):
             self._deadline = self._started + target.times.total_s
             self._limit = target.times.total_text
         if target.route is None:
+            target = self._of_version(target, plane.clock())
+        if target.route is None:
             self.fail(Outcome.NO_ROUTE, target.why, status=plane.missing(named[0]))
             return
         self._dispatch(plane.clock())
+
+    def _of_version(self, target: Target, now: float) -> Target:
+        """Return the target of the version that takes the call, where calls of its target are divided over several."""
+        plane = self._plane
+        split = plane.splits.get(target)
+        if split is not None:
+            source = split.key_source
+            key = None if source is None else source.of_metadata(self.head.asked.forward)
+            self._target = target = split.target_for(plane.shared, key, now, plane.plain)
+        return target
 
     def _matched(self, data: bytes) -> None:
         """Look at what there is of the first message, and go on where it says enough, or never will."""

@@ -42,7 +42,7 @@ def serving(plane: GrpcPlane, service: str, now: float) -> int:
     if service in _WHOLE:
         fit = cluster.routable(now, PROTOCOL)
     else:
-        route = plane.resolve(service, "", None).route
+        route = plane.route_of(plane.resolve(service, "", None))
         if route is None:
             return _SERVICE_UNKNOWN
         fit = cluster.route_is_routable(route, now)

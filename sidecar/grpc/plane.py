@@ -13,11 +13,13 @@ from sidecar.grpc.pool import WorkerPool
 from sidecar.grpc.statuses import Status
 from sidecar.http1.caller import LAME_DUCK_S
 from sidecar.http1.targets import NO_MODEL, Target
+from sidecar.http1.versions import Split, is_split
 from sidecar.http2.sending import Flusher
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
     from router.endpoint import Endpoint
+    from router.routes import Route
     from sidecar.grpc.ends import CallEnds
     from sidecar.http1.plane import Plane
     from sidecar.settings import Limits
@@ -39,6 +41,7 @@ class GrpcPlane:
         self.departed: set[WorkerPool] = set()  # of endpoints that left, until their last call has ended
         self._nothing: Target
         self._targets: dict[tuple[str | None, str, str], Target] = {}
+        self.splits: dict[Target, Split] = {}  # of targets whose calls are divided over versions
         self._generation = -1
         self._renew()
         self._swept_at = shared.clock()
@@ -64,6 +67,7 @@ class GrpcPlane:
             if len(model) + len(version) <= _MEMO_NAME_CHARS:
                 if len(self._targets) >= _MEMO_NAMES:
                     self._targets.clear()
+                    self.splits.clear()
                 self._targets[key] = found
         return found
 
@@ -78,6 +82,7 @@ class GrpcPlane:
         """Forget what depends on the fleet and the configuration. Configuring changes the generation, too."""
         shared = self.shared
         self._targets.clear()
+        self.splits.clear()
         self._generation = shared.cluster.generation
         row = shared.page.model_row(NO_MODEL)
         self._nothing = Target(Surface.PLAIN, None, row, "the method names no model", shared.times_of(NO_MODEL))
@@ -98,8 +103,24 @@ class GrpcPlane:
             and not (model and cluster.missing(model, version, PROTOCOL) is Reason.WRONG_VERSION)
         ):
             route = cluster.default_route_of(PROTOCOL)
+        target = self.plain(Surface.PLAIN, route)
+        target.why = why
+        if not is_split(route):
+            return target
+        outer = self.plain(Surface.PLAIN, None)
+        outer.row, outer.times = target.row, target.times
+        self.splits[outer] = Split(target)
+        return outer
+
+    def route_of(self, target: Target) -> Route | None:
+        """Return the route of a target, that of all versions where its calls are divided over them."""
+        split = self.splits.get(target)
+        return target.route if split is None else split.target.route
+
+    def plain(self, surface: Surface, route: Route | None) -> Target:
+        """Return a target of calls on a route that are picked for at once."""
         name = NO_MODEL if route is None else route.model
-        return Target(Surface.PLAIN, route, self.shared.page.model_row(name), why, self.shared.times_of(name))
+        return Target(surface, route, self.shared.page.model_row(name), "", self.shared.times_of(name))
 
     @staticmethod
     def missing(model: str) -> Status:

@@ -16,9 +16,11 @@ from sidecar.http1.events import error_event
 from sidecar.http1.reports import asking
 from sidecar.http1.targets import NO_MODEL
 from sidecar.http1.tunnel import TunnelConnection
+from sidecar.http1.versions import with_version
 from sidecar.http1.watch import Watch
 
 if TYPE_CHECKING:
+    from router.routes import Attempt
     from sidecar.http1.steps import Course
     from sidecar.upstreams.connection import UpstreamConnection
 
@@ -75,10 +77,15 @@ class EndingConnection(TunnelConnection):
             if not hedge.promoted:
                 self._plane.attempt_ended(hedge.attempt, result, self._plane.clock())
 
-    def _timed(self, head: bytes, now: float) -> bytes:
-        """Return a head to send with what is left of the caller's time."""
+    def _outgoing(self, head: bytes, attempt: Attempt | None, now: float) -> bytes:
+        """Return a head as it goes to an attempt's endpoint: what is left of the caller's time, perhaps the version."""
         watch = self._watch
-        return head[:-2] + watch.told_field(now) if watch is not None and watch.told else head
+        if watch is None:
+            return head
+        course = watch.course
+        if course is not None and course.names_version and attempt is not None:
+            head = with_version(head, attempt.candidate)
+        return head[:-2] + watch.told_field(now) if watch.told else head
 
     def _wait_for_head(self, since: float) -> None:
         """The worker has the whole request: its time runs."""

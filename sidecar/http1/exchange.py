@@ -90,8 +90,8 @@ class ExchangeConnection(EndingConnection):
         seen = self._seen
         head = self._sent_head
         watch = self._watch
-        if watch is not None and (watch.told or watch.try_s < inf):
-            head = self._timed(head, now)
+        if watch is not None and (watch.told or watch.try_s < inf or watch.course is not None):
+            head = self._outgoing(head, self._attempt, now)
             self._clip()
         self._upstream = connection = upstream.checkout(now)
         if connection is None:
@@ -175,7 +175,9 @@ class ExchangeConnection(EndingConnection):
         """A connection was made for this request."""
         self._ticket += 1
         self._upstream = connection
-        head = self._sent_head if self._watch is None else self._timed(self._sent_head, self._plane.clock())
+        head = self._sent_head
+        if self._watch is not None:
+            head = self._outgoing(head, self._attempt, self._plane.clock())
         connection.begin(self, head + self._seen)
         self._settle_in(connection)
 

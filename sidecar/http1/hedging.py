@@ -211,15 +211,15 @@ class HedgingConnection(ExchangeConnection):
     def _send_hedge(self, hedge: Hedge, upstream: Upstream, now: float) -> None:
         hedge.connection = upstream.checkout(now)
         if hedge.connection is not None:
-            hedge.connection.begin(hedge, self._hedge_head(now) + self._seen)
+            hedge.connection.begin(hedge, self._hedge_head(hedge, now) + self._seen)
         elif upstream.full:
             self.hedge_failed(hedge, AttemptResult.CANCELLED, "")
             hedge.attempt.endpoint.found_full(now)
         else:
             upstream.connect(hedge, hedge.is_wanted)
 
-    def _hedge_head(self, now: float) -> bytes:
-        return self._timed(numbered(self._sent_head, self._tries + 2), now)
+    def _hedge_head(self, hedge: Hedge, now: float) -> bytes:
+        return self._outgoing(numbered(self._sent_head, self._tries + 2), hedge.attempt, now)
 
     def _forget_hedge(self) -> None:
         if self._watch is not None:
@@ -234,7 +234,7 @@ class HedgingConnection(ExchangeConnection):
             self.attached(connection)
         else:
             hedge.connection = connection
-            connection.begin(hedge, self._hedge_head(self._plane.clock()) + self._seen)
+            connection.begin(hedge, self._hedge_head(hedge, self._plane.clock()) + self._seen)
 
     def hedge_failed(
         self, hedge: Hedge, result: AttemptResult, detail: str, retry_after_s: float | None = None

@@ -120,6 +120,7 @@ class Plane:
         self.parting: dict[CallerConnection, None] = {}  # and those of them that were refused, and are lingering
         self.tight = False  # memory or descriptors are short: connections are given up as they come to rest
         self.memory_bytes = 1 << 62  # that this process may have; its guard says how much that is
+        self.degraded = False  # callers get less than they asked for: the rest of the work is theirs
         self.refusing = ""  # why no new request is taken, where that is so
         self.most_connections = limits.connections
         self._most_callers = limits.connections
@@ -309,6 +310,11 @@ class Plane:
     def gauge(self, member: Scalar, value: int) -> None:
         """Set a gauge of this process."""
         self.words[self.page.scalar(member)] = value
+
+    @property
+    def essential_only(self) -> bool:
+        """True while nothing is done that callers can do without, such as copies of requests, samples, cache fills."""
+        return self.tight or self.degraded or self.refusing != ""
 
     @property
     def callers(self) -> int:

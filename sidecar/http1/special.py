@@ -14,10 +14,12 @@ from sidecar.http1.steps import Course
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
+    from router.routes import Attempt
     from sidecar.http1.head import RequestHead
     from sidecar.http1.plane import Plane
     from sidecar.http1.steps import Special
     from sidecar.http1.targets import Target
+    from sidecar.http1.watch import Watch
 
 MEMORY_PARTS: Final = 4
 """Bodies that are kept back may take one part in so many of what memory this process may have."""
@@ -114,6 +116,18 @@ class SpecialConnection(HedgingConnection):
             self._arm_hedge(watch, now)
         self._dispatch(route, None, now)
 
+    def _arm_hedge(self, watch: Watch, now: float) -> None:
+        super()._arm_hedge(watch, now)
+        course = watch.course
+        if course is not None and course.mirror is not None:
+            course.mirror.whole(self, course)
+
+    def _most_kept(self) -> int:
+        watch = self._watch
+        if watch is not None and watch.course is not None and watch.course.mirror is not None:
+            return self._plane.replay_bytes
+        return super()._most_kept()
+
     # --- for steps ------------------------------------------------------------------------------------------------
 
     @property
@@ -134,6 +148,15 @@ class SpecialConnection(HedgingConnection):
     def turn_to(self, target: Target) -> None:
         """Have the request take another target's route (:meth:`Targets.plain`), for a step that found out which."""
         self._target = target
+
+    def attempt_of(self, course: Course) -> Attempt | None:
+        """Return the attempt under way of a course's request, None where that is over, or nobody was asked."""
+        watch = self._watch
+        return self._attempt if watch is not None and watch.course is course else None
+
+    def whole_request(self) -> tuple[bytes, bytes] | None:
+        """Return head and body of the request in hand as they go to workers, None where not all of it is kept."""
+        return (self._sent_head, self._seen) if self.request_done and self._whole else None
 
     def refuse(self, outcome: Outcome, detail: str, retry_after_s: float | None = None) -> None:
         """End the request with an answer of warmroute's own, before anybody was asked."""

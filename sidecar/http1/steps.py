@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sidecar.http1.mirrors import MirrorStep
     from sidecar.http1.special import SpecialConnection
     from sidecar.http1.targets import Target
 
@@ -88,16 +89,19 @@ class Course:
     """How far one request has come. It ends with the request's watch.
 
     ``body`` is what the body carries, without framing, where a step wanted it and it was not too long. ``key`` is what
-    the balancer goes by, where a step found it. ``hears`` are told when the request is over.
+    the balancer goes by, where a step found it. ``names_version``: workers that hold several versions are told theirs.
+    ``mirror`` copies the request once it is whole. ``hears`` are told when the request is over.
     """
 
-    __slots__ = ("at", "body", "hears", "key", "over", "special")
+    __slots__ = ("at", "body", "hears", "key", "mirror", "names_version", "over", "special")
 
     def __init__(self, special: Special) -> None:
         self.special = special
         self.at = 0
         self.body: bytes | None = None
         self.key: bytes | None = None
+        self.names_version = False
+        self.mirror: MirrorStep | None = None
         self.over = False
         self.hears: list[Ended] = []
 

@@ -7,6 +7,7 @@ from sidecar.settings.models import Endpoint, Key, Model, ModelTimeouts, ShardMo
 from sidecar.settings.probes import PROBE_PATH, Expectation, Probe, ProbeKind
 from sidecar.settings.sockets import Admin, ClientAuth, Listener, ListenerTls, Protocol, TlsVersion, UpstreamTls
 from sidecar.settings.store import StateStore, StateTls
+from sidecar.settings.versions import Mirror, Split, StickyKey, Versions, serve_policy
 from sidecar.settings.warmups import BODY_FILE_BYTES, Warmup, WarmupRequest
 from sidecar.settings.whole import LogFormat, Logging, LogLevel, Policy, Settings, model_policies, router_policies
 
@@ -28,6 +29,7 @@ __all__ = [
     "LogFormat",
     "LogLevel",
     "Logging",
+    "Mirror",
     "Model",
     "ModelTimeouts",
     "Overload",
@@ -40,14 +42,18 @@ __all__ = [
     "Settings",
     "ShardMode",
     "Shards",
+    "Split",
     "StateStore",
     "StateTls",
+    "StickyKey",
     "Timeouts",
     "TlsVersion",
     "UpstreamTls",
     "Warmup",
     "WarmupRequest",
+    "Versions",
     "doc",
     "model_policies",
     "router_policies",
+    "serve_policy",
 ]

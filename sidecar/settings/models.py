@@ -11,6 +11,7 @@ from router.policy import BalancerName, OnNoCandidate
 from sidecar.settings.base import LABEL, Base, Reload, Seconds, doc
 from sidecar.settings.dns import Dns
 from sidecar.settings.probes import Probe
+from sidecar.settings.versions import Versions
 from sidecar.settings.warmups import Warmup
 
 
@@ -102,6 +103,7 @@ class Model(Base, frozen=True):
         bool,
         doc(Reload.LIVE, "ask HTTP/1.1 workers for load reports (ORCA) in their answers, and go by them"),
     ] = False
+    versions: Versions = msgspec.field(default_factory=Versions)
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from sidecar.settings.dns import DnsServers
 from sidecar.settings.models import Endpoint, Model
 from sidecar.settings.sockets import Admin, Listener, UpstreamTls
 from sidecar.settings.store import StateStore
+from sidecar.settings.versions import serve_policy
 
 
 class Policy(Base, frozen=True):
@@ -97,6 +98,7 @@ def model_policies(settings: Settings) -> tuple[ModelPolicy, ...]:
             balancer=model.balancer,
             key=None if model.key is None else KeyPolicy(**msgspec.structs.asdict(model.key)),
             load_reports=model.load_reports,
+            serve=serve_policy(model.versions),
         )
         for model in settings.models
     )

@@ -38,6 +38,21 @@ HEDGES_DENIED = Family(
 )
 FAULTS_INJECTED = Family("warmroute_faults_injected_total", _C, "Requests that an injected fault touched.")
 
+VERSION_MOVED = Family(
+    "warmroute_version_moved_total",
+    _C,
+    "Requests of a split that went to another version because theirs had no replica that may be picked.",
+)
+MIRRORS = Family("warmroute_mirrors_total", _C, "Copies of requests sent to another version.")
+MIRRORS_FAILED = Family(
+    "warmroute_mirrors_failed_total", _C, "Of these, those that were answered with a 5xx, not at all, or too late."
+)
+MIRRORS_DROPPED = Family(
+    "warmroute_mirrors_dropped_total",
+    _C,
+    "Copies not sent: too many under way, no room, overload, or a body that was not kept.",
+)
+
 # --- downstream -----------------------------------------------------------------------------------------------------
 CONNECTIONS = Family("warmroute_connections_total", _C, "Downstream connections accepted.")
 CONNECTIONS_NOW = Family("warmroute_connections", _G, "Downstream connections open.", _PROCESS)

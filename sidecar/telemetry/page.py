@@ -107,6 +107,10 @@ class Scalar(IntEnum):
     NAME_LOOKUPS_TOTAL = 59  # of endpoints' hosts
     NAME_LOOKUPS_FAILED_TOTAL = 60
     NAME_LOOKUP_US_TOTAL = 61
+    VERSION_MOVED_TOTAL = 62  # requests of a split whose version had nobody
+    MIRRORS_TOTAL = 63  # copies of requests that were sent; below, those without a good answer, and those not sent
+    MIRRORS_FAILED_TOTAL = 64
+    MIRRORS_DROPPED_TOTAL = 65
 
 
 OVERLOAD_NOW: dict[Resource, Scalar] = {

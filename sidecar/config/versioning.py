@@ -1,0 +1,66 @@
+"""What makes no sense in which versions of a model take requests: splits, their keys, mirrors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from router.model import HTTP
+from router.policy import MAX_SHARES
+from router.urls import protocol_of
+from sidecar.config.choosing import check_key_field
+from sidecar.config.problems import Path
+from sidecar.settings import Model, Settings, Versions
+
+Found = tuple[Path, str, bool]
+"""Path, remedy, and whether it is legal all the same."""
+
+
+def versioning(settings: Settings) -> Iterator[Found]:
+    """Yield everything that makes no sense, or has no effect."""
+    for index, model in enumerate(settings.models):
+        path: Path = ("models", index, "versions")
+        versions = model.versions
+        yield from _split(path, versions)
+        if versions.key is not None:
+            if versions.serve != "split":
+                yield (*path, "key"), f"has no effect while serve is {versions.serve}: only a split goes by it", True
+            for remedy in check_key_field(versions.key.header):
+                yield (*path, "key", "header"), remedy, False
+        yield from _mirror((*path, "mirror"), model)
+
+
+def _split(path: Path, versions: Versions) -> Iterator[Found]:
+    split = versions.split
+    if versions.serve != "split":
+        if split:
+            yield (*path, "split"), f"has no effect while serve is {versions.serve}: set serve: split", True
+        return
+    place = (*path, "split")
+    if not split:
+        yield (
+            (*path, "serve"),
+            'needs split: set split, for example [{version: "1", weight: 95}]',
+            False,
+        )
+    elif len(split) > MAX_SHARES:
+        yield place, f"must name at most {MAX_SHARES} versions", False
+    elif not any(share.weight for share in split):
+        yield place, "must give at least one version a weight over 0", False
+    first: dict[str, int] = {}
+    for number, share in enumerate(split):
+        if first.setdefault(share.version, number) != number:
+            yield (
+                (*place, number, "version"),
+                f"already the version of split[{first[share.version]}]: name each once",
+                False,
+            )
+
+
+def _mirror(path: Path, model: Model) -> Iterator[Found]:
+    mirror = model.versions.mirror
+    if mirror is None:
+        return
+    if model.versions.serve == mirror.version:
+        yield (*path, "version"), "has no effect: it takes all requests that name no version already", True
+    if model.endpoints and all(protocol_of(url) != HTTP for url in model.endpoints):
+        yield path, "has no effect: the model has grpc endpoints only, and they are not mirrored", True

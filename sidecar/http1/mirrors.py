@@ -1,0 +1,231 @@
+"""Copies of requests for another version of their model. What it answers is thrown away, and counts for nothing.
+
+A copy goes out right behind its request's first attempt, once the request is whole; nothing waits for it, and it is
+dropped wherever there is no room: over ``versions.mirror.most`` at once, while only what is essential is done, where
+the body was not kept, or where the version has nobody to spare for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from router.outcomes import AttemptResult
+from sidecar.http1.steps import MIRRORED
+from sidecar.http1.versions import with_version
+from sidecar.telemetry.page import Scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from router.policy import MirrorPolicy
+    from router.routes import Attempt
+    from sidecar.http1.head import ResponseHead
+    from sidecar.http1.plane import Plane
+    from sidecar.http1.special import SpecialConnection
+    from sidecar.http1.steps import Course, Step
+    from sidecar.http1.targets import Target
+    from sidecar.upstreams.connection import UpstreamConnection
+    from sidecar.upstreams.pool import Upstream
+
+FIELD: Final = b"warmroute-mirror: 1\r\n"
+"""Tells a worker that nobody waits for its answer."""
+
+
+class Nowhere(asyncio.Transport):
+    """Where answers go that nobody wants."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Throw it away."""
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Throw it away."""
+
+
+_NOWHERE: Final = Nowhere()
+
+
+class Mirrors:
+    """What is under way of copies in this process, by model; makes the steps of models that have a mirror."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, int] = {}
+
+    def step(self, target: Target) -> Step | None:
+        """Return what copies the requests of a target that name no version, None where nothing does."""
+        route = target.route
+        if route is None or route.version or route.policy.serve.mirror is None:
+            return None
+        return MirrorStep(self, route.policy.serve.mirror)
+
+
+class MirrorStep:
+    """Has a share of a target's requests copied."""
+
+    rank = MIRRORED
+    body_bytes = 0
+
+    def __init__(self, mirrors: Mirrors, policy: MirrorPolicy) -> None:
+        self._mirrors = mirrors
+        self._policy = policy
+
+    def take(self, caller: SpecialConnection, course: Course, now: float) -> bool:
+        """Draw whether this one is."""
+        if caller.plane.rng() < self._policy.share and not caller.head.upgrade:
+            course.mirror = self
+        return True
+
+    def whole(self, caller: SpecialConnection, course: Course) -> None:
+        """The request is whole: copy it once this turn's work for it is done, its dispatch among that."""
+        caller.plane.loop.call_soon(self._copy, caller, course)
+
+    def _copy(self, caller: SpecialConnection, course: Course) -> None:
+        plane = caller.plane
+        try:
+            primary = caller.attempt_of(course)
+            if primary is not None and primary.candidate.version != self._policy.version:
+                self._send(caller, plane, primary)
+        except Exception as error:  # noqa: BLE001  a copy's end, not the process's
+            plane.loop.call_exception_handler({"message": "a mirrored request crashed", "exception": error})
+
+    def _send(self, caller: SpecialConnection, plane: Plane, primary: Attempt) -> None:
+        policy, now = self._policy, plane.clock()
+        model = primary.route.model
+        route = plane.cluster.route(model, policy.version)
+        request = caller.whole_request()
+        attempt = None
+        under_way = self._mirrors.now.get(model, 0)
+        if request is not None and route is not None and under_way < policy.most and not plane.essential_only:
+            attempt = plane.cluster.choose_background(route, now, plane.rng)
+        if request is None or attempt is None:
+            plane.count(Scalar.MIRRORS_DROPPED_TOTAL)
+            return
+        head, body = request
+        line = head.find(b"\r\n") + 2
+        head = with_version(head[:line] + FIELD + head[line:], attempt.candidate)
+        self._mirrors.now[model] = under_way + 1
+        Copy(self._mirrors, plane, attempt, head + body, caller.method).start(policy.timeout_s, now)
+
+
+class Copy:
+    """One copied request: the ``Exchange`` of its connection."""
+
+    __slots__ = (
+        "_attempt",
+        "_connection",
+        "_data",
+        "_mirrors",
+        "_plane",
+        "_timer",
+        "active",
+        "method",
+        "old_client",
+        "over",
+        "request_done",
+        "transport",
+    )
+
+    def __init__(self, mirrors: Mirrors, plane: Plane, attempt: Attempt, data: bytes, method: bytes) -> None:
+        self._mirrors: Final = mirrors
+        self._plane: Final = plane
+        self._attempt: Final = attempt
+        self._data = data
+        self._connection: UpstreamConnection | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.over = False
+        self.active = False
+        self.request_done = True
+        self.method = method
+        self.old_client = False
+        self.transport: asyncio.Transport = _NOWHERE
+
+    def start(self, timeout_s: float, now: float) -> None:
+        """Send it, for so long at most."""
+        plane = self._plane
+        endpoint = self._attempt.endpoint
+        upstream: Upstream = endpoint.shell or plane.upstream(endpoint)
+        connection = upstream.checkout(now)
+        if connection is None and upstream.full:
+            self._end(AttemptResult.CANCELLED, Scalar.MIRRORS_DROPPED_TOTAL)
+            return
+        self._timer = plane.loop.call_later(timeout_s, self._expired)
+        if connection is None:
+            upstream.connect(self, self.is_wanted)
+        else:
+            self.attached(connection)
+
+    def is_wanted(self) -> bool:
+        """Return whether a connection that is being made is still waited for."""
+        return not self.over
+
+    def _expired(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.drop()
+        self._end(AttemptResult.OUTRUN, Scalar.MIRRORS_FAILED_TOTAL)
+
+    def _end(self, result: AttemptResult, counted: Scalar | None) -> None:
+        if self.over:
+            return
+        self.over = True
+        plane, attempt = self._plane, self._attempt
+        self._connection = None
+        self._data = b""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if counted is not None:
+            plane.count(counted)
+        self._mirrors.now[attempt.route.model] -= 1
+        plane.attempt_ended(attempt, result, plane.clock())
+
+    # --- Exchange: what its connection reports ----------------------------------------------------------------------
+
+    def attached(self, connection: UpstreamConnection) -> None:
+        """A connection stands: send it."""
+        self._connection = connection
+        self._plane.count(Scalar.MIRRORS_TOTAL)
+        connection.begin(self, self._data)
+        self._data = b""
+
+    def set_aside(self, head: ResponseHead) -> bool:
+        """Whatever it says is read to its end."""
+        return False
+
+    def begin_answer(self, head: ResponseHead) -> bytes:
+        """Nothing goes downstream."""
+        return b""
+
+    def whole_answer(self, now: float, head: ResponseHead, body: bytes) -> None:
+        """It was answered."""
+        self.answer_ended(now, head)
+
+    def answer_ended(self, now: float, head: ResponseHead) -> None:
+        """It was answered."""
+        self._end(AttemptResult.SUCCESS, Scalar.MIRRORS_FAILED_TOTAL if head.status >= 500 else None)
+
+    def interim(self, head: ResponseHead) -> None:
+        """Nobody hears of it."""
+
+    def attempt_failed(self, result: AttemptResult, detail: str) -> None:
+        """It came to nothing."""
+        self._end(result, Scalar.MIRRORS_FAILED_TOTAL)
+
+    def switched(self, head: ResponseHead, data: bytes) -> str:
+        """A request that asks for another protocol is not copied."""
+        return "switched protocols unasked"
+
+    def worker_finished(self) -> bool:
+        """It is no tunnel."""
+        return False
+
+    def tunnel_lost(self, exc: Exception | None) -> None:
+        """It is no tunnel."""
+
+    def upstream_full(self, *, full: bool) -> None:
+        """All of it is written already."""
+
+    def crashed(self, error: Exception) -> None:
+        """An error of warmroute's own."""
+        self._end(AttemptResult.CANCELLED, Scalar.MIRRORS_FAILED_TOTAL)
+        self._plane.loop.call_exception_handler({"message": "a mirrored request crashed", "exception": error})

@@ -1,0 +1,75 @@
+"""Which versions of a model take the requests that name none."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from router.policy import MirrorPolicy, ServePolicy, ServeRule, VersionShare
+from sidecar.settings.base import Base, Reload, doc
+
+RULES = ("any", "latest", "split")
+"""Words of ``serve`` that are no version."""
+
+_VERSION = (r"^[^\x00-\x20/@\x7f]{1,128}\Z", "1 to 128 characters without spaces, slashes and @")
+
+
+class Split(Base, frozen=True):
+    """One version's part of a split."""
+
+    version: Annotated[str, doc(Reload.LIVE, "version, as its workers report it", form=_VERSION)]
+    weight: Annotated[float, doc(Reload.LIVE, "its weight beside those of the others; 0: none", "weight", ge=0, le=1e6)]
+
+
+class StickyKey(Base, frozen=True):
+    """What keeps a caller at its version of a split."""
+
+    header: Annotated[
+        str, doc(Reload.LIVE, "field whose value is the key, the first one where it comes twice", "field name")
+    ]
+
+
+class Mirror(Base, frozen=True):
+    """A version that gets a copy of requests, whose answers are thrown away."""
+
+    version: Annotated[str, doc(Reload.LIVE, "version, as its workers report it", form=_VERSION)]
+    share: Annotated[float, doc(Reload.LIVE, "part of the requests that is sent there too", "ratio", ge=0, le=1)] = 1.0
+    most: Annotated[
+        int, doc(Reload.LIVE, "under way at once in one process; more are dropped", "requests", ge=1, le=1024)
+    ] = 16
+    timeout_s: Annotated[
+        float, doc(Reload.LIVE, "an answer that is not over by then is given up", "seconds", gt=0, le=3600)
+    ] = 30.0
+
+
+class Versions(Base, frozen=True):
+    """Which versions of a model take requests that name none; one that is named always gets it."""
+
+    serve: Annotated[
+        str,
+        doc(
+            Reload.LIVE,
+            "any: all that are warm; latest: the newest with a warm replica; split: several by weight; or one VERSION",
+            form=_VERSION,
+        ),
+    ] = "any"
+    split: Annotated[tuple[Split, ...], doc(Reload.LIVE, "versions and weights, with serve: split; 8 at most")] = ()
+    key: Annotated[
+        StickyKey | None, doc(Reload.LIVE, "keeps callers at their version of a split; null: each request alone")
+    ] = None
+    mirror: Annotated[Mirror | None, doc(Reload.LIVE, "a version that gets a copy of requests; HTTP/1.1 only")] = None
+
+
+def serve_policy(versions: Versions) -> ServePolicy:
+    """Return what the router needs of it."""
+    rule = ServeRule(versions.serve) if versions.serve in RULES else ServeRule.PINNED
+    split = versions.split if rule is ServeRule.SPLIT else ()
+    mirror = versions.mirror
+    return ServePolicy(
+        rule,
+        version=versions.serve if rule is ServeRule.PINNED else "",
+        shares=tuple(VersionShare(share.version, share.weight) for share in split),
+        header=None if versions.key is None else versions.key.header,
+        mirror=None if mirror is None else MirrorPolicy(**msgspec.structs.asdict(mirror)),
+    )
