@@ -335,8 +335,8 @@ class Candidate:
 
     __slots__ = (
         "endpoint", "latency", "most", "open_until", "prior_ms",
-        "age_s", "breaker", "busy", "failures", "fit_until", "gone", "guarded", "model", "other_successes", "peers",
-        "reason", "reason_since", "replica", "routes", "taken", "version", "warm_at", "warm_for_s",
+        "age_s", "breaker", "busy", "failures", "fit_until", "gone", "guarded", "lasting", "model", "other_successes",
+        "peers", "reason", "reason_since", "replica", "routes", "taken", "version", "warm_at", "warm_for_s",
     )  # fmt: skip
 
     def __init__(
@@ -371,6 +371,7 @@ class Candidate:
         self.age_s = 0.0
         self.warm_for_s = 0.0
         self.busy = False
+        self.lasting = 1.0
 
     def configure(self, policies: Policies, buckets: LogBuckets, now: float) -> None:
         """Go by other policies from now on; counts, the breaker and what was measured stay."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from router.balancers import Anyone
 from router.breaker import GuardState
+from router.lasting import idle_s_of, lasting_at
 from router.model import StoreMode
 from router.outcomes import Reason
 from router.protocols import Compared
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from router.endpoint import Candidate, Endpoint, Latency
     from router.model import EndpointRecord, Replica
-    from router.policy import FreshnessPolicy, Policies
+    from router.policy import FreshnessPolicy, Policies, WarmthPolicy
     from router.protocols import Balancer, Measure, Rng, Sample, Scorer
     from router.protocols import Candidate as CandidateView
     from router.routes import Route
@@ -80,7 +81,9 @@ class CandidateRow:
     and ``ramp``. ``for_s`` is how long ``reason`` has held, ``left_s`` how long an ejection
     lasts at most. ``probe_due``: it is in quarantine, and the next request goes there to see whether it answers again.
     ``warm_for_s`` is None for a replica that counts as warm for ever (a static endpoint), and for one
-    that is not warm. ``ewma_known`` is false where ``ewma_ms`` stands for the candidates' median.
+    that is not warm. ``warmth`` is what is proven of each shape class; ``idle_s`` how long it did nothing, and
+    ``lasting`` the share of the warmth that this leaves. ``proven_ago_s``: warm-up requests of this sidecar proved it.
+    ``ewma_known`` is false where ``ewma_ms`` stands for the candidates' median.
     """
 
     endpoint: str
@@ -106,6 +109,10 @@ class CandidateRow:
     in_flight: int
     peers_in_flight: int
     expected_wait_ms: float | None
+    warmth: tuple[tuple[str, float], ...] = ()
+    idle_s: float = 0.0
+    lasting: float = 1.0
+    proven_ago_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +193,15 @@ class Glance:
         "candidate",
         "endpoint",
         "fit_until",
+        "idle_s",
+        "lasting",
         "open_until",
         "prior_ms",
         "version",
         "warm_for_s",
     )
 
-    def __init__(self, candidate: Candidate, age_s: float, now: float) -> None:
+    def __init__(self, candidate: Candidate, age_s: float, now: float, policy: WarmthPolicy) -> None:
         self.candidate = candidate
         self.endpoint = candidate.endpoint
         self.version = candidate.version
@@ -200,6 +209,8 @@ class Glance:
         self.prior_ms = UNMEASURED_MS
         self.age_s = age_s
         self.warm_for_s = max(0.0, now - candidate.warm_at)
+        self.idle_s = idle_s_of(candidate, age_s, now)
+        self.lasting = lasting_at(self.idle_s, policy)
         self._now = now
 
     @property
@@ -287,7 +298,7 @@ class View:
         open_: list[Glance] = []
         out: list[tuple[Glance, Reason]] = []
         for candidate in route.candidates:
-            glance = Glance(candidate, self.age_s(candidate.endpoint, now), now)
+            glance = Glance(candidate, self.age_s(candidate.endpoint, now), now, self.policies.warmth)
             reason = self.verdict(glance)
             if (reason is None or reason is Reason.BUSY) and candidate.endpoint.full_everywhere():
                 reason = Reason.AT_LIMIT
@@ -500,7 +511,15 @@ def _row(
         expected_wait_ms=(
             None if ewma_ms is None else expected_wait(ewma_ms, endpoint.in_flight, endpoint.peers_in_flight)
         ),
+        warmth=candidate.replica.warmth,
+        idle_s=glance.idle_s,
+        lasting=glance.lasting,
+        proven_ago_s=_ago_s(candidate.replica.proven_at, now),
     )
+
+
+def _ago_s(at: float | None, now: float) -> float | None:
+    return None if at is None or at == -inf else max(0.0, now - at)
 
 
 def _for_s(candidate: Candidate, reason: Reason | None, now: float) -> float | None:

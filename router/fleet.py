@@ -10,6 +10,7 @@ from router.ages import Ages
 from router.balancers import balancer_for
 from router.endpoint import Candidate, Endpoint, offered, several_versions
 from router.hedging import HeadTimes
+from router.lasting import idle_s_of, lasting_at
 from router.model import HTTP
 from router.outcomes import Reason
 from router.policy import ModelPolicy
@@ -63,6 +64,7 @@ class Fleet:
         self.generation = 0
         self.ages = Ages(policies.freshness)
         self._policies = policies
+        self._cools = policies.warmth.idle_after_s is not None
         self._filters = tuple(filters)
         self._buckets = LogBuckets(policies.latency.relative_error)
         self._models = {model.name: model for model in models}
@@ -89,6 +91,11 @@ class Fleet:
         """
         before = self._models
         self._policies = policies
+        if self._cools:
+            for endpoint in self.endpoints.values():
+                for candidate in endpoint.candidates.values():
+                    candidate.lasting = 1.0
+        self._cools = policies.warmth.idle_after_s is not None
         self._filters = tuple(filters)
         self.ages.configure(policies.freshness)
         buckets = LogBuckets(policies.latency.relative_error)
@@ -165,6 +172,8 @@ class Fleet:
         candidate.age_s = self.ages.age_s(endpoint, now)
         candidate.warm_for_s = max(0.0, now - candidate.warm_at)
         candidate.busy = now < endpoint.busy_until
+        if self._cools:
+            candidate.lasting = lasting_at(idle_s_of(candidate, candidate.age_s, now), self._policies.warmth)
         was_open = candidate.open_until != -inf
         reason = self.verdict(candidate)
         stale_at = self.ages.stale_at(endpoint)

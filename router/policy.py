@@ -101,6 +101,21 @@ class RampPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmthPolicy:
+    """Measured warmth counts less after ``idle_after_s`` of doing nothing, and ``floor`` of it ``decay_s`` later."""
+
+    idle_after_s: float | None = None  # never
+    decay_s: float = 300.0
+    floor: float = 0.25
+
+    def __post_init__(self) -> None:
+        if self.idle_after_s is not None and not 0 <= self.idle_after_s < float("inf"):
+            raise PolicyError("warmth.idle_after_s", self.idle_after_s, "must be 0 or more")
+        _positive("warmth", "decay_s", self.decay_s)
+        _ratio("warmth", "floor", self.floor)
+
+
+@dataclass(frozen=True, slots=True)
 class QuarantinePolicy:
     """After a refused, reset or timed-out connection: out at once, ``base_s`` doubling to ``max_s``, then one probe."""
 
@@ -346,6 +361,7 @@ class Policies:
     scoring: ScoringPolicy = field(default_factory=ScoringPolicy)
     freshness: FreshnessPolicy = field(default_factory=FreshnessPolicy)
     ramp: RampPolicy = field(default_factory=RampPolicy)
+    warmth: WarmthPolicy = field(default_factory=WarmthPolicy)
     quarantine: QuarantinePolicy = field(default_factory=QuarantinePolicy)
     back_pressure: BackPressurePolicy = field(default_factory=BackPressurePolicy)
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)

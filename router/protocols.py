@@ -29,6 +29,8 @@ class Candidate(Protocol):
     @property
     def warm_for_s(self) -> float: ...  # noqa: D102
     @property
+    def lasting(self) -> float: ...  # noqa: D102
+    @property
     def p95_ms(self) -> float | None: ...  # noqa: D102
     @property
     def held(self) -> bool: ...  # noqa: D102

@@ -115,6 +115,7 @@ class Control:
             clock=clock,
         )
         keeper.on_ejected = self._warmed.ejected
+        self._warmed.answered_at = keeper.answered_at
         if store is not None:
             store.answered_at = keeper.answered_at
         self.context = Context(

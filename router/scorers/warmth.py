@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class Warmth:
-    """The share of the model's shape classes that a run has proven, the mean over the classes reported."""
+    """The share of the model's shape classes that a run has proven, and of that what idleness has left.
+
+    The mean over the classes reported; ``policies.warmth`` says how it decays.
+    """
 
     name = "warmth"
     unit = "ratio"
@@ -23,7 +26,7 @@ class Warmth:
         warmth = candidate.replica.warmth
         if not warmth:
             return None
-        return sum(ratio for _, ratio in warmth) / len(warmth)
+        return candidate.lasting * sum(ratio for _, ratio in warmth) / len(warmth)
 
     def __call__(self, candidates: Sequence[Candidate]) -> list[float | None]:
         """Return the warmth of each."""

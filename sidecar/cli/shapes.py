@@ -77,6 +77,10 @@ class Candidate(msgspec.Struct, frozen=True):
     in_flight: int
     peers_in_flight: int
     expected_wait_ms: float | None
+    warmth: tuple[tuple[str, float], ...] = ()
+    idle_s: float = 0.0
+    lasting: float = 1.0
+    proven_ago_s: float | None = None
 
 
 class VersionShare(msgspec.Struct, frozen=True):

@@ -77,6 +77,8 @@ def explanation_parts(explanation: Explanation) -> list[RenderableType]:
     ]
     if any(row.terms for row in explanation.rows):
         parts += [Text(), _terms_table(explanation.rows)]
+    if any(row.warmth for row in explanation.rows):
+        parts += [Text(), _warmth_table(explanation.rows)]
     parts.append(Text())
     if explanation.probe is not None:
         parts.append(Text(f"next: {explanation.probe}, whose quarantine is over, gets one request as a probe"))
@@ -141,6 +143,21 @@ def _terms_table(rows: Iterable[Candidate]) -> Table:
                 "unknown: the candidates' median" if term.unknown else "",
             )
             name = ""
+    return made
+
+
+def _warmth_table(rows: Iterable[Candidate]) -> Table:
+    numbers = ("proven", "idle", "left of it")
+    made = table("candidate", "shape classes", *numbers, right=numbers)
+    for row in rows:
+        if row.warmth:
+            made.add_row(
+                row.endpoint,
+                ", ".join(f"{name} {ratio:.0%}" for name, ratio in row.warmth),
+                "-" if row.proven_ago_s is None else f"{seconds(row.proven_ago_s)} ago",
+                seconds(row.idle_s),
+                f"{row.lasting:.0%}",
+            )
     return made
 
 

@@ -48,7 +48,8 @@ class Proving:
     """The warm-up of one model on one endpoint. Times are monotonic seconds; ``rng`` spreads tries.
 
     A proof counts while it was begun after :attr:`void_before`; one begun before :attr:`doubt_before` still counts, but
-    is to be renewed at once.
+    is to be renewed at once, and the next answer decides. One that is only old (:attr:`stale_before`) is to be renewed,
+    and stands through answers that come late: that caches have cooled is what it is renewed for.
     """
 
     def __init__(self, plan: Warmup, rng: Callable[[], float]) -> None:
@@ -58,6 +59,7 @@ class Proving:
         self.ready = False
         self.void_before = -inf
         self.doubt_before = -inf
+        self.stale_before = -inf
         self._why = NOT_WARMED_YET
 
     def configure(self, plan: Warmup) -> None:
@@ -89,6 +91,21 @@ class Proving:
         """Have it proven again, while it goes on to count as warm."""
         self.doubt_before = max(self.doubt_before, at)
         self._at_once()
+
+    def keep_warm(self, active_at: float, now: float) -> float:
+        """Have it proven again where it did nothing for too long; return when to look next, infinity for never.
+
+        ``active_at`` is when it last answered a request of anybody.
+        """
+        after_s = self._plan.keep_warm_after_s
+        if after_s is None or not self.warm:
+            return inf
+        due = max(active_at, self.proven_at, self.stale_before) + after_s
+        if now >= due:
+            self.stale_before = now
+            self._at_once()
+            due = now + after_s
+        return due
 
     def _void(self, at: float, why: str) -> bool:
         if at <= self.void_before:
@@ -138,7 +155,8 @@ class Proving:
                 one.proven_at = began
             return result
         one.run = 0
-        one.proven_at = -inf
+        if result != LATE or one.proven_at <= max(self.void_before, self.doubt_before):
+            one.proven_at = -inf
         if result == LATE:
             one.late += 1
             one.due_at = now if one.late == 1 else now + self._back_off_s(one.late - 1)
@@ -153,7 +171,8 @@ class Proving:
         return wait_s * (1 - SHORTEN_RATIO * self._rng())
 
     def _lacks(self, one: ShapeClass) -> bool:
-        return one.proven_at <= max(self.void_before, self.doubt_before) or one.proven_at == -inf
+        broken = one.proven_at <= max(self.void_before, self.doubt_before)
+        return broken or one.proven_at < self.stale_before or one.proven_at == -inf
 
     def _counts(self, one: ShapeClass) -> bool:
         return one.proven_at > self.void_before and one.proven_at != -inf

@@ -104,6 +104,8 @@ class WarmedSource:
         self._charges: dict[Key, _Charge] = {}
         self._emit: Emit | None = None
         self._tasks: asyncio.TaskGroup
+        self.answered_at: Callable[[str], float] = lambda _: -inf
+        """Returns when an endpoint last answered a request, for keeping warm those that did not for long."""
         self.results: Counter[tuple[str, str, str]] = Counter()
         """Warm-up requests by model, shape class and result."""
         self.seconds: Counter[tuple[str, str]] = Counter()
@@ -244,7 +246,9 @@ class WarmedSource:
             charge.wake.clear()
             one = proving.take(self._clock())
             if one is None:
-                await self._wait(charge, proving.next_at() - self._clock())
+                now = self._clock()
+                idle_at = proving.keep_warm(self.answered_at(key[0]), now)
+                await self._wait(charge, min(proving.next_at(), idle_at) - now)
                 continue
             try:
                 await self._send(key, charge, one)

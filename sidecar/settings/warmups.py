@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from sidecar.settings.base import PATH_FORM, Base, Reload, UrlPath, doc
+from sidecar.settings.base import PATH_FORM, Base, Reload, Seconds, UrlPath, doc
 from sidecar.settings.probes import Expectation
 
 BODY_FILE_BYTES = 8 << 20
@@ -83,3 +83,11 @@ class Warmup(Base, frozen=True):
             "keep one idle connection to each endpoint: its end shows a restart that no probe saw",
         ),
     ] = True
+    keep_warm_after_s: Annotated[
+        Seconds | None,
+        doc(
+            Reload.LIVE,
+            "prove an endpoint again that has answered nothing for so long; null: never",
+            "seconds",
+        ),
+    ] = None

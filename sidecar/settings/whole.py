@@ -21,6 +21,7 @@ from router.policy import (
     RampPolicy,
     RetryPolicy,
     ScoringPolicy,
+    WarmthPolicy,
 )
 from sidecar.settings.base import Base, Reload, doc
 from sidecar.settings.bounds import Limits, Overload, Timeouts
@@ -37,6 +38,7 @@ class Policy(Base, frozen=True):
     scoring: ScoringPolicy = msgspec.field(default_factory=ScoringPolicy)
     freshness: FreshnessPolicy = msgspec.field(default_factory=FreshnessPolicy)
     ramp: RampPolicy = msgspec.field(default_factory=RampPolicy)
+    warmth: WarmthPolicy = msgspec.field(default_factory=WarmthPolicy)
     quarantine: QuarantinePolicy = msgspec.field(default_factory=QuarantinePolicy)
     back_pressure: BackPressurePolicy = msgspec.field(default_factory=BackPressurePolicy)
     breaker: BreakerPolicy = msgspec.field(default_factory=BreakerPolicy)

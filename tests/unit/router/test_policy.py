@@ -29,6 +29,7 @@ from router.policy import (
     RampPolicy,
     RetryPolicy,
     ScoringPolicy,
+    WarmthPolicy,
 )
 
 NAN, INF = float("nan"), float("inf")
@@ -54,6 +55,9 @@ NAN, INF = float("nan"), float("inf")
         (lambda: FreshnessPolicy(empty_store_grace_s=-1), "freshness.empty_store_grace_s"),
         (lambda: RampPolicy(start_ratio=2), "ramp.start_ratio"),
         (lambda: RampPolicy(duration_s=INF), "ramp.duration_s"),
+        (lambda: WarmthPolicy(idle_after_s=-1), "warmth.idle_after_s"),
+        (lambda: WarmthPolicy(decay_s=0), "warmth.decay_s"),
+        (lambda: WarmthPolicy(floor=1.5), "warmth.floor"),
         (lambda: QuarantinePolicy(base_s=0), "quarantine.base_s"),
         (lambda: QuarantinePolicy(base_s=2, max_s=1), "quarantine.max_s"),
         (lambda: QuarantinePolicy(jitter_ratio=-0.1), "quarantine.jitter_ratio"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.model import EjectCause, EndpointEjected, EndpointRecord, Replica, State
 from router.outcomes import AttemptResult, Reason
-from router.policy import ModelPolicy
+from router.policy import ModelPolicy, Policies, WarmthPolicy
 from router.routes import Attempt
 from tests.support.fleet import Driven, record
 
@@ -111,3 +113,44 @@ def test_it_is_never_picked_without_a_proof_since_the_last_break(steps: list[str
             assert broke[id_] <= proofs[id_]
             driven.done(picked, AttemptResult.CONNECT_REFUSED if step == "break" else AttemptResult.SUCCESS)
             broke[id_] = max(broke[id_], driven.cluster.endpoints[id_].quarantine.since)
+
+
+def warmth_term(driven: Driven, id_: str) -> tuple[float | None, float]:
+    row = next(
+        row for row in driven.cluster.explain(driven.route(), driven.now, driven.rng).rows if row.endpoint == id_
+    )
+    return next(term.raw for term in row.terms if term.name == "warmth"), row.idle_s
+
+
+def test_an_idle_replica_cools_and_a_proof_or_an_answer_warms_it_again() -> None:
+    policies = Policies(warmth=WarmthPolicy(idle_after_s=60.0, decay_s=100.0, floor=0.2))
+    driven = Driven(policies=policies)
+
+    def there(id_: str, at: float | None) -> EndpointRecord:
+        return record(id_, static=True, replicas=(Replica("m", warmth=(("b1", 1.0),), proven_at=at),))
+
+    driven.seen(there("a", None), there("b", None), there("c", driven.now))
+    driven.wait(60.0)
+    assert warmth_term(driven, "a") == (1.0, 60.0)
+    driven.wait(50.0)
+    assert warmth_term(driven, "a")[0] == pytest.approx(0.6)
+    before = driven.shares()
+    assert before["a"] == pytest.approx(1 / 3), "all have cooled alike"
+    driven.seen(there("c", driven.now))
+    driven.done(driven.to("b"), AttemptResult.SUCCESS, 0.02)
+    driven.wait(1.0)
+    assert warmth_term(driven, "c")[0] == 1.0
+    assert warmth_term(driven, "b")[0] == 1.0
+    after = driven.shares()
+    assert after["a"] < after["c"]
+    driven.cluster.configure(Policies(), [ModelPolicy("m")], driven.now)
+    assert warmth_term(driven, "a")[0] == 1.0, "no longer configured"
+
+
+def test_what_a_worker_says_of_being_idle_counts_too() -> None:
+    driven = Driven(policies=Policies(warmth=WarmthPolicy(idle_after_s=60.0)))
+    driven.seen(record("a"))
+    driven.wait(100.0, heard=["a"])
+    assert warmth_term(driven, "a")[1] == 100.0
+    driven.seen(replace(record("a"), idle_for_s=3.0))
+    assert warmth_term(driven, "a")[1] == 3.0, "another sidecar had work for it"

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from router import scorers
 from router.filters import default_filters
+from router.lasting import lasting_at
 from router.model import EndpointRecord, Replica, State, StoreMode
 from router.outcomes import Reason
-from router.policy import FreshnessPolicy, Policies, PolicyError, RampPolicy, ScoringPolicy
+from router.policy import FreshnessPolicy, Policies, PolicyError, RampPolicy, ScoringPolicy, WarmthPolicy
 from router.routes import freshness_at, ramp_at, weigh
 from router.scorers import default_scorers
 from router.scorers.cpu_load import CpuLoad
@@ -42,6 +43,7 @@ class View:
         self.warm_for_s = 1e6
         self.p95_ms: float | None = None
         self.broke_at = float("-inf")
+        self.lasting = 1.0
         self.held = self.quarantined = self.breaker_open = self.busy = False
         for name, value in fields.items():
             setattr(self, name, value)
@@ -292,3 +294,19 @@ def test_a_scorer_that_cannot_be_made_is_refused_with_the_configuration(own_scor
         "w.yaml:4:36: policies.scoring.coefficients: a mapping: a scorer cannot be made: "
         "ModuleNotFoundError: No module named 'nothing_of_that_name'"
     )
+
+
+def test_warmth_counts_by_what_idleness_left_of_it() -> None:
+    scorer = {each.name: each for each, _ in default_scorers(ScoringPolicy())}["warmth"]
+    half = record("e", replicas=(Replica("m", warmth=(("a", 1.0), ("b", 0.0))),))
+    assert scorer([View(half), View(half, lasting=0.5), View(record("e", warmth=None), lasting=0.5)]) == [
+        0.5,
+        0.25,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(("idle_s", "left"), [(0.0, 1.0), (60.0, 1.0), (90.0, 0.75), (120.0, 0.5), (1e9, 0.5)])
+def test_warmth_decays_linearly_to_its_floor(idle_s: float, left: float) -> None:
+    assert lasting_at(idle_s, WarmthPolicy(idle_after_s=60.0, decay_s=60.0, floor=0.5)) == pytest.approx(left)
+    assert lasting_at(idle_s, WarmthPolicy()) == 1.0, "not unless it is configured"

@@ -128,6 +128,22 @@ def test_a_doubt_is_cleared_while_it_serves_and_confirmed_it_is_out() -> None:
     assert not hand.proving.warm
 
 
+def test_one_that_did_nothing_for_long_is_proven_again_and_serves_on_through_late_answers() -> None:
+    hand = Hand(plan("b1", keep_warm_after_s=60.0))
+    assert hand.proving.keep_warm(-inf, hand.now) == inf, "there is nothing to keep"
+    hand.ask()
+    assert hand.proving.keep_warm(-inf, hand.now) == 70.0, "since the proof"
+    assert hand.proving.keep_warm(50.0, hand.now) == 110.0, "since the last answer to anybody"
+    hand.now = 110.0
+    assert hand.proving.keep_warm(50.0, hand.now) == 170.0
+    assert (hand.ask(took_s=1.0), hand.proving.warm) == (f"b1 {LATE}", True)
+    assert (hand.ask(), hand.proving.proven_at, hand.ask()) == (f"b1 {PROVEN}", 111.0, None)
+    hand.now = 180.0
+    assert hand.proving.keep_warm(-inf, hand.now) == 240.0
+    assert (hand.ask(Answer(500)), hand.proving.warm) == (f"b1 {WRONG}", False)
+    assert Hand(plan("b1")).proving.keep_warm(-inf, 1e9) == inf, "off by default"
+
+
 def test_another_plan_keeps_what_it_leaves_as_it_was() -> None:
     hand = Hand(plan("b1", "b8"))
     hand.ask()

@@ -260,6 +260,31 @@ def test_requests_at_once_are_as_many_as_may_be() -> None:
     asyncio.run(main())
 
 
+def test_keep_warm_requests_follow_idleness() -> None:
+    async def main() -> None:
+        async with rig({"m": msgspec.structs.replace(PLAN, keep_warm_after_s=60.0)}) as at:
+            at.seen(record())
+            for _ in range(2):
+                await at.reply()
+            assert at.last().state is State.WARM
+            at.now += 61.0
+            at.stage.answered_at = lambda id_: at.now if id_ == "e" else 0.0  # it has answered a request just now
+            at.seen(record())
+            await at.turn()
+            assert len(at.sent) == 2
+            at.stage.answered_at = lambda _: at.now - 61.0
+            at.seen(record())
+            await at.turn()
+            assert len(at.sent) == 3
+            began = at.now
+            await at.reply()
+            await at.reply()
+            assert at.last().state is State.WARM
+            assert (at.last().proven_at or 0) >= began
+
+    asyncio.run(main())
+
+
 def request(**parts: Any) -> WarmupRequest:
     return msgspec.convert({"name": "b1", "path": "/infer", **parts}, WarmupRequest)
 
