@@ -89,7 +89,8 @@ class Membership:
         """Take what the control process says of an endpoint; return what siblings should hear of."""
         if isinstance(event, EndpointSeen):
             if event.record.static:
-                record = self._members.seen(event.record)
+                held = self._cluster.endpoints.get(event.record.id)
+                record = self._members.seen(event.record, None if held is None else held.record)
                 if record is None:
                     return ()
                 event = EndpointSeen(record, event.at)

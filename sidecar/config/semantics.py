@@ -282,9 +282,6 @@ def _models(settings: Settings) -> Iterator[Finding]:
             yield Finding(("models", index, "name"), remedy)
         if model.hedge:
             yield from _hedge(index, settings)
-        if model.load_reports and model.urls and all(protocol_of(url) != HTTP for url in model.urls):
-            remedy = "has no effect: the model has grpc endpoints only, and reports are read from HTTP/1.1 answers"
-            yield Finding(("models", index, "load_reports"), remedy, warning=True)
         if model.probe is not None and not model.urls:
             yield Finding(("models", index, "probe"), "has no effect: the model has no static endpoints", warning=True)
         elif model.probe is not None:

@@ -65,16 +65,16 @@ class Members:
         self.records = self._all()
         self._taken_out.update(before.keys() - self.records.keys())
 
-    def seen(self, said: EndpointRecord) -> EndpointRecord | None:
+    def seen(self, said: EndpointRecord, held: EndpointRecord | None = None) -> EndpointRecord | None:
         """Take what the control process says of an endpoint; return what holds of it, None where that is nothing.
 
         Its settings may be older or newer than ours for a moment: who is a member goes by ours, and of those it has
-        the say on what probes found.
+        the say on what probes found. ``held`` is what is known so far of one that is no member: a name stands for it.
         """
         id = said.id  # noqa: A001
         self._said[id] = said
         if id not in self.records:
-            return None if id in self._taken_out else said
+            return None if id in self._taken_out else _with_news(held, said)
         if id in self._found:
             self._found[id] = self._heard(self._found[id], said)
         self.records[id] = self._one(id)
@@ -125,3 +125,16 @@ class Members:
         there = {(replica.model, replica.version) for replica in found.replicas}
         old = tuple(replica for replica in kept.replicas if (replica.model, replica.version) not in there)
         return replace(found, replicas=found.replicas + old) if old else found
+
+
+def _with_news(held: EndpointRecord | None, said: EndpointRecord) -> EndpointRecord:
+    """Return what is said of an endpoint, and for what of that is no news what was known of it."""
+    if held is None or held.address != said.address:
+        return said
+    known = {(replica.model, replica.version): replica for replica in held.replicas}
+    replicas = []
+    for replica in said.replicas:
+        before = known.get((replica.model, replica.version))
+        stands = replica.reason in NO_NEWS and before is not None and before.reason not in NO_NEWS
+        replicas.append(with_finding(replica, before) if stands and before is not None else replica)
+    return replace(said, replicas=tuple(replicas))

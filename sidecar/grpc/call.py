@@ -14,12 +14,15 @@ from sidecar.grpc.health import answer as answer_for_server
 from sidecar.grpc.matching import MESSAGE_HEAD, NOTHING, named_by_message, named_by_metadata, named_fields
 from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, WAITING
 from sidecar.grpc.statuses import format_timeout, judge, judge_http, status_of_http
+from sidecar.http1.reports import take_metadata
 from sidecar.http2.frames import FRAME_BYTES, Code
 from sidecar.http2.hpack import literal
 from sidecar.http2.sending import keep
 from sidecar.telemetry.page import Scalar
+from sidecar.upstreams.orca import ASK_FIELD
 
 if TYPE_CHECKING:
+    from router.endpoint import Endpoint
     from sidecar.grpc.heads import AnswerHead
     from sidecar.grpc.upstream import WorkerConnection
     from sidecar.http1.targets import Target
@@ -335,6 +338,8 @@ class Call(CallEnds):
         status, pushback_s = -1, None
         if head is not None:
             status, pushback_s = head.grpc_status, head.pushback_s
+            if self._target.reports:
+                self._learn_load(head, attempt.endpoint)
             if self.phase == WAITING:
                 connection.send_answer_end(down, head, self._request_id)
             else:
@@ -350,6 +355,12 @@ class Call(CallEnds):
                 result, outcome = judge(status, pushed_back=pushback_s is not None)
             shared.attempt_ended(attempt, result, now, pushback_s)
             self._end(outcome, now)
+
+    def _learn_load(self, head: AnswerHead, endpoint: Endpoint) -> None:
+        """Learn what the worker says of its load; a caller gets it who asked for it."""
+        left = take_metadata(self._plane.shared, endpoint, head.forward)
+        if not any(field[0] == ASK_FIELD for field in self.head.asked.forward):
+            head.forward = left
 
     def left_out(self, why: str, *, again: bool) -> None:
         """A worker's GOAWAY says that it has not looked at this call.

@@ -1,7 +1,7 @@
 """The chunked transfer coding (RFC 9112 7.1), read strictly: what is not exactly right is refused, never repaired.
 
 Chunk data is passed on in its own framing, so a stream goes through event by event without being copied together.
-Chunk extensions are checked and passed; trailer fields are checked and dropped (RFC 9110 6.5.1 allows that).
+Chunk extensions are checked and passed; trailer fields are checked and not passed on (RFC 9110 6.5.1 allows that).
 """
 
 from __future__ import annotations
@@ -40,9 +40,21 @@ class ChunkScanner:
     ``done`` is True once the last chunk and the trailer section ended; ``rest`` is then what follows the message.
     ``payload_bytes`` counts the data announced so far. With ``decode`` the data comes back without its framing (for a
     receiver that does not know chunks). Where ``copy`` is a list, the data is put there without its framing besides.
+    ``trailers`` are the lines of the trailer section that have come, each behind a CRLF.
     """
 
-    __slots__ = ("_decode", "_held", "_left", "_state", "_trailer_bytes", "copy", "done", "payload_bytes", "rest")
+    __slots__ = (
+        "_decode",
+        "_held",
+        "_left",
+        "_state",
+        "_trailer_bytes",
+        "copy",
+        "done",
+        "payload_bytes",
+        "rest",
+        "trailers",
+    )
 
     def __init__(self, *, decode: bool = False) -> None:
         self._decode = decode
@@ -54,6 +66,7 @@ class ChunkScanner:
         self.done = False
         self.payload_bytes = 0
         self.rest = b""
+        self.trailers = b""
 
     @property
     def between_chunks(self) -> bool:
@@ -141,6 +154,7 @@ class ChunkScanner:
                 self._trailer_bytes += end + 2 - position
                 if self._trailer_bytes > MAX_TRAILER_BYTES:
                     raise ChunkError("trailer section too long")
+                self.trailers += b"\r\n" + data[position:end]
                 position = end + 2
             else:
                 raise ChunkError("bytes behind the end of the body")

@@ -223,6 +223,11 @@ class ExchangeConnection(EndingConnection):
         left = take_report(self._plane, attempt.endpoint, forward)
         return forward if asks(self._head.forward) else left
 
+    def trailers(self, lines: bytes) -> None:
+        """Learn what the worker says of its load behind its answer; the caller gets no trailers."""
+        if self._target.reports and self._attempt is not None:
+            take_report(self._plane, self._attempt.endpoint, lines)
+
     def interim(self, head: ResponseHead) -> None:
         """Pass a 1xx on to callers that know them (RFC 9110 15.2); it is no byte of the answer."""
         self._body_at = 0.0  # it may have waited for this (100, RFC 9110 10.1.1) with its body

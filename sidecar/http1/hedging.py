@@ -96,6 +96,10 @@ class Hedge:
         self._caller.outrun(self, None)
         self._caller.whole_answer(now, head, body)
 
+    def trailers(self, lines: bytes) -> None:
+        """They ended its answer."""
+        self._caller.trailers(lines)
+
     def answer_ended(self, now: float, head: ResponseHead) -> None:
         """The answer that it won with ended within the same piece of data."""
         self._caller.answer_ended(now, head)

@@ -200,6 +200,9 @@ class Copy:
         """It was answered."""
         self.answer_ended(now, head)
 
+    def trailers(self, lines: bytes) -> None:
+        """Nothing is learned of it."""
+
     def answer_ended(self, now: float, head: ResponseHead) -> None:
         """It was answered."""
         self._end(AttemptResult.SUCCESS, Scalar.MIRRORS_FAILED_TOTAL if head.status >= 500 else None)

@@ -16,8 +16,10 @@ from sidecar.upstreams.orca import ASK_FIELD, BINARY_FIELD, REASONS, REPORT_FIEL
 if TYPE_CHECKING:
     from router.endpoint import Endpoint
     from sidecar.http1.plane import Plane
+    from sidecar.http2.hpack import Field
 
 _FIELDS: Final = re.compile(rb"\r\n(" + REPORT_FIELD + rb"(?:-bin)?):[ \t]*([^\r]*)", re.IGNORECASE)
+_NAMES: Final = (REPORT_FIELD, BINARY_FIELD)
 _ASK_LINE: Final = ASK_FIELD + b": text\r\n\r\n"
 _ASKED: Final = b"\r\n" + ASK_FIELD + b":"
 REFUSED: Final = (
@@ -43,15 +45,32 @@ def asking(head: bytes) -> bytes:
 
 
 def take_report(plane: Plane, endpoint: Endpoint, forward: bytes) -> bytes:
-    """Learn from the report in an answer's head, if there is one; return the head (no final empty line) without it."""
+    """Learn from the report in an answer's head, if there is one; return the head (no final empty line) without it.
+
+    The same with the lines of a trailer section, each behind a CRLF.
+    """
     found = _FIELDS.findall(forward)
     if not found:
         return forward
+    learn_report(plane, endpoint, [(name.lower(), value) for name, value in found])
+    return without_fields(forward, _NAMES)
+
+
+def learn_report(plane: Plane, endpoint: Endpoint, fields: list[tuple[bytes, bytes]]) -> None:
+    """Learn from an answer's report fields, of which there is at least one, names in lower case; or count why not."""
     try:
-        report = parse_fields([(name.lower(), value) for name, value in found])
+        report = parse_fields(fields)
     except ReportError as error:
         plane.count(REFUSED[REASONS.index(error.reason)])
     else:
         plane.count(Scalar.LOAD_REPORTS_TOTAL)
         plane.cluster.reported(endpoint, report, plane.clock())
-    return without_fields(forward, (REPORT_FIELD, BINARY_FIELD))
+
+
+def take_metadata(plane: Plane, endpoint: Endpoint, fields: list[Field]) -> list[Field]:
+    """Learn from the report in the trailers of a gRPC call, if there is one; return the trailers without it."""
+    found = [(field[0], field[1]) for field in fields if field[0] in _NAMES]
+    if not found:
+        return fields
+    learn_report(plane, endpoint, found)
+    return [field for field in fields if field[0] not in _NAMES]

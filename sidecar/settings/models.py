@@ -101,7 +101,7 @@ class Model(Base, frozen=True):
     key: Annotated[Key | None, doc(Reload.LIVE, "the key that the balancer keyed goes by")] = None
     load_reports: Annotated[
         bool,
-        doc(Reload.LIVE, "ask HTTP/1.1 workers for load reports (ORCA) in their answers, and go by them"),
+        doc(Reload.LIVE, "ask workers for load reports (ORCA) in their answers and behind them, and go by those"),
     ] = False
     versions: Versions = msgspec.field(default_factory=Versions)
 

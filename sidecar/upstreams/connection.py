@@ -77,6 +77,9 @@ class Exchange(Protocol):
     def whole_answer(self, now: float, head: ResponseHead, body: bytes) -> None:
         """The final head came, and all of its body with it: the two calls above and below in one."""
 
+    def trailers(self, lines: bytes) -> None:
+        """These trailer lines, each behind a CRLF, ended the answer's body; they are not passed on."""
+
     def answer_ended(self, now: float, head: ResponseHead) -> None:
         """The whole answer went downstream."""
 
@@ -415,6 +418,8 @@ class UpstreamConnection(asyncio.Protocol):
         if out:
             exchange.transport.write(out)
         if scanner.done:
+            if scanner.trailers:
+                exchange.trailers(scanner.trailers)
             self._end(exchange, clean=not scanner.rest)
 
     def between_events(self) -> bool:

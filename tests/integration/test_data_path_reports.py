@@ -116,3 +116,50 @@ async def test_an_answer_that_is_an_error_reports_as_well(path: DataPath) -> Non
     got = await (await path.connect()).ask(post(b"y"))
     assert (got.status, got.values(b"endpoint-load-metrics")) == (503, [])
     assert path.cluster.endpoints["o0"].report == LoadReport(1.0)
+
+
+TRAILED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: endpoint-load-metrics\r\n\r\n"
+TRAILERS = b"x-other: 1\r\nEndpoint-Load-Metrics: TEXT cpu_utilization=0.25\r\n"
+
+
+def trailed(trailers: bytes) -> bytes:
+    return TRAILED + chunked(b"x").removesuffix(b"\r\n") + trailers + b"\r\n"
+
+
+@on_data_path(says(trailed(TRAILERS)), models=ASKING)
+async def test_a_report_in_trailers_is_taken_and_they_are_not_passed_on(path: DataPath) -> None:
+    client = await path.connect()
+    for _ in range(2):
+        got = await client.ask(post(b"y"))
+        assert (got.status, got.body) == (200, b"x")
+        assert path.cluster.endpoints["o0"].report == LoadReport(0.25)
+    assert path.scalar(Scalar.LOAD_REPORTS_TOTAL) == 2
+
+
+async def piece_by_piece(origin: OriginConnection) -> None:
+    await origin.request()
+    for byte in trailed(b"endpoint-load-metrics-bin: CQAAAAAAAOA/\r\n"):
+        await origin.send(bytes((byte,)))
+
+
+@on_data_path(piece_by_piece, models=ASKING)
+async def test_trailers_may_come_in_any_pieces(path: DataPath) -> None:
+    got = await (await path.connect()).ask(post(b"y"))
+    assert got.body == b"x"
+    assert path.scalar(Scalar.LOAD_REPORTS_TOTAL) == 1
+
+
+@on_data_path(says(trailed(b"endpoint-load-metrics: TEXT cpu_utilization=-1\r\n")), models=ASKING)
+async def test_what_is_refused_in_trailers_is_counted_and_changes_nothing(path: DataPath) -> None:
+    before = path.cluster.endpoints["o0"].record
+    got = await (await path.connect()).ask(post(b"y"))
+    assert got.body == b"x"
+    assert path.cluster.endpoints["o0"].record == before
+    assert path.scalar(Scalar.LOAD_REPORTS_NEGATIVE_TOTAL) == 1
+
+
+@on_data_path(says(trailed(TRAILERS)))
+async def test_trailers_say_nothing_where_nobody_asks(path: DataPath) -> None:
+    await (await path.connect()).ask(post(b"y"))
+    assert path.cluster.endpoints["o0"].report is None
+    assert path.scalar(Scalar.LOAD_REPORTS_TOTAL) == 0

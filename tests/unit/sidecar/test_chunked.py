@@ -126,6 +126,13 @@ def test_trailers_are_bounded_whatever_their_pieces() -> None:
         scanner.feed(line)
 
 
+def test_trailer_lines_are_kept_and_not_passed_on() -> None:
+    scanner = ChunkScanner()
+    assert scanner.feed(b"1\r\nx\r\n0\r\na: 1\r\nb:") == b"1\r\nx\r\n0\r\n"
+    assert scanner.feed(b" 2\r\n\r\nrest") == b"\r\n"
+    assert (scanner.trailers, scanner.done, scanner.rest) == (b"\r\na: 1\r\nb: 2", True, b"rest")
+
+
 def test_nothing_of_a_size_line_goes_on_before_it_is_known_to_be_good() -> None:
     scanner = ChunkScanner()
     assert scanner.feed(b"5\r\nhello\r\n3;e") == b"5\r\nhello\r\n"

@@ -942,16 +942,6 @@ def test_warm_ups_are_sent_over_http_1_alone_and_to_static_endpoints_alone(tmp_p
         parse_settings(warmed(of(f"name: a, body_file: '{large}'")).encode(), "w.yaml")
 
 
-def test_load_reports_over_grpc_have_no_effect() -> None:
-    text = """version: 1
-listeners: [{address: 'h:1', protocol: grpc}]
-models: [{name: m, endpoints: ['grpc://w:1'], load_reports: true}]
-"""
-    (warning,) = parse_settings(text.encode(), "w.yaml").warnings
-    remedy = "has no effect: the model has grpc endpoints only, and reports are read from HTTP/1.1 answers"
-    assert str(warning) == f"w.yaml:3:61: models[0].load_reports: true: {remedy}"
-
-
 def test_empty_token_file(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("\n")

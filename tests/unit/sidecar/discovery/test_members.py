@@ -216,3 +216,15 @@ def test_what_leaves_stays_until_what_replaces_it_is_proven() -> None:
     assert not members.awaited
     members.settle()
     assert set(members.records) == {B[7:]}
+
+
+def test_what_a_new_control_process_does_not_know_yet_takes_nobody_out_whom_a_name_stands_for() -> None:
+    members = Members(())
+    found = proof(A, State.WARM, proven_at=5.0)
+    assert members.seen(found) == found, "it is no member of ours"
+    unknown = proof(A, State.WARMING, NOT_WARMED_YET)
+    assert members.seen(unknown, found) == found
+    assert members.seen(unknown) == unknown, "nothing was known of it"
+    broken = proof(A, State.WARMING, "its connections broke")
+    assert members.seen(broken, found) == broken
+    assert members.seen(unknown, replace(found, address=B)) == unknown, "it is another"

@@ -8,12 +8,13 @@ from unittest import mock
 import pytest
 
 from router.balancers import hash_of, mixed
-from router.model import EndpointGone, GoneReason
+from router.model import EndpointGone, GoneReason, LoadReport
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http2 import frames
 from sidecar.http2.frames import WINDOW, Code
 from sidecar.settings import Limits, Timeouts
+from sidecar.telemetry.page import Scalar
 from tests.support.fake_transport import FakeTransport
 from tests.support.fleet import only
 from tests.support.grpc_by_hand import METHOD, Peer, call_fields, grpc_bench, infer, message
@@ -752,3 +753,48 @@ def test_a_call_goes_by_the_key_in_its_metadata() -> None:
         bench.call(99, b"x")  # without a key: as by default, the first is drawn
         assert bench.cluster.endpoints["o0"].in_flight == 1
         answer()
+
+
+REPORT = (b"endpoint-load-metrics-bin", b"CQAAAAAAAOA/")
+TAIL = [(b"grpc-status", b"0"), (b"x-t", b"1")]
+
+
+@pytest.mark.parametrize(
+    ("asks", "report", "learned", "passed", "counter"),
+    [
+        (False, REPORT, LoadReport(0.5), False, Scalar.LOAD_REPORTS_TOTAL),
+        (True, REPORT, LoadReport(0.5), True, Scalar.LOAD_REPORTS_TOTAL),
+        (False, (REPORT[0], b"!"), None, False, Scalar.LOAD_REPORTS_MALFORMED_TOTAL),
+        (
+            False,
+            (b"endpoint-load-metrics", b"TEXT application_utilization=NaN"),
+            None,
+            False,
+            Scalar.LOAD_REPORTS_NAN_TOTAL,
+        ),
+    ],
+)
+def test_a_load_report_in_trailers_is_learned_and_only_passed_on_to_who_asked(
+    asks: bool, report: tuple[bytes, bytes], learned: LoadReport | None, passed: bool, counter: Scalar
+) -> None:
+    with grpc_bench() as bench:
+        model = ModelPolicy("m", default=True, load_reports=True)
+        bench.cluster.configure(Policies(), [model, ModelPolicy("n")], bench.now)
+        worker = bench.call(1, b"ask", *([(b"endpoint-load-metrics-format", b"bin")] if asks else []))
+        worker.take()
+        worker.head(1, [(b":status", b"200"), (b"content-type", b"application/grpc")])
+        worker.data(1, message(b"tell"))
+        worker.head(1, [TAIL[0], report, TAIL[1]], end=True)
+        end = [one for one in bench.caller.got(frames.HEADERS) if one.end]
+        assert end[0].fields == ([TAIL[0], report, TAIL[1]] if passed else TAIL)
+        assert bench.cluster.endpoints["o0"].report == learned
+        assert bench.plane.page.words[bench.plane.page.scalar(counter)] == 1
+        assert bench.outcomes == {"ok": 1}
+
+
+def test_a_load_report_of_a_model_that_does_not_ask_passes_as_any_field() -> None:
+    with grpc_bench() as bench:
+        worker = bench.call(1, b"ask")
+        worker.head(1, [(b":status", b"200"), (b"grpc-status", b"0"), REPORT], end=True)
+        assert REPORT in bench.caller.only(frames.HEADERS).fields
+        assert bench.cluster.endpoints["o0"].report is None
