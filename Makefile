@@ -13,7 +13,7 @@ COMPARED := .venv-bench
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv dev demo model test test-compiled check format bench bench-run compiled lock proto reference pictures \
+.PHONY: help venv dev demo model test test-compiled check format bench bench-run restart compiled lock proto reference pictures \
   demo-picture fuzz sim soak system-packages clean
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make check     lint, format, types, import contracts, freshness of generated files; under a minute"
 	@echo "make bench     CPU, latency and memory beside other proxies; ARGS='--only nginx,warmroute --profile post' for a look"
 	@echo "make sim       the router's law beside others on simulated fleets, minutes; writes the table and plot of docs/"
+	@echo "make restart   workers killed in turn behind warmroute, nginx, HAProxy and Envoy; 13 minutes"
 	@echo "make soak      churn against a real sidecar for SECONDS=600, then everything must be as it was"
 	@echo "make fuzz      look for bytes that pass with two readings, for SECONDS=60"
 	@echo "make compiled  the compiled build, in .venv-compiled; nothing where no source changed"
@@ -121,6 +122,11 @@ fuzz: dev
 # ARGS: --only TEXT, --seeds N, --scale RATIO, --variations (python -m tests.sim --help).
 sim: dev
 	@$(BIN)/python -m tests.sim --jobs $(JOBS) $(if $(ARGS),$(ARGS),--write)
+
+# A quarter of an hour. ARGS: --only TEXT, --period-s N (python -m tools.restart --help).
+restart: dev
+	@tools/system_packages.sh bench
+	@$(BIN)/python -m tools.restart $(if $(ARGS),$(ARGS),--write)
 
 # An interpreter chosen for the benchmark gets environments of its own, so that both can be compared.
 BENCH_VENV := $(if $(filter command line,$(origin PYTHON)),.venv-$(subst /,-,$(PYTHON:/%=%)),$(VENV))
