@@ -1,6 +1,7 @@
 """When an endpoint is taken out and how it comes back: one table of transitions, two guards that follow it.
 
-The :class:`Breaker` opens where a ratio of recent calls failed and tries a counted number of calls before it closes.
+The :class:`Breaker` opens where a ratio of recent calls failed, found nobody there or was much slower than usual, and
+tries a counted number of calls before it closes.
 The :class:`Quarantine` opens at the first sign that the process is not there (refused, reset, timed out), backs off
 from ``base_s`` to ``max_s`` and lets one probe through at a time. Reading a guard never changes it; time moves it only
 through :meth:`advance`.
@@ -11,10 +12,13 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from router.model import BreakerRule, Evidence
 from router.outcomes import ATTEMPT_BLAME, BROKEN_OFF, QUARANTINES, AttemptResult, Blame
 from router.stats import SlidingCounts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from router.policy import BreakerPolicy, QuarantinePolicy
     from router.protocols import Rng
 
@@ -33,6 +37,7 @@ class GuardEvent(StrEnum):
     TRIPPED = "tripped"  # own calls failed
     WAITED = "waited"  # the time in open is over
     PASSED = "passed"  # the trials went well
+    NEEDED = "needed"  # nobody else is left, and it answers, if slowly
     PEER_OPENED = "peer_opened"  # a sibling process ejected the endpoint
     PEER_CLOSED = "peer_closed"  # a sibling process saw it answer again
 
@@ -42,10 +47,12 @@ TRANSITIONS: Final[dict[tuple[GuardState, GuardEvent], GuardState]] = {
     (GuardState.CLOSED, GuardEvent.PEER_OPENED): GuardState.OPEN,
     (GuardState.CLOSED, GuardEvent.PEER_CLOSED): GuardState.CLOSED,
     (GuardState.OPEN, GuardEvent.WAITED): GuardState.HALF_OPEN,
+    (GuardState.OPEN, GuardEvent.NEEDED): GuardState.CLOSED,
     (GuardState.OPEN, GuardEvent.PEER_OPENED): GuardState.OPEN,
     (GuardState.OPEN, GuardEvent.PEER_CLOSED): GuardState.CLOSED,
     (GuardState.HALF_OPEN, GuardEvent.PASSED): GuardState.CLOSED,
     (GuardState.HALF_OPEN, GuardEvent.TRIPPED): GuardState.OPEN,
+    (GuardState.HALF_OPEN, GuardEvent.NEEDED): GuardState.CLOSED,
     (GuardState.HALF_OPEN, GuardEvent.PEER_OPENED): GuardState.OPEN,
     (GuardState.HALF_OPEN, GuardEvent.PEER_CLOSED): GuardState.CLOSED,
 }
@@ -93,21 +100,55 @@ class Guard:
         return self.state is GuardState.HALF_OPEN and started >= self.half_open_since
 
 
-class Breaker(Guard):
-    """Opens when ``failure_ratio`` of at least ``minimum_calls`` within the window failed.
+def opens(calls: int, failed: int, unanswered: int, slow: int, policy: BreakerPolicy) -> BreakerRule | None:
+    """Say which rule so many calls meet, the gravest first; None where none does. How many they are is not judged."""
+    if calls == 0:
+        return None
+    if unanswered >= policy.unavailable_ratio * calls:
+        return BreakerRule.UNAVAILABLE
+    if failed >= policy.failure_ratio * calls:
+        return BreakerRule.GENERAL
+    if policy.surge and slow >= policy.surge_ratio * calls:
+        return BreakerRule.SURGE
+    return None
 
-    In ``half_open`` at most ``half_open_calls`` trials are let through; it closes or opens again as soon as they have
-    decided the ratio. A neutral result gives its place back.
+
+def open_s(rule: BreakerRule, policy: BreakerPolicy) -> float:
+    """Return how long a breaker stays open that a rule opened."""
+    if rule is BreakerRule.UNAVAILABLE:
+        return policy.unavailable_open_s
+    return policy.surge_open_s if rule is BreakerRule.SURGE else policy.open_s
+
+
+def _always() -> bool:
+    return True
+
+
+class Breaker(Guard):
+    """Opens where enough calls within the window meet a rule of :func:`opens`, for as long as that rule says.
+
+    In ``half_open`` at most ``half_open_calls`` trials are let through; it closes or opens again, by whatever rule they
+    meet, as soon as they have decided that. A neutral result gives its place back, and is no call.
+
+    A replica that is slow still answers: whether it can be ``spared`` is asked before a surge opens its breaker. Where
+    it cannot, trials that were slow close it.
+
+    ``rule`` and ``evidence`` are those of the last time that it opened.
     """
 
-    __slots__ = ("calls", "failed", "passed", "policy")
+    __slots__ = ("calls", "evidence", "failed", "passed", "policy", "rule", "signs", "slow", "unanswered")
 
     def __init__(self, policy: BreakerPolicy, now: float) -> None:
         super().__init__()
         self.policy = policy
         self.calls = SlidingCounts(policy.window_s, now)  # yes: succeeded, no: failed
-        self.passed = 0
-        self.failed = 0
+        self.signs = SlidingCounts(policy.window_s, now)  # yes: slow, no: unanswered
+        self.rule: BreakerRule | None = None
+        self.evidence: Evidence | None = None
+        self._forget_trials()
+
+    def _forget_trials(self) -> None:
+        self.passed = self.failed = self.unanswered = self.slow = 0
 
     def configure(self, policy: BreakerPolicy, now: float) -> None:
         """Go by another policy from now on. State and counts stay; half-open trials are counted from none again."""
@@ -115,8 +156,9 @@ class Breaker(Guard):
             return
         if policy.window_s != self.policy.window_s:
             self.calls = self.calls.remade(policy.window_s, now)
+            self.signs = self.signs.remade(policy.window_s, now)
         self.policy = policy
-        self.passed = self.failed = 0  # so that a smaller number of trials never leaves it without a place
+        self._forget_trials()  # so that a smaller number of trials never leaves it without a place
 
     @property
     def blocks(self) -> bool:
@@ -132,7 +174,7 @@ class Breaker(Guard):
         if self.state is not GuardState.OPEN or now < self.until:
             return False
         self._wait_over(now)
-        self.passed = self.failed = 0
+        self._forget_trials()
         return True
 
     def take(self) -> bool:
@@ -142,43 +184,98 @@ class Breaker(Guard):
         self.trials += 1
         return True
 
-    def record(self, blame: Blame, now: float, *, started: float, trial: bool) -> bool:
+    def record(
+        self,
+        blame: Blame,
+        now: float,
+        *,
+        started: float,
+        trial: bool,
+        unanswered: bool = False,
+        slow: bool = False,
+        spared: Callable[[], bool] = _always,
+    ) -> bool:
         """Count how a call ended. ``trial``: it was begun by :meth:`take`. True where the state changed."""
+        good, bad = int(blame is Blame.SUCCESS), int(blame is Blame.FAILURE)
         if self.state is GuardState.CLOSED:
             if blame is not Blame.NEUTRAL:
-                return self.count(int(blame is Blame.SUCCESS), int(blame is Blame.FAILURE), now)
+                return self.count(good, bad, now, int(unanswered), int(slow), spared)
             return False
         if not trial or not self._is_trial(started):
             return False  # it began before the breaker opened: already judged
         self.trials -= 1
-        self.passed += blame is Blame.SUCCESS
-        self.failed += blame is Blame.FAILURE
-        fatal = self.policy.failure_ratio * self.policy.half_open_calls
-        if self.failed >= fatal:
-            self._open(now)
-            return True
-        if self.policy.half_open_calls - self.passed < fatal:  # the rest cannot reach the ratio any more
-            self._close(GuardEvent.PASSED, now)
-            return True
-        return False
+        if blame is Blame.NEUTRAL:
+            return False
+        self.passed += good
+        self.failed += bad
+        self.unanswered += unanswered
+        self.slow += slow
+        return self._judge_trials(now, spared)
 
-    def count(self, successes: int, failures: int, now: float) -> bool:
+    def _judge_trials(self, now: float, spared: Callable[[], bool]) -> bool:
+        """Open or close as soon as the trials that are left can change nothing of it; True where that is so."""
+        policy, slow = self.policy, self.slow
+        done = self.passed + self.failed
+        left = max(0, policy.half_open_calls - done)
+        rule = opens(policy.half_open_calls, self.failed, self.unanswered, slow, policy)
+        may_surge = left
+        if rule is BreakerRule.SURGE and not spared():
+            rule = None
+            slow = may_surge = 0
+        if rule is not None:
+            rule = opens(done, self.failed, self.unanswered, slow, policy) or rule
+            self._open(rule, Evidence(done, self.failed, self.unanswered, self.slow, trials=True), now)
+            return True
+        if left and opens(policy.half_open_calls, self.failed + left, self.unanswered + left, slow + may_surge, policy):
+            return False
+        self._close(GuardEvent.PASSED, now)
+        return True
+
+    def count(
+        self,
+        successes: int,
+        failures: int,
+        now: float,
+        unanswered: int = 0,
+        slow: int = 0,
+        spared: Callable[[], bool] = _always,
+    ) -> bool:
         """Count calls, own or a sibling process's, while closed; True where that opened it."""
         if self.state is not GuardState.CLOSED:
             return False
         self.calls.add(successes, failures, now)
-        if not failures:
+        if not failures and not slow:
             return False
+        if slow or unanswered:
+            self.signs.add(slow, unanswered, now)
         good, bad = self.calls.totals(now)
-        if good + bad < self.policy.minimum_calls or bad < self.policy.failure_ratio * (good + bad):
+        if good + bad < self.policy.minimum_calls:
             return False
-        self._open(now)
+        slow, unanswered = self.signs.totals(now)
+        rule = opens(good + bad, bad, unanswered, slow, self.policy)
+        if rule is None or (rule is BreakerRule.SURGE and not spared()):
+            return False
+        self._open(rule, Evidence(good + bad, bad, unanswered, slow), now)
         return True
 
-    def peer_opened(self, until: float, at: float) -> None:
+    def look(self, now: float) -> Evidence:
+        """Return what it goes by now: the calls in the window, the trials; or what it opened on. Changes nothing."""
+        if self.state is GuardState.HALF_OPEN:
+            return Evidence(self.passed + self.failed, self.failed, self.unanswered, self.slow, trials=True)
+        if self.state is GuardState.OPEN and self.evidence is not None:
+            return self.evidence
+        good, bad = self.calls.peek(now)
+        slow, unanswered = self.signs.peek(now)
+        return Evidence(good + bad, bad, unanswered, slow)
+
+    def peer_opened(
+        self, until: float, at: float, rule: BreakerRule | None = None, evidence: Evidence | None = None
+    ) -> None:
         """Open because a sibling process did at ``at``; a later end of our own stands."""
         if at < self.closed_at:
             return
+        if self.state is GuardState.CLOSED or until > self.until:
+            self.rule, self.evidence = rule, evidence
         self._move(GuardEvent.PEER_OPENED)
         self.since = max(self.since, at)
         self.until = max(self.until, until)
@@ -188,15 +285,25 @@ class Breaker(Guard):
         if at >= self.since:
             self._close(GuardEvent.PEER_CLOSED, at)
 
-    def _open(self, now: float) -> None:
+    def needed(self, now: float) -> bool:
+        """Close where it opened for a surge, because nobody else is left: slow answers are better than none."""
+        if self.state is GuardState.CLOSED or self.rule is not BreakerRule.SURGE:
+            return False
+        self._close(GuardEvent.NEEDED, now)
+        return True
+
+    def _open(self, rule: BreakerRule, evidence: Evidence, now: float) -> None:
         self._move(GuardEvent.TRIPPED)
+        self.rule = rule
+        self.evidence = evidence
         self.since = now
-        self.until = now + self.policy.open_s
+        self.until = now + open_s(rule, self.policy)
 
     def _close(self, event: GuardEvent, now: float) -> None:
         self._move(event)
         self.closed_at = now
         self.calls.clear(now)
+        self.signs.clear(now)
 
 
 class Quarantine(Guard):

@@ -22,6 +22,7 @@ from router.fleet import Fleet
 from router.hedging import HedgeDenied, may_hedge
 from router.model import (
     HTTP,
+    BreakerRule,
     EjectCause,
     EndpointEjected,
     EndpointReturned,
@@ -29,7 +30,7 @@ from router.model import (
     ModelObservation,
     Observation,
 )
-from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, AttemptResult, Blame, Reason
+from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, UNANSWERED, AttemptResult, Blame, Reason
 from router.pickers import AliasPicker
 from router.policy import ServeRule
 from router.retry import RetryBudget, RetryVerdict, judge_retry
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from router.endpoint import Candidate, Endpoint
     from router.model import LoadReport, PeerObserved, StoreMode, Tick
-    from router.policy import ModelPolicy, Policies
+    from router.policy import BreakerPolicy, ModelPolicy, Policies
     from router.protocols import Filter, PickerFactory, Rng, Scorer
 
 SLOWER_AT_LEAST: Final[frozenset[AttemptResult]] = frozenset(
@@ -162,6 +163,11 @@ class Cluster:
     def departed(self) -> list[Endpoint]:
         """The endpoints that left since the shell last emptied this list."""
         return self._fleet.departed
+
+    @property
+    def half_opened(self) -> list[Candidate]:
+        """The replicas whose breakers went half open since the shell last emptied this list."""
+        return self._fleet.half_opened
 
     @property
     def default_route(self) -> Route | None:
@@ -304,6 +310,9 @@ class Cluster:
             picked = _pick(route, now, rng, tried, key)
         if picked is None:
             picked = self._due_probe(route, now, tried)
+        if picked is None and tried is None and self._let_slow_ones_in(route, now):
+            tables.rebuild(route, now)
+            picked = _pick(route, now, rng, tried, key)
         if picked is None:
             return self._nobody(route, now, tried)
         attempt = self._start(picked, route, now)
@@ -349,6 +358,17 @@ class Cluster:
                 return VersionPick(found, version, moved)
             shares, moved = shares[:index] + shares[index + 1 :], True
         return VersionPick(route, "", moved)
+
+    def _let_slow_ones_in(self, route: Route, now: float) -> bool:
+        """Close the breakers that opened for a surge where nobody else is left; True where there are any."""
+        slow = [
+            candidate
+            for candidate in route.waiting
+            if not candidate.endpoint.quarantine.active and candidate.breaker.needed(now)
+        ]
+        for candidate in slow:
+            self._fleet.judge(candidate.endpoint, now)
+        return bool(slow)
 
     def _due_probe(self, route: Route, now: float, tried: Endpoint | None) -> Candidate | None:
         """Return a candidate whose endpoint's quarantine is over and whom nobody probes.
@@ -454,8 +474,7 @@ class Cluster:
             return ()
         candidate = attempt.candidate
         if result is _SUCCESS and not candidate.guarded:
-            self.learn(candidate, (self.succeeded(attempt, now),), now)
-            return ()
+            return self.learn(candidate, (self.succeeded(attempt, now),), now)
         attempt.ended = True
         attempt.endpoint.in_flight -= 1
         return self._done_with_care(attempt, result, now, retry_after_s)
@@ -478,10 +497,30 @@ class Cluster:
         latency.ewma_at = now
         return seconds
 
-    def learn(self, candidate: Candidate, seconds: Sequence[float], now: float) -> None:
-        """Learn what attempts took that :meth:`succeeded`, in seconds: for quantiles and for the breaker."""
-        candidate.latency.count(seconds)
-        candidate.breaker.calls.add(len(seconds), 0, now)
+    def learn(self, candidate: Candidate, seconds: Sequence[float], now: float) -> tuple[Event, ...]:
+        """Learn what attempts took that :meth:`succeeded`, in seconds: for quantiles and for the breaker.
+
+        Returns events for sibling processes: they may all have been much slower than usual.
+        """
+        slow = candidate.latency.count(seconds)
+        if not slow:
+            candidate.breaker.calls.add(len(seconds), 0, now)
+            return ()
+        candidate.untold.slow += slow
+        return self._count(candidate, now, len(seconds), 0, 0, slow)
+
+    def _count(
+        self, candidate: Candidate, now: float, successes: int, failures: int, unanswered: int, slow: int
+    ) -> tuple[Event, ...]:
+        """Count calls with a candidate's breaker; return events for siblings where that opened it."""
+
+        def spared() -> bool:
+            return spares(candidate, self.policies.breaker, now)
+
+        if candidate.gone or not candidate.breaker.count(successes, failures, now, unanswered, slow, spared):
+            return ()
+        self._fleet.judge(candidate.endpoint, now)
+        return (_switched(candidate, now),)
 
     def opened(self, attempt: Attempt, now: float) -> tuple[Event, ...]:
         """Learn that an attempt became a tunnel: that is its success, but it is in flight until :meth:`closed`."""
@@ -504,10 +543,13 @@ class Cluster:
             candidate.latency.sample(ms, now)
         elif result in SLOWER_AT_LEAST:
             candidate.latency.at_least(ms, now)
-        elif blame is Blame.SUCCESS:
-            candidate.other_successes += 1
-        if blame is Blame.FAILURE:
-            candidate.failures += 1
+        slow = blame is not Blame.NEUTRAL and candidate.latency.is_slow(ms)
+        unanswered = result in UNANSWERED
+        untold = candidate.untold
+        untold.failures += blame is Blame.FAILURE
+        untold.unanswered += unanswered
+        untold.slow += slow
+        untold.others += result is AttemptResult.CLIENT_ERROR
         if endpoint.gone:
             return ()
         became_busy = result in BACK_PRESSURE and endpoint.pushed_back(now + self._busy_s(retry_after_s), now)
@@ -519,7 +561,19 @@ class Cluster:
         )
         if endpoint.quarantine.record(result, now, self._rng, started=began, probe=bool(permits & PROBE), alone=alone):
             events.append(_quarantined(endpoint, now))
-        if not candidate.gone and candidate.breaker.record(blame, now, started=began, trial=bool(permits & TRIAL)):
+
+        def spared() -> bool:
+            return spares(candidate, self.policies.breaker, now)
+
+        if not candidate.gone and candidate.breaker.record(
+            blame,
+            now,
+            started=began,
+            trial=bool(permits & TRIAL),
+            unanswered=unanswered,
+            slow=slow,
+            spared=spared,
+        ):
             events.append(_switched(candidate, now))
         if events or permits or became_busy:
             self._fleet.judge(endpoint, now)
@@ -671,7 +725,9 @@ class Cluster:
             candidate = endpoint.candidates.get((event.model, event.version))
             if candidate is None:
                 return
-            candidate.breaker.peer_opened(event.until, event.at)
+            if event.rule is BreakerRule.SURGE and not spares(candidate, self.policies.breaker, now):
+                return  # a sibling process was the first to take another one out for that
+            candidate.breaker.peer_opened(event.until, event.at, event.rule, event.evidence)
         self._fleet.judge(endpoint, now)
 
     def _on_returned(self, event: EndpointReturned, now: float) -> None:
@@ -703,9 +759,7 @@ class Cluster:
                 if seen.ewma_ms is not None:
                     candidate.peers[event.source] = (seen.ewma_ms, event.at)
                 candidate.latency.merge(seen.buckets, now)
-                if candidate.breaker.count(seen.successes, seen.failures, now):
-                    out.append(_switched(candidate, now))
-                    self._fleet.judge(endpoint, now)
+                out += self._count(candidate, now, seen.successes, seen.failures, seen.unanswered, seen.slow)
         return tuple(out)
 
     def _on_tick(self, event: Tick, now: float) -> None:
@@ -716,7 +770,7 @@ class Cluster:
             for endpoint in self._fleet.endpoints.values():
                 for candidate in endpoint.candidates.values():
                     if not candidate.latency.idle:
-                        candidate.latency.settle(now)
+                        candidate.settle(now)
                     if candidate.peers:
                         candidate.forget_silent_peers(silent_since)
                 if endpoint.peers:
@@ -750,12 +804,23 @@ def _observed(candidate: Candidate, now: float) -> ModelObservation | None:
     """Take what is to be told of a candidate since the last time, None where that is nothing."""
     latency = candidate.latency
     buckets = () if latency.idle else latency.take_unsent(now)
-    successes = candidate.other_successes + sum(count for _, count in buckets)
-    failures = candidate.failures
-    if not successes and not failures:
+    successes = sum(count for _, count in buckets)
+    untold = candidate.untold
+    if not successes and not untold.failures and not untold.others:
         return None
-    candidate.failures = candidate.other_successes = 0
-    return ModelObservation(candidate.model, candidate.version, latency.ewma_ms or None, buckets, successes, failures)
+    told = ModelObservation(
+        candidate.model,
+        candidate.version,
+        latency.ewma_ms or None,
+        buckets,
+        successes,
+        untold.failures,
+        untold.unanswered,
+        untold.slow,
+        untold.others,
+    )
+    untold.clear()
+    return told
 
 
 def _quarantined(endpoint: Endpoint, now: float) -> Event:
@@ -768,11 +833,38 @@ def _quarantined(endpoint: Endpoint, now: float) -> Event:
 
 def _switched(candidate: Candidate, now: float) -> Event:
     """Return the event for siblings after a breaker opened or closed."""
-    if candidate.breaker.blocks:
+    breaker = candidate.breaker
+    if breaker.state is GuardState.OPEN:
+        if breaker.evidence is not None:
+            candidate.latency.settle(now)
+            breaker.evidence = candidate.measured(breaker.evidence)
         return _opened(candidate, now)
     return EndpointReturned(candidate.endpoint.id, EjectCause.BREAKER, now, candidate.model, candidate.version)
 
 
 def _opened(candidate: Candidate, at: float) -> EndpointEjected:
-    model, version = candidate.model, candidate.version
-    return EndpointEjected(candidate.endpoint.id, EjectCause.BREAKER, candidate.breaker.until, 1, at, model, version)
+    breaker = candidate.breaker
+    return EndpointEjected(
+        candidate.endpoint.id,
+        EjectCause.BREAKER,
+        breaker.until,
+        1,
+        at,
+        candidate.model,
+        candidate.version,
+        breaker.rule,
+        breaker.evidence,
+    )
+
+
+def spares(candidate: Candidate, policy: BreakerPolicy, now: float) -> bool:
+    """Return whether a replica that is merely slow can be done without: enough others of its version are left."""
+    out, left = 1, 0
+    for other in candidate.routes[-1].candidates:
+        if other is candidate:
+            continue
+        if other.breaker.state is not GuardState.CLOSED and other.breaker.rule is BreakerRule.SURGE:
+            out += 1
+        elif now < other.fit_until:
+            left += 1
+    return left > 0 and out <= policy.surge_most_ratio * (out + left)

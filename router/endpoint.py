@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import ceil, exp, inf, log
 from typing import TYPE_CHECKING, Any, Final
 
+from router.baseline import Baseline
 from router.breaker import Breaker, GuardState, Quarantine
 from router.model import HTTP, Replica, State
 from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow, rebucketed
@@ -14,7 +15,7 @@ from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow, rebucketed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from router.model import EndpointRecord, LoadReport
+    from router.model import EndpointRecord, Evidence, LoadReport
     from router.outcomes import Reason
     from router.policy import LatencyPolicy, Policies
     from router.routes import Route
@@ -31,6 +32,9 @@ CAPPED_S: Final = 0.1
 NO_LIMIT: Final = 1 << 62
 """More than can be in flight."""
 
+NO_BUCKET: Final = 1 << 30
+"""Above the index of every bucket."""
+
 IDLE_S: Final = 1.0
 """Without a sample for this long, the EWMA drifts back from its peak to the median of the window."""
 
@@ -39,13 +43,14 @@ class Latency:
     """What attempts on one replica took, own ones and those that sibling processes report.
 
     ``ewma_ms`` is sensitive to peaks: a longer sample replaces it, shorter ones pull it down over ``ewma_decay_s``;
-    0 where nothing is known. A sketch over the window gives ``p95_ms`` and ``p50_ms``. A sample costs one bucket of
-    ``fresh``; :meth:`settle` moves those to the window.
+    0 where nothing is known. ``slow_above`` is the bucket above which an attempt is a slow one. A sketch over the
+    window gives ``p95_ms`` and ``p50_ms``. A sample costs one bucket of ``fresh``; :meth:`settle` moves those to the
+    window.
     """
 
     __slots__ = (
         "_buckets", "_changed", "_decay", "_drifted_at", "_settled_at", "_slots", "_unsent", "_window", "_window_s",
-        "ewma_at", "ewma_ms", "fresh", "p50_ms", "p95_ms", "sampled_at",
+        "ewma_at", "ewma_ms", "fresh", "p50_ms", "p95_ms", "sampled_at", "slow_above",
     )  # fmt: skip
 
     def __init__(self, policy: LatencyPolicy, buckets: LogBuckets, now: float) -> None:
@@ -61,6 +66,7 @@ class Latency:
         self.fresh: dict[int, int] = {}
         self.ewma_ms = 0.0
         self.ewma_at = now
+        self.slow_above = NO_BUCKET
         self.sampled_at = -inf
         self.p95_ms: float | None = None
         self.p50_ms: float | None = None
@@ -86,6 +92,19 @@ class Latency:
         self.count((ms / 1000,))
         self.average(ms, now)
 
+    def slow_from(self, ms: float) -> None:
+        """Have those count as slow that are in a bucket above that of ``ms``; infinity: none."""
+        self.slow_above = NO_BUCKET if ms == inf else self._buckets.index(ms)
+
+    def is_slow(self, ms: float) -> bool:
+        """Return whether an attempt of this duration is a slow one."""
+        return self.slow_above < NO_BUCKET and self._buckets.index(ms) > self.slow_above
+
+    @property
+    def samples(self) -> int:
+        """How many attempts the quantiles are taken of."""
+        return 0 if self._window is None else self._window.total
+
     def average(self, ms: float, now: float) -> None:
         """Take it into the EWMA alone."""
         ms = LEAST_MS if ms < LEAST_MS else min(ms, MOST_MS)
@@ -93,14 +112,19 @@ class Latency:
         self.ewma_ms = ms if ms >= average else ms + (average - ms) * exp((now - self.ewma_at) * self._decay)
         self.ewma_at = now
 
-    def count(self, seconds: Sequence[float]) -> None:
-        """Take durations into the sketch alone."""
+    def count(self, seconds: Sequence[float]) -> int:
+        """Take durations into the sketch alone; return how many of them were slow (:attr:`slow_above`)."""
         scale = self._buckets.scale
         if min(seconds) < _LEAST_S or max(seconds) > _MOST_S:
             seconds = [min(max(one, _LEAST_S), _MOST_S) for one in seconds]
         fresh = self.fresh
+        slow_above = self.slow_above
+        slow = 0
         for index, count in Counter([ceil(log(one * 1000.0) * scale) for one in seconds]).items():
             fresh[index] = fresh.get(index, 0) + count
+            if index > slow_above:
+                slow += count
+        return slow
 
     def at_least(self, ms: float, now: float) -> None:
         """Take the duration of an attempt that did not succeed: it can only say "slower than thought"."""
@@ -321,6 +345,19 @@ def limit_of(record: EndpointRecord, policies: Policies) -> int:
     return min(limit, policies.connections_per_endpoint or NO_LIMIT) if record.protocol == HTTP else limit
 
 
+class Untold:
+    """What siblings have not been told of a candidate yet, but for latencies: counts since the last time."""
+
+    __slots__ = ("failures", "others", "slow", "unanswered")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.failures = self.unanswered = self.slow = self.others = 0
+
+
 class Candidate:
     """One model version on one endpoint: what filters and scorers see, what attempts there took, and its breaker.
 
@@ -335,8 +372,8 @@ class Candidate:
 
     __slots__ = (
         "endpoint", "latency", "most", "open_until", "prior_ms",
-        "age_s", "breaker", "busy", "failures", "fit_until", "gone", "guarded", "lasting", "model", "other_successes",
-        "peers", "reason", "reason_since", "replica", "routes", "taken", "version", "warm_at", "warm_for_s",
+        "age_s", "baseline", "breaker", "busy", "fit_until", "gone", "guarded", "lasting", "model", "peers", "reason",
+        "reason_since", "replica", "routes", "taken", "untold", "version", "warm_at", "warm_for_s",
     )  # fmt: skip
 
     def __init__(
@@ -351,12 +388,12 @@ class Candidate:
         self.endpoint = endpoint
         self.latency = Latency(policies.latency, buckets, now)
         self.breaker = Breaker(policies.breaker, now)
+        self.baseline = Baseline(policies.breaker)
         self.guarded = False
         self.most = -1
         self.gone = False
         self.taken: dict[int, list[float]] = {}
-        self.failures = 0  # since last reported
-        self.other_successes = 0  # the same: answers that count as success but are no latency sample (4xx)
+        self.untold = Untold()
         self.peers: dict[int, tuple[float, float]] = {}  # source: EWMA in ms, when reported
         self.model = replica.model
         self.version = replica.version
@@ -377,6 +414,26 @@ class Candidate:
         """Go by other policies from now on; counts, the breaker and what was measured stay."""
         self.latency.configure(policies.latency, buckets, now)
         self.breaker.configure(policies.breaker, now)
+        self.baseline.policy = policies.breaker
+        self.latency.slow_from(self.baseline.slow_ms)
+
+    def settle(self, now: float) -> None:
+        """Bring what is measured up to ``now``, and what is usual after it. About once a second."""
+        latency = self.latency
+        latency.settle(now)
+        self.baseline.learn(latency.p95_ms, latency.samples, now)
+        latency.slow_from(self.baseline.slow_ms)
+
+    def measured(self, evidence: Evidence) -> Evidence:
+        """Return what a breaker goes by with the latencies that are known now."""
+        baseline = self.baseline
+        slow_ms = baseline.slow_ms
+        return replace(
+            evidence,
+            p95_ms=self.latency.p95_ms,
+            baseline_ms=baseline.ms,
+            slow_over_ms=None if slow_ms == inf else slow_ms,
+        )
 
     def known_ewma_ms(self) -> float | None:
         """Return the EWMA, else the mean of the siblings', else None."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from router.balancers import Anyone
 from router.breaker import GuardState
+from router.evidence import BreakerRow, breaker_row
 from router.lasting import idle_s_of, lasting_at
 from router.model import StoreMode
 from router.outcomes import Reason
@@ -109,6 +110,7 @@ class CandidateRow:
     in_flight: int
     peers_in_flight: int
     expected_wait_ms: float | None
+    breaker: BreakerRow
     warmth: tuple[tuple[str, float], ...] = ()
     idle_s: float = 0.0
     lasting: float = 1.0
@@ -511,6 +513,7 @@ def _row(
         expected_wait_ms=(
             None if ewma_ms is None else expected_wait(ewma_ms, endpoint.in_flight, endpoint.peers_in_flight)
         ),
+        breaker=breaker_row(candidate, now),
         warmth=candidate.replica.warmth,
         idle_s=glance.idle_s,
         lasting=glance.lasting,

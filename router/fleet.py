@@ -43,8 +43,8 @@ class Fleet:
     """Endpoints by id, routes by key, and the verdict of the filters on each candidate.
 
     ``generation`` changes with the set of routes, and with which of them have endpoints. ``departed`` are endpoints
-    that left; the shell empties it. Models in the configuration always have a route; one that was learned from
-    endpoints goes a while after the last of them.
+    that left, ``half_opened`` replicas whose breakers went half open; the shell empties both. Models in the
+    configuration always have a route; one that was learned from endpoints goes a while after the last of them.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Fleet:
         self.routes_by: dict[str, dict[str, Route]] = {HTTP: self.routes}
         self.default: Route | None = None
         self.departed: list[Endpoint] = []
+        self.half_opened: list[Candidate] = []
         self.generation = 0
         self.ages = Ages(policies.freshness)
         self._policies = policies
@@ -184,6 +185,14 @@ class Fleet:
             candidate.reason_since = now
             return True
         return was_open is not (reason is None)
+
+    def advance(self, candidate: Candidate, now: float) -> bool:
+        """Have a breaker whose time in open is over go half open; True where that happened."""
+        if not candidate.breaker.advance(now):
+            return False
+        self.half_opened.append(candidate)
+        self.judge(candidate.endpoint, now)  # its other routes have to know
+        return True
 
     def judge(self, endpoint: Endpoint, now: float) -> None:
         """Judge all candidates of an endpoint after something about it changed."""

@@ -115,6 +115,33 @@ class EjectCause(StrEnum):
     BREAKER = "breaker"
 
 
+class BreakerRule(StrEnum):
+    """The policy by which a breaker opened: what most of the calls in its window had in common."""
+
+    GENERAL = "general"  # they failed
+    SURGE = "latency_surge"  # they took much longer than usual
+    UNAVAILABLE = "unavailable"  # they found nobody there
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a breaker opened on, or goes by while it is closed.
+
+    ``calls`` are those that count, within the window or, where it opened again, the ``trials``. Of them ``failed``,
+    ``unanswered`` (which failed too) and ``slow`` (longer than ``slow_over_ms``; they may have failed too).
+    ``p95_ms`` and ``baseline_ms`` are the measured and the usual P95; None where they are unknown.
+    """
+
+    calls: int
+    failed: int
+    unanswered: int
+    slow: int
+    trials: bool = False
+    p95_ms: float | None = None
+    baseline_ms: float | None = None
+    slow_over_ms: float | None = None
+
+
 # --- events: everything that may change a Cluster ---------------------------------------------------------------
 
 
@@ -180,7 +207,8 @@ class EndpointHeld:
 class EndpointEjected:
     """A sibling process ejected an endpoint until ``until``; it is out here too. ``level`` counts back-off steps.
 
-    A quarantine is for all that the endpoint offers; a breaker is for one version of one model, which is named.
+    A quarantine is for all that the endpoint offers; a breaker is for one version of one model, which is named, with
+    the ``rule`` that opened it and what it opened on.
     """
 
     id: str
@@ -190,6 +218,8 @@ class EndpointEjected:
     at: float
     model: str = ""
     version: str = ""
+    rule: BreakerRule | None = None
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +250,8 @@ class ModelObservation:
     """What one process saw of one model version on one endpoint since it last said so.
 
     ``buckets`` are (log-bucket index, count) pairs of attempt latencies (see ``router.stats``); ``ewma_ms`` is None
-    where nothing was measured.
+    where nothing was measured. ``failures`` are told as a whole, and of them ``unanswered``; ``slow`` ones may be of
+    either kind. ``others`` are answers that are no calls to a breaker (4xx), but show that somebody is there.
     """
 
     model: str
@@ -229,6 +260,9 @@ class ModelObservation:
     buckets: tuple[tuple[int, int], ...]
     successes: int
     failures: int
+    unanswered: int = 0
+    slow: int = 0
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True)

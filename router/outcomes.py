@@ -81,7 +81,7 @@ class Blame(StrEnum):
 
 ATTEMPT_BLAME: dict[AttemptResult, Blame] = {
     AttemptResult.SUCCESS: Blame.SUCCESS,
-    AttemptResult.CLIENT_ERROR: Blame.SUCCESS,  # it answered, and in time: a 4xx never counts against an endpoint
+    AttemptResult.CLIENT_ERROR: Blame.NEUTRAL,  # the caller's fault: it neither breaks nor mends anything
     AttemptResult.BUSY: Blame.NEUTRAL,
     AttemptResult.SERVER_ERROR: Blame.FAILURE,
     AttemptResult.CONNECT_REFUSED: Blame.FAILURE,
@@ -119,6 +119,11 @@ QUARANTINES: frozenset[AttemptResult] = frozenset(
     {AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT, AttemptResult.RESET, AttemptResult.CUT}
 )
 """Results that put the endpoint in quarantine at once."""
+
+UNANSWERED: frozenset[AttemptResult] = frozenset(
+    {AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT, AttemptResult.RESET}
+)
+"""Results that say that nobody is there: no connection, or one that broke before a byte of an answer."""
 
 BACK_PRESSURE: frozenset[AttemptResult] = frozenset({AttemptResult.BUSY, AttemptResult.TURNED_AWAY})
 """Results after which others are picked for a while."""

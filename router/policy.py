@@ -146,19 +146,48 @@ class BackPressurePolicy:
 
 @dataclass(frozen=True, slots=True)
 class BreakerPolicy:
-    """Opens when ``failure_ratio`` of at least ``minimum_calls`` within ``window_s`` failed."""
+    """Opens on at least ``minimum_calls`` within ``window_s``, by the first of three rules that holds.
+
+    ``unavailable_ratio`` of them found nobody there; ``failure_ratio`` failed in any way; ``surge_ratio`` took longer
+    than ``surge_factor`` times the usual P95, and longer than that by ``surge_least_ms``.
+    """
 
     failure_ratio: float = 0.5
     minimum_calls: int = 20
     window_s: float = 10.0
     open_s: float = 60.0
     half_open_calls: int = 10
+    unavailable_ratio: float = 0.95
+    unavailable_open_s: float = 120.0
+    surge: bool = True
+    surge_ratio: float = 0.6
+    surge_open_s: float = 30.0
+    surge_factor: float = 2.0
+    surge_least_ms: float = 25.0
+    surge_baseline_s: float = 600.0
+    surge_minimum_samples: int = 100
+    surge_most_ratio: float = 0.5  # of a version's replicas may be out for it at once
 
     def __post_init__(self) -> None:
-        _ratio("breaker", "failure_ratio", self.failure_ratio)
-        _positive("breaker", "failure_ratio", self.failure_ratio)
-        for name in ("minimum_calls", "window_s", "open_s", "half_open_calls"):
+        for name in ("failure_ratio", "unavailable_ratio", "surge_ratio"):
+            _ratio("breaker", name, getattr(self, name))
             _positive("breaker", name, getattr(self, name))
+        _ratio("breaker", "surge_most_ratio", self.surge_most_ratio)
+        for name in (
+            "minimum_calls",
+            "window_s",
+            "open_s",
+            "half_open_calls",
+            "unavailable_open_s",
+            "surge_open_s",
+            "surge_baseline_s",
+            "surge_minimum_samples",
+        ):
+            _positive("breaker", name, getattr(self, name))
+        if not 1 < self.surge_factor < float("inf"):
+            raise PolicyError("breaker.surge_factor", self.surge_factor, "must be greater than 1")
+        if not 0 <= self.surge_least_ms < float("inf"):
+            raise PolicyError("breaker.surge_least_ms", self.surge_least_ms, "must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

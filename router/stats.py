@@ -165,6 +165,15 @@ class SlidingCounts:
             self.turn(now)
         return self._past_yes + self.yes, self._past_no + self.no
 
+    def peek(self, now: float) -> tuple[int, int]:
+        """Return (yes, no) over the window and change nothing."""
+        if now < self.ends:
+            return self._past_yes + self.yes, self._past_no + self.no
+        left = self._past[int((now - self.ends) / self._slot_s) + 1 :]
+        if int((now - self.ends) / self._slot_s) + 1 > len(self._past):
+            return 0, 0
+        return sum(yes for yes, _ in left) + self.yes, sum(no for _, no in left) + self.no
+
     def remade(self, window_s: float, now: float) -> SlidingCounts:
         """Return counts over another window that begin with the totals of this one, all of them as if counted now."""
         new = SlidingCounts(window_s, now)

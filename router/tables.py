@@ -73,8 +73,7 @@ class Tables:
         if now >= route.rebuild_at:
             self.rebuild(route, now)
         for candidate in route.waiting:
-            if candidate.breaker.advance(now):
-                self._fleet.judge(candidate.endpoint, now)
+            self._fleet.advance(candidate, now)
         self.plan_due(route)
 
     def rebuild(self, route: Route, now: float) -> None:
@@ -88,9 +87,7 @@ class Tables:
             candidate.latency.settle_seldom(now)
             if endpoint.cap != endpoint.limit and now >= endpoint.capped_until:
                 endpoint.uncap()
-            if candidate.guarded and candidate.breaker.advance(now):
-                self._fleet.judge(endpoint, now)  # its other routes have to know
-            else:
+            if not candidate.guarded or not self._fleet.advance(candidate, now):
                 self._fleet.look(candidate, now)
             if candidate.reason is None:
                 open_.append(candidate)

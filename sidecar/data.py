@@ -14,19 +14,22 @@ import secrets
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import uvloop
 
 from router.cluster import Cluster
+from router.evidence import breaker_text
 from router.model import (
+    EjectCause,
     EndpointEjected,
     EndpointGone,
     EndpointHeld,
     EndpointReturned,
     EndpointSeen,
     EndpointsHeard,
+    Evidence,
     PeerObserved,
     SnapshotBegan,
     SnapshotEnded,
@@ -88,11 +91,9 @@ _ALPN = {Protocol.HTTP: HTTP1, Protocol.GRPC: HTTP2}
 _MODE_INDEX = {mode: index for index, mode in enumerate(StoreMode)}
 
 
-def _model_of(event: EndpointEjected | EndpointReturned) -> dict[str, str]:
-    """Return the model that a breaker is for, as fields of a log line; nothing where all of the endpoint is meant."""
-    if not event.model:
-        return {}
-    return {"model": f"{event.model}@{event.version}" if event.version else event.model}
+def _figures(evidence: Evidence) -> dict[str, object]:
+    """Return what a breaker opened on as fields of a log line, without what is unknown."""
+    return {name: value for name, value in asdict(evidence).items() if value is not None}
 
 
 @dataclass(slots=True)
@@ -285,16 +286,43 @@ class DataProcess:
             if not self._channel.send(event):
                 self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
             if isinstance(event, EndpointEjected):
-                self._log.warning(
-                    "endpoint.ejected",
-                    endpoint=event.id,
-                    **_model_of(event),
-                    cause=event.cause.value,
-                    step=event.level,
-                    for_s=round(event.until - event.at, 3),
-                )
+                self._log_ejection(event)
             elif isinstance(event, EndpointReturned):
-                self._log.info("endpoint.returned", endpoint=event.id, **_model_of(event), cause=event.cause.value)
+                if event.cause is EjectCause.BREAKER:
+                    self._log.info("breaker.closed", endpoint=event.id, model=event.model, version=event.version)
+                else:
+                    self._log.info("endpoint.returned", endpoint=event.id, cause=event.cause.value)
+
+    def _log_ejection(self, event: EndpointEjected) -> None:
+        for_s = round(event.until - event.at, 3)
+        if event.cause is not EjectCause.BREAKER or event.rule is None or event.evidence is None:
+            self._log.warning(
+                "endpoint.ejected", endpoint=event.id, cause=event.cause.value, step=event.level, for_s=for_s
+            )
+            return
+        self._log.warning(
+            "breaker.opened",
+            endpoint=event.id,
+            model=event.model,
+            version=event.version,
+            rule=event.rule.value,
+            why=breaker_text(event.rule, event.evidence),
+            **_figures(event.evidence),
+            for_s=for_s,
+        )
+
+    def _log_trials(self) -> None:
+        """Name the breakers that are tried again."""
+        for candidate in self._cluster.half_opened:
+            rule = candidate.breaker.rule
+            self._log.info(
+                "breaker.half_open",
+                endpoint=candidate.endpoint.id,
+                model=candidate.model,
+                version=candidate.version,
+                rule=None if rule is None else rule.value,
+            )
+        self._cluster.half_opened.clear()
 
     def _read_channel(self) -> None:
         try:
@@ -376,6 +404,8 @@ class DataProcess:
         if self._membership.settle(now):
             self._bury()
         self._share(self._cluster.apply(Tick(), now))
+        if self._cluster.half_opened:
+            self._log_trials()
         self._plane.hangups.look()
         if now >= self._sweep_due:
             self._plane.gauge(Scalar.LOOP_LAG_US_NOW, int(max(0.0, now - self._sweep_due) * 1e6))

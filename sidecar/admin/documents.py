@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from router.breaker import GuardState
+from router.evidence import breaker_row
 from router.outcomes import Reason
 from router.overload import Level
 from router.urls import masked_url
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from router.explain import CandidateRow, Explanation, RouteRow
     from sidecar.admin.context import Context
     from sidecar.channel import FaultRule
+
+
+MOST_BREAKERS = 256
+"""Breakers that are named in a health document at most; the others are counted."""
 
 
 class UnknownModelError(LookupError):
@@ -43,6 +49,20 @@ def health(context: Context, now: float) -> dict[str, Any]:
         "store_mode": context.keeper.roster.mode.value,
         "processes": processes(context, now),
     }
+
+
+def breakers(context: Context, now: float) -> dict[str, Any]:
+    """Return how many breakers are in which state, and each that is not closed, with what it opened on."""
+    states = dict.fromkeys((state.value for state in GuardState), 0)
+    out: list[dict[str, Any]] = []
+    for id, endpoint in sorted(context.keeper.cluster.endpoints.items()):  # noqa: A001
+        for candidate in endpoint.candidates.values():
+            row = breaker_row(candidate, now)
+            states[row.state.value] += 1
+            if row.state is not GuardState.CLOSED and len(out) < MOST_BREAKERS:
+                where = {"endpoint": id, "model": candidate.model, "version": candidate.version}
+                out.append(where | msgspec.to_builtins(row))
+    return {"states": states, "not_closed": out}
 
 
 def processes(context: Context, now: float) -> list[dict[str, Any]]:
@@ -158,7 +178,8 @@ def endpoints(context: Context, now: float) -> dict[str, Any]:
             for replica in row["replicas"]:
                 candidate = endpoint.candidates.get((replica["model"], replica["version"]))
                 if candidate is not None:
-                    replica |= {"breaker": candidate.breaker.state.value, "p95_ms": candidate.latency.p95_ms}
+                    shown = msgspec.to_builtins(breaker_row(candidate, now))
+                    replica |= {"breaker": shown, "p95_ms": candidate.latency.p95_ms}
         rows.append(row)
     away = sorted(held for held in keeper.roster.held if held not in keeper.roster)
     return {"endpoints": rows, "held_and_away": away}

@@ -78,9 +78,13 @@ class Handlers:
         headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
         return web.Response(text=html, content_type="text/html", headers=headers)
 
-    async def healthz(self, _request: web.Request) -> web.Response:
-        """200 as long as this process answers at all."""
-        return json_response(documents.health(self._context, self._context.clock()))
+    async def healthz(self, request: web.Request) -> web.Response:
+        """200 as long as this process answers at all; with ``?detail`` the breakers too."""
+        context, now = self._context, self._context.clock()
+        document = documents.health(context, now)
+        if "detail" in request.query:
+            document["breakers"] = documents.breakers(context, now)
+        return json_response(document)
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """200, or 503 with the reasons."""

@@ -53,6 +53,17 @@ class Term(msgspec.Struct, frozen=True):
     age_s: float | None
 
 
+class Breaker(msgspec.Struct, frozen=True):
+    """The breaker of one replica. ``why`` says what it opened on, or goes by while it is closed."""
+
+    state: str
+    why: str = ""
+    rule: str | None = None
+
+
+CLOSED = Breaker("closed")
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """One replica in a route; ``reason`` says why it may not be picked."""
 
@@ -77,6 +88,7 @@ class Candidate(msgspec.Struct, frozen=True):
     in_flight: int
     peers_in_flight: int
     expected_wait_ms: float | None
+    breaker: Breaker
     warmth: tuple[tuple[str, float], ...] = ()
     idle_s: float = 0.0
     lasting: float = 1.0
@@ -154,7 +166,7 @@ class Replica(msgspec.Struct, frozen=True):
     version: str
     state: str
     reason: str = ""
-    breaker: str = "closed"
+    breaker: Breaker = CLOSED
     p95_ms: float | None = None
 
 

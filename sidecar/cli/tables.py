@@ -199,13 +199,17 @@ def faults_table(faults: Iterable[Fault]) -> Table:
 
 def why(candidate: Candidate) -> str:
     """Say why a replica may not be picked, and for how long; or what holds its weight down."""
+    breaker = candidate.breaker
+    opened_on = "" if breaker.state == "closed" else f"{breaker.state.replace('_', ' ')} for {breaker.why}"
     if candidate.reason is None:
-        return "ramping up" if candidate.ramp < 1 else ""
+        return f"breaker {opened_on}" if opened_on else "ramping up" if candidate.ramp < 1 else ""
     text = candidate.reason.replace("_", " ")
     if candidate.for_s is not None:
         text += f" for {seconds(candidate.for_s)}"
     if candidate.left_s is not None:
         text += f", {seconds(candidate.left_s)} left" if candidate.left_s > 0 else ", a probe is due"
+    if candidate.reason == "breaker_open":
+        text += f"; {breaker.why}"
     return text
 
 
@@ -248,8 +252,8 @@ def _number(value: float | None, form: str) -> str:
 def _replica(replica: Replica) -> str:
     name = f"{replica.model}@{replica.version}" if replica.version else replica.model
     notes = [replica.reason] if replica.reason else []
-    if replica.breaker != "closed":
-        notes.append(f"breaker {replica.breaker.replace('_', ' ')}")
+    if replica.breaker.state != "closed":
+        notes.append(f"breaker {replica.breaker.state.replace('_', ' ')}")
     if replica.p95_ms is not None:
         notes.append(f"P95 {milliseconds(replica.p95_ms)}")
     return f"{name} {replica.state}" + (f" ({', '.join(notes)})" if notes else "")

@@ -253,8 +253,11 @@ class Plane:
                 words[at + _SUM] += microseconds
             words[row + _OK] += number
             words[endpoint_row + _SUCCESS] += number
-            self.cluster.learn(candidate, taken, now)
+            shared = self.cluster.learn(candidate, taken, now)
             taken.clear()
+            if shared:
+                words[endpoint_row + ENDPOINT_EJECTIONS] += len(shared)
+                self.share(shared)
         self._unsettled.clear()
 
     def attempt_ended(

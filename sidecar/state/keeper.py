@@ -8,12 +8,14 @@ Synchronous: every method runs to its end on the loop.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
 from router.breaker import Guard, GuardState
 from router.model import (
+    BreakerRule,
     EjectCause,
     EndpointEjected,
     EndpointGone,
@@ -104,6 +106,7 @@ class Keeper:
         self._answered: dict[str, float] = {}
         self.on_ejected: Callable[[EndpointEjected], None] = _nobody
         """Told of each quarantine that a data process has seen, more than once perhaps."""
+        self.opened: dict[str, Counter[tuple[str, str, BreakerRule]]] = {}  # how often breakers did, by endpoint
         self._contested = Throttle(10.0)
         self._memory = memory
         remembered = memory.load()
@@ -154,6 +157,7 @@ class Keeper:
         if isinstance(mine, EndpointGone):
             self._measured.discard(mine.id)
             self._answered.pop(mine.id, None)
+            self.opened.pop(mine.id, None)
             self._heard.pop(mine.id, None)
         self._unsaved = True
         self.feed.send(mine)
@@ -163,6 +167,7 @@ class Keeper:
     def _own(self, event: Event) -> None:
         self.cluster.apply(event, self._clock())
         self.cluster.departed.clear()  # pools and rows of their own only data processes have
+        self.cluster.half_opened.clear()  # and it is they that send requests there
 
     # --- data processes -----------------------------------------------------------------------------------------
 
@@ -183,13 +188,13 @@ class Keeper:
                 if observed.id in self.roster:
                     if any(seen.ewma_ms is not None for seen in observed.seen):
                         self._measured.add(observed.id)
-                    if any(seen.successes for seen in observed.seen):
+                    if any(seen.successes or seen.others for seen in observed.seen):
                         self._answered[observed.id] = now
         elif isinstance(message, EndpointEjected):
             self.roster.ejected(message)
             for sibling in self.processes:  # they will all have it
                 sibling.guards.add(guarded(message))
-            self._own(message)
+            self._own_ejection(message)
             self.feed.send(message, but=index)
             self._broke(message)
         elif isinstance(message, EndpointReturned):
@@ -213,6 +218,16 @@ class Keeper:
     def _broke(self, event: EndpointEjected) -> None:
         if event.cause is EjectCause.QUARANTINE:
             self.on_ejected(event)
+
+    def _own_ejection(self, event: EndpointEjected) -> None:
+        """Take in an ejection; count a breaker that opened, once where several processes find the same."""
+        endpoint = self.cluster.endpoints.get(event.id)
+        candidate = None if endpoint is None else endpoint.candidates.get((event.model, event.version))
+        breaker = None if candidate is None else candidate.breaker
+        is_open = breaker is not None and breaker.state is GuardState.OPEN and event.at < breaker.until
+        self._own(event)
+        if breaker is not None and event.rule is not None and not is_open and breaker.state is GuardState.OPEN:
+            self.opened.setdefault(event.id, Counter())[event.model, event.version, event.rule] += 1
 
     def _returned(self, event: EndpointReturned) -> None:
         self.roster.returned(event)

@@ -239,7 +239,11 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
         endpoint = keeper.cluster.endpoints.get(record.id)
         if endpoint is not None:
             for candidate in endpoint.candidates.values():
-                out.add(f.BREAKER, _GUARD[candidate.breaker.state], record.id, candidate.model, candidate.version)
+                labels = (record.id, candidate.model, candidate.version)
+                out.add(f.BREAKER, _GUARD[candidate.breaker.state], *labels)
+            for (model, version, rule), count in keeper.opened.get(record.id, {}).items():
+                if (model, version) in endpoint.candidates:
+                    out.add(f.BREAKER_OPENED, count, record.id, model, version, rule.value)
             out.add(f.QUARANTINED, endpoint.quarantine.active, record.id)
     for source, count in sources.items():
         out.add(f.ENDPOINTS, count, source)

@@ -130,6 +130,9 @@ NAME_LOOKUP_SECONDS = Family(
 ENDPOINTS = Family("warmroute_endpoints", _G, "Endpoints known, by where they come from.", ("source",))
 ENDPOINT_AGE = Family("warmroute_endpoint_age_seconds", _G, "Time since the endpoint was last heard.", _ENDPOINT)
 BREAKER = Family("warmroute_replica_breaker_state", _G, "0 closed, 1 open, 2 half open.", _REPLICA)
+BREAKER_OPENED = Family(
+    "warmroute_replica_breaker_opened_total", _C, "Times the breaker opened, by rule.", (*_REPLICA, "rule")
+)
 QUARANTINED = Family("warmroute_endpoint_quarantined", _G, "1 while the endpoint is in quarantine.", _ENDPOINT)
 HELD = Family("warmroute_endpoint_held", _G, "1 while an operator has drained the endpoint here.", _ENDPOINT)
 REPLICA_STATE = Family("warmroute_replica_state", _G, "1 for the state the replica is in.", (*_REPLICA, "state"))

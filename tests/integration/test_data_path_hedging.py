@@ -124,7 +124,7 @@ async def test_a_slow_first_try_is_overtaken(path: DataPath, client: Client) -> 
     assert path.origins[1].requests[0].value(b"warmroute-attempt") == b"2"
     slow = path.cluster.endpoints["o0"]
     assert only(slow).latency.ewma_ms >= DELAY_S * 1000 - 2  # so slow it is at least: it is chosen less from now on
-    assert (only(slow).failures, path.shared) == (0, [])
+    assert (only(slow).untold.failures, path.shared) == (0, [])
     assert (await client.ask(post(b"again"))).body == b"fast"  # the caller's connection goes on
 
 
@@ -295,7 +295,7 @@ def test_a_hedge_that_answers_badly_leaves_the_first_try_alone(
         assert path.scalar(Scalar.RETRIES_TOTAL) == 0
         assert path.pool(1).pooled == len(path.pool(1).open_connections) == kept
         other = path.cluster.endpoints["o1"]
-        assert only(other).failures == (result == "server_error")
+        assert only(other).untold.failures == (result == "server_error")
         assert (other.busy_until > time.monotonic()) is (result == "busy")
         if pieces == (BUSY,):
             assert 5.0 < other.busy_until - time.monotonic() <= 7.0

@@ -20,10 +20,12 @@ import pytest
 import uvloop
 
 from router.model import (
+    BreakerRule,
     EjectCause,
     EndpointEjected,
     EndpointGone,
     EndpointReturned,
+    Evidence,
     GoneReason,
     LoadReport,
     PeerObserved,
@@ -51,6 +53,7 @@ class Worker:
         self.go_on = threading.Event()
         self.streaming = threading.Event()
         self.served = 0
+        self.fails = False
         self._sockets: list[socket.socket] = []
 
     def begin(self) -> None:
@@ -76,6 +79,8 @@ class Worker:
                     self.streaming.set()
                     self.go_on.wait(10)
                     sock.sendall(b"later")
+                elif self.fails:
+                    sock.sendall(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
                 else:
                     report = b"endpoint-load-metrics: TEXT cpu_utilization=0.5,named_metrics.num_requests_waiting=3\r\n"
                     asked = b"\r\nendpoint-load-metrics-format: text\r\n" in data
@@ -246,6 +251,31 @@ def test_it_shares_what_it_ejects_and_lets_back(tmp_path: Path) -> None:
         assert (returned.id, returned.cause) == ("o0", EjectCause.QUARANTINE)
         assert returned.at > ejected.at
         assert data.process.await_event("endpoint.returned")["endpoint"] == "o0"
+        assert data.stop() == 0
+
+
+def test_it_tells_of_the_steps_of_a_breaker(tmp_path: Path) -> None:
+    settings = QUICK | {"policies": {"breaker": {"minimum_calls": 3, "half_open_calls": 1}, "retry": {"attempts": 0}}}
+    with worker() as one, DataProcess(tmp_path, **settings) as data:
+        data.snapshot(one.address)
+        assert data.once() == 200
+        now = time.monotonic()
+        figures = Evidence(20, 12, 0, 3, p95_ms=31.0)
+        opened = EndpointEjected("o0", EjectCause.BREAKER, now + 0.4, 1, now, "m", "", BreakerRule.GENERAL, figures)
+        data.send(opened)
+        data.until(lambda: data.once() == 503, "open here too")
+        data.until(lambda: data.once() == 200, "tried again")
+        half = data.process.await_event("breaker.half_open")
+        assert (half["endpoint"], half["model"], half["rule"]) == ("o0", "m", "general")
+        closed = data.process.await_event("breaker.closed")
+        assert (closed["endpoint"], closed["model"]) == ("o0", "m")
+        assert data.process.events("breaker.opened") == []  # the sibling that opened it has said so
+        one.fails = True
+        data.until(lambda: data.once() == 503, "open of its own")
+        line = data.process.await_event("breaker.opened", level="warning")
+        assert (line["endpoint"], line["model"], line["rule"], line["for_s"]) == ("o0", "m", "general", 60.0)
+        assert (line["calls"], line["failed"], line["unanswered"], line["trials"]) == (3, 3, 0, False)
+        assert line["why"] == "general: 3 of 3 calls failed"
         assert data.stop() == 0
 
 

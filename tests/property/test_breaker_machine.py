@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from router.breaker import TRANSITIONS, Breaker, GuardState, Quarantine
+from router.breaker import TRANSITIONS, Breaker, GuardState, Quarantine, open_s, opens
+from router.model import BreakerRule
 from router.outcomes import AttemptResult, Blame
 from router.policy import BreakerPolicy, QuarantinePolicy
 
@@ -50,19 +51,62 @@ class BreakerMachine(RuleBasedStateMachine):
             self.open_trials.add(self.next)
         return self.next, self.now, trial
 
-    @rule(call=consumes(calls), blame=st.sampled_from(Blame))
-    def end(self, call: tuple[int, float, bool], blame: Blame) -> None:
+    @rule(
+        call=consumes(calls),
+        blame=st.sampled_from(Blame),
+        slow=st.booleans(),
+        unanswered=st.booleans(),
+        spared=st.booleans(),
+    )
+    def end(self, call: tuple[int, float, bool], blame: Blame, slow: bool, unanswered: bool, spared: bool) -> None:
         number, started, trial = call
         before = self.guard.state
-        moved = self.guard.record(blame, self.now, started=started, trial=trial)
+        slow, unanswered = slow and blame is not Blame.NEUTRAL, unanswered and blame is Blame.FAILURE
+        moved = self.guard.record(
+            blame,
+            self.now,
+            started=started,
+            trial=trial,
+            unanswered=unanswered,
+            slow=slow,
+            spared=lambda: spared,
+        )
         self.open_trials.discard(number)
         assert moved is (self.guard.state is not before)
         if moved:
-            assert (self.guard.state is GuardState.OPEN) is (blame is Blame.FAILURE)
+            assert blame is not Blame.NEUTRAL
+            if self.guard.state is GuardState.OPEN:
+                assert blame is Blame.FAILURE or slow or before is GuardState.HALF_OPEN
+                self.opened_rightly(spared=spared)
+            else:
+                assert before is GuardState.HALF_OPEN
 
-    @rule(good=st.integers(0, 5), bad=st.integers(0, 5))
-    def sibling_counts(self, good: int, bad: int) -> None:
-        self.guard.count(good, bad, self.now)
+    def opened_rightly(self, *, spared: bool) -> None:
+        guard, seen = self.guard, self.guard.evidence
+        assert seen is not None
+        assert guard.rule is not None
+        assert guard.rule is opens(seen.calls, seen.failed, seen.unanswered, seen.slow, self.policy)
+        assert guard.rule is not BreakerRule.SURGE or spared
+        assert seen.trials or seen.calls >= self.policy.minimum_calls
+        assert guard.until == self.now + open_s(guard.rule, self.policy)
+
+    @rule()
+    def nobody_else_is_left(self) -> None:
+        before, rule_ = self.guard.state, self.guard.rule
+        closes = self.guard.needed(self.now)
+        assert closes is (before is not GuardState.CLOSED and rule_ is BreakerRule.SURGE)
+        assert closes is (self.guard.state is not before)
+
+    @rule(good=st.integers(0, 5), bad=st.integers(0, 5), slow=st.integers(0, 5), unanswered=st.integers(0, 5))
+    def sibling_counts(self, good: int, bad: int, slow: int, unanswered: int) -> None:
+        if self.guard.count(good, bad, self.now, min(unanswered, bad), min(slow, good + bad)):
+            self.opened_rightly(spared=True)
+
+    @rule()
+    def looking_changes_nothing(self) -> None:
+        guard = self.guard
+        before = (guard.state, guard.look(self.now), guard.calls.peek(self.now + 3))
+        assert before == (guard.state, guard.look(self.now), guard.calls.peek(self.now + 3))
 
     @rule(seconds=TIMES)
     def sibling_opens(self, seconds: float) -> None:

@@ -53,8 +53,8 @@ class Law(Protocol):
     def checked(self, id_: str, passed: bool, now: float) -> None:
         """Learn what an active health check of an endpoint says, where that has changed."""
 
-    def tick(self, now: float) -> None:
-        """Do what is done ten times a second."""
+    def tick(self, now: float) -> Sequence[Event]:
+        """Do what is done ten times a second; return what sibling processes are told because of it."""
 
     def observe(self, source: int, now: float) -> Sequence[Event]:
         """Return what sibling processes are told once a second."""
@@ -109,11 +109,14 @@ class Routed:
         replicas = tuple(Replica(model, "1", state=state) for model in self._known[id_])
         self.cluster.apply(EndpointSeen(EndpointRecord(id_, f"http://{id_}", replicas=replicas, static=True), now), now)
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> Sequence[Event]:
+        events: list[Event] = []
         for candidate, seconds in self._unsettled.items():
-            self.cluster.learn(candidate, seconds, now)
+            events += self.cluster.learn(candidate, seconds, now)
         self._unsettled.clear()
-        self.cluster.apply(Tick(), now)
+        events += self.cluster.apply(Tick(), now)
+        self.cluster.half_opened.clear()
+        return events
 
     def observe(self, source: int, now: float) -> Sequence[Event]:
         return (PeerObserved(source, self.cluster.observe(now), now),)
@@ -192,8 +195,8 @@ class Usual:
         place.up = passed
         self._open = {model: [each for each in places if each.up] for model, places in self._by_model.items()}
 
-    def tick(self, now: float) -> None:
-        """Nothing."""
+    def tick(self, now: float) -> Sequence[Event]:
+        return ()
 
     def observe(self, source: int, now: float) -> Sequence[Event]:
         return ()

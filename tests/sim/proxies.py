@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from router.model import EndpointEjected, EndpointRecord, EndpointSeen, EndpointsHeard, Event
+from router.model import BreakerRule, EndpointEjected, EndpointRecord, EndpointSeen, EndpointsHeard, Event
 from router.outcomes import AttemptResult
 from tests.sim.workers import Job
 
@@ -88,7 +88,9 @@ class Process:
         for event in events:
             for sibling in self.siblings:
                 self._timeline.at(self._timeline.now + CHANNEL_S, sibling.take, event)
-            if self.on_ejected is not None and isinstance(event, EndpointEjected):
+            if self.on_ejected is None or not isinstance(event, EndpointEjected):
+                continue
+            if event.rule is not BreakerRule.SURGE:  # one that is merely slow answers, and has nothing to prove
                 self.on_ejected(event.id)
 
     def take(self, event: Event) -> None:
@@ -97,7 +99,7 @@ class Process:
 
     def tick(self, now: float) -> None:
         """Do what is done ten times a second."""
-        self.law.tick(now)
+        self._share(self.law.tick(now))
 
     def observe(self, index: int, now: float) -> None:
         """Tell siblings what was seen in the last second."""

@@ -8,11 +8,13 @@ import pytest
 
 from router.cluster import Cluster, no_jitter
 from router.model import (
+    BreakerRule,
     EjectCause,
     EndpointEjected,
     EndpointHeld,
     EndpointReturned,
     EndpointSeen,
+    Evidence,
     Observation,
     PeerObserved,
     State,
@@ -547,7 +549,9 @@ def test_the_breaker_opens_closes_and_tells_siblings() -> None:
     driven = pair()
     break_(driven)
     (event,) = driven.shared
-    assert event == EndpointEjected("a", EjectCause.BREAKER, driven.now + 60, 1, driven.now, "m", "1")
+    assert event == EndpointEjected(
+        "a", EjectCause.BREAKER, driven.now + 60, 1, driven.now, "m", "1", BreakerRule.GENERAL, Evidence(20, 20, 0, 0)
+    )
     assert driven.ids() == {"b": 300}
     driven.wait(60.2, heard=("a", "b"), tick=False)
     trials = [driven.to("a") for _ in range(6)]
@@ -707,7 +711,7 @@ def test_observations_are_what_was_seen_since_the_last_call() -> None:
     driven.done(driven.to("b"), FAILED)
     (observed,) = driven.cluster.observe(driven.now)
     (seen,) = observed.seen
-    assert (observed.id, seen.successes, seen.failures, seen.buckets) == ("b", 1, 1, ())
+    assert (observed.id, seen.successes, seen.failures, seen.others, seen.buckets) == ("b", 0, 1, 1, ())
 
 
 def test_latencies_travel_between_siblings_and_are_not_sent_on() -> None:

@@ -228,7 +228,7 @@ def test_who_was_outrun_is_known_to_be_slower() -> None:
     latency = only(attempt.endpoint).latency
     assert latency.ewma_ms == pytest.approx(200)
     assert latency.fresh == {}  # it is no sample of the quantiles
-    assert only(attempt.endpoint).failures == 0
+    assert only(attempt.endpoint).untold.failures == 0
     quicker = fleet.cluster.choose(fleet.route, fleet.now, lambda: 0.0)
     assert isinstance(quicker, Attempt)
     fleet.cluster.done(quicker, AttemptResult.OUTRUN, fleet.now + 0.001)

@@ -7,6 +7,7 @@ import pytest
 from router.model import STATE_NEXT, State
 from router.outcomes import (
     ATTEMPT_BLAME,
+    BACK_PRESSURE,
     MAYBE_STARTED,
     NOT_STARTED,
     OUTCOME_INDEX,
@@ -117,9 +118,8 @@ def test_what_is_answered_here_has_status_phrase_and_message() -> None:
 
 
 def test_client_errors_and_back_pressure_never_count_against_an_endpoint() -> None:
-    assert ATTEMPT_BLAME[AttemptResult.CLIENT_ERROR] is Blame.SUCCESS
-    assert ATTEMPT_BLAME[AttemptResult.BUSY] is Blame.NEUTRAL
-    assert ATTEMPT_BLAME[AttemptResult.CANCELLED] is Blame.NEUTRAL
+    neutral = {result for result, blame in ATTEMPT_BLAME.items() if blame is Blame.NEUTRAL}
+    assert neutral >= {AttemptResult.CLIENT_ERROR, AttemptResult.CANCELLED, AttemptResult.OUTRUN} | BACK_PRESSURE
 
 
 def test_any_state_may_fail_and_none_becomes_warm_but_from_warming() -> None:

@@ -60,7 +60,8 @@ def test_an_endpoint_that_is_bad_for_one_version_goes_on_with_its_others() -> No
     driven = fleet("a")
     ask(driven, "m", "1", FAILED, 20)
     (event,) = driven.shared
-    assert event == EndpointEjected("a", EjectCause.BREAKER, driven.now + 60, 1, driven.now, "m", "1")
+    assert isinstance(event, EndpointEjected)
+    assert (event.cause, event.until, event.model, event.version) == (EjectCause.BREAKER, driven.now + 60, "m", "1")
     assert driven.nobody(route=driven.route("m", "1")).reason is Reason.BREAKER_OPEN
     ask(driven, "m", "2", OK, 30)
     ask(driven, "n", "1", OK, 30)

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from router.cluster import Cluster
 from router.model import EjectCause, EndpointEjected, EndpointRecord, EndpointSeen, Replica, State
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies
-from sidecar.cli.shapes import Candidate, Endpoint, Endpoints, Explanation, Fault, Routes
+from sidecar.cli.shapes import Breaker, Candidate, Endpoint, Endpoints, Explanation, Fault, Routes
 from sidecar.cli.shapes import Replica as ReplicaShape
 from sidecar.cli.tables import (
     endpoints_table,
@@ -148,7 +148,7 @@ def test_ramping_up_is_said() -> None:
 
 def test_endpoints() -> None:
     replicas = (
-        ReplicaShape("magika", "1", "warm", breaker="half_open", p95_ms=12.5),
+        ReplicaShape("magika", "1", "warm", breaker=Breaker("half_open"), p95_ms=12.5),
         ReplicaShape("other", "", "failed", "out of memory"),
     )
     one = Endpoint("w0", "http://w0:1", "store", 0.4, True, True, replicas, 1 << 30, True, 3)
@@ -212,6 +212,7 @@ def test_into_a_pipe_nothing_is_cut_and_nothing_is_markup(capsys: pytest.Capture
         in_flight=0,
         peers_in_flight=0,
         expected_wait_ms=None,
+        breaker=Breaker("closed"),
     )
     show(*explanation_parts(Explanation("m", "live", "warm", "law", (row,), None, None, None)))
     assert name in capsys.readouterr().out

@@ -1,0 +1,70 @@
+"""What a breaker goes by, or opened on, as a row for explanations and in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from router.breaker import GuardState
+from router.model import BreakerRule, Evidence
+
+if TYPE_CHECKING:
+    from router.endpoint import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerRow:
+    """A replica's breaker: its state, the rule that opened it, and what it goes by, or opened on.
+
+    ``why`` is both in words. ``left_s`` is how much longer it stays open; ``trials`` are under way. ``rule``, ``for_s``
+    and ``left_s`` are None where they have no meaning.
+    """
+
+    state: GuardState
+    rule: BreakerRule | None
+    why: str
+    for_s: float | None
+    left_s: float | None
+    trials: int
+    evidence: Evidence
+
+
+def breaker_row(candidate: Candidate, now: float) -> BreakerRow:
+    """Show a replica's breaker as of ``now``; one whose time is over shows as half open."""
+    breaker = candidate.breaker
+    state = breaker.state
+    if state is GuardState.OPEN and now >= breaker.until:
+        state = GuardState.HALF_OPEN
+    closed = state is GuardState.CLOSED
+    rule = None if closed else breaker.rule
+    evidence = breaker.look(now)
+    if state is not GuardState.OPEN:
+        evidence = candidate.measured(evidence)
+    return BreakerRow(
+        state=state,
+        rule=rule,
+        why=breaker_text(rule, breaker.evidence if rule is not None and breaker.evidence is not None else evidence),
+        for_s=None if closed else max(0.0, now - breaker.since),
+        left_s=max(0.0, breaker.until - now) if state is GuardState.OPEN else None,
+        trials=breaker.trials,
+        evidence=evidence,
+    )
+
+
+def breaker_text(rule: BreakerRule | None, evidence: Evidence) -> str:
+    """Say in words by which rule a breaker opened and on what; without a rule, what it goes by."""
+    calls = f"{evidence.calls} {'trials' if evidence.trials else 'calls'}"
+    if rule is BreakerRule.UNAVAILABLE:
+        return f"{rule}: {evidence.unanswered} of {calls} found nobody there"
+    slow = f"{evidence.slow} of {calls} took over {_ms(evidence.slow_over_ms)}"
+    usual = f"P95 {_ms(evidence.p95_ms)}, usually {_ms(evidence.baseline_ms)}"
+    if rule is BreakerRule.SURGE:
+        return f"{rule}: {slow}; {usual}"
+    failed = f"{evidence.failed} of {calls} failed"
+    if rule is not None:
+        return f"{rule}: {failed}"
+    return failed if evidence.slow_over_ms is None else f"{failed}, {slow}; {usual}"
+
+
+def _ms(value: float | None) -> str:
+    return "an unknown time" if value is None else f"{value:.3g} ms"
