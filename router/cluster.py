@@ -201,6 +201,11 @@ class Cluster:
             return found
         return self._fleet.routes.get(f"{model}@{version}" if version else model)
 
+    def shard_route(self, route: Route, key: bytes) -> Route:
+        """Return the route of the shard that has ``key``, where each shard answers for itself; else ``route``."""
+        shard_map = route.shard_map
+        return route if shard_map is None else route.shards[shard_map.shard_of(key)]
+
     def missing(self, model: str, version: str = "", protocol: str = HTTP) -> Reason:
         """Say why :meth:`route` returned None."""
         routes = self._fleet.routes_by.get(protocol, {})
@@ -211,6 +216,8 @@ class Cluster:
 
         ``key`` is that of a request, where the route's balancer goes by one.
         """
+        if key is not None:
+            route = self.shard_route(route, key)
         view = self._tables.view()
         if route.version:
             return explaining.explain(view, route, now, rng, key)
@@ -220,16 +227,22 @@ class Cluster:
         """Return the routes of single versions of a route's model."""
         routes = self._fleet.routes_by[route.protocol]
         found = {version: routes.get(f"{route.model}@{version}") for version in {c.version for c in route.candidates}}
-        return {version: one for version, one in found.items() if one is not None}
+        shard = route.shard
+        return {
+            version: one if shard is None else one.shards[shard] for version, one in found.items() if one is not None
+        }
 
     def routes(self, now: float) -> tuple[explaining.RouteRow, ...]:
-        """Return every route with its candidates, their state, weight and share, in order of key."""
+        """Return every route with its candidates, their state, weight and share, in order of key.
+
+        Where each shard of a model answers for itself, the routes of those stand in its place.
+        """
         view = self._tables.view()
         default = self._fleet.default
         return tuple(
             self._row(view, route, now, default=default is not None and route.key == default.key)
             for route in sorted(self._fleet.all_routes(), key=_by_key)
-            if route.candidates or not self._served_otherwise(route)
+            if not route.shards and (route.candidates or not self._served_otherwise(route))
         )
 
     def _row(self, view: explaining.View, route: Route, now: float, *, default: bool) -> explaining.RouteRow:
@@ -239,11 +252,8 @@ class Cluster:
 
     def _served_otherwise(self, route: Route) -> bool:
         """Return whether another protocol's endpoints serve what this route is for."""
-        return any(
-            of_protocol[route.key].candidates
-            for of_protocol in self._fleet.routes_by.values()
-            if route.key in of_protocol
-        )
+        key = f"{route.model}@{route.version}" if route.version else route.model
+        return any(of_protocol[key].candidates for of_protocol in self._fleet.routes_by.values() if key in of_protocol)
 
     # --- choosing ------------------------------------------------------------------------------------------------
 
@@ -722,7 +732,7 @@ class Cluster:
         if event.cause is EjectCause.QUARANTINE:
             endpoint.quarantine.peer_opened(event.until, event.level, event.at)
         else:
-            candidate = endpoint.candidates.get((event.model, event.version))
+            candidate = endpoint.candidates.get((event.model, event.version, event.shard))
             if candidate is None:
                 return
             if event.rule is BreakerRule.SURGE and not spares(candidate, self.policies.breaker, now):
@@ -737,7 +747,7 @@ class Cluster:
         if event.cause is EjectCause.QUARANTINE:
             endpoint.quarantine.peer_closed(event.at)
         else:
-            candidate = endpoint.candidates.get((event.model, event.version))
+            candidate = endpoint.candidates.get((event.model, event.version, event.shard))
             if candidate is None:
                 return
             candidate.breaker.peer_closed(event.at)
@@ -753,7 +763,7 @@ class Cluster:
             if observed.report is not None:
                 self._take_report(endpoint, observed.report, event.at)
             for seen in observed.seen:
-                candidate = endpoint.candidates.get((seen.model, seen.version))
+                candidate = endpoint.candidates.get((seen.model, seen.version, seen.shard))
                 if candidate is None:
                     continue
                 if seen.ewma_ms is not None:
@@ -796,8 +806,8 @@ def _pick(route: Route, now: float, rng: Rng, tried: Endpoint | None, key: bytes
     return cast("Candidate | None", picked)  # a route's balancers pick of its candidates
 
 
-def _by_key(route: Route) -> tuple[str, str]:
-    return route.key, route.protocol
+def _by_key(route: Route) -> tuple[str, str, str, int]:
+    return route.model, route.version, route.protocol, -1 if route.shard is None else route.shard
 
 
 def _observed(candidate: Candidate, now: float) -> ModelObservation | None:
@@ -818,6 +828,7 @@ def _observed(candidate: Candidate, now: float) -> ModelObservation | None:
         untold.unanswered,
         untold.slow,
         untold.others,
+        candidate.shard,
     )
     untold.clear()
     return told
@@ -839,7 +850,8 @@ def _switched(candidate: Candidate, now: float) -> Event:
             candidate.latency.settle(now)
             breaker.evidence = candidate.measured(breaker.evidence)
         return _opened(candidate, now)
-    return EndpointReturned(candidate.endpoint.id, EjectCause.BREAKER, now, candidate.model, candidate.version)
+    of = (candidate.model, candidate.version, candidate.shard)
+    return EndpointReturned(candidate.endpoint.id, EjectCause.BREAKER, now, *of)
 
 
 def _opened(candidate: Candidate, at: float) -> EndpointEjected:
@@ -854,6 +866,7 @@ def _opened(candidate: Candidate, at: float) -> EndpointEjected:
         candidate.version,
         breaker.rule,
         breaker.evidence,
+        candidate.shard,
     )
 
 

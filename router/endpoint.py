@@ -15,6 +15,7 @@ from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow, rebucketed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from router.groups import Group, Lack, Offer
     from router.model import EndpointRecord, Evidence, LoadReport
     from router.outcomes import Reason
     from router.policy import LatencyPolicy, Policies
@@ -230,7 +231,7 @@ class Endpoint:
         self.shell: Any = None
         self.quarantine = Quarantine(policies.quarantine)
         self.busy_until = -inf
-        self.candidates: dict[tuple[str, str], Candidate] = {}  # by model and version
+        self.candidates: dict[Offer, Candidate] = {}  # by model, version and shard
         self.several: frozenset[str] = frozenset()  # models of which it holds more than one version
         self.first_seen_at = at
         self.heard_at = at
@@ -359,10 +360,13 @@ class Untold:
 
 
 class Candidate:
-    """One model version on one endpoint: what filters and scorers see, what attempts there took, and its breaker.
+    """One model version, or a shard of it, on one endpoint: what filters see, what attempts there took, its breaker.
 
     ``open_until`` is what a draw checks: minus infinity while a filter objects, else the moment at which it goes stale.
     ``fit_until`` is the same for one that may be picked where nobody else is left: it overlooks that it is busy.
+    ``shard`` is its number, -1 where it is all of the version (``router.groups.WHOLE``). ``group``: it answers together
+    with others on other endpoints, and only the ``entry`` is asked. ``lacks`` says what keeps it from answering that is
+    not its own state.
     ``prior_ms`` stands for the EWMA where that is unknown. ``age_s``, ``warm_for_s`` and ``busy`` are as of the last
     look. ``guarded``: the endpoint's quarantine or the breaker here is not closed, so an attempt is counted as a trial.
     ``most`` is what a quick choice goes by: the endpoint's ``cap``, or -1 where it must look closer. ``gone``: its
@@ -372,8 +376,9 @@ class Candidate:
 
     __slots__ = (
         "endpoint", "latency", "most", "open_until", "prior_ms",
-        "age_s", "baseline", "breaker", "busy", "fit_until", "gone", "guarded", "lasting", "model", "peers", "reason",
-        "reason_since", "replica", "routes", "taken", "untold", "version", "warm_at", "warm_for_s",
+        "age_s", "baseline", "breaker", "busy", "entry", "fit_until", "gone", "group", "guarded", "lacks", "lasting",
+        "model", "peers", "reason", "reason_since", "replica", "routes", "shard", "taken", "untold", "version",
+        "warm_at", "warm_for_s",
     )  # fmt: skip
 
     def __init__(
@@ -384,8 +389,15 @@ class Candidate:
         policies: Policies,
         buckets: LogBuckets,
         now: float,
+        *,
+        shard: int,
+        group: Group | None,
     ) -> None:
         self.endpoint = endpoint
+        self.shard = shard
+        self.group = group
+        self.entry = group is None or shard == group.entry
+        self.lacks: tuple[Lack, ...] = ()
         self.latency = Latency(policies.latency, buckets, now)
         self.breaker = Breaker(policies.breaker, now)
         self.baseline = Baseline(policies.breaker)
@@ -492,19 +504,6 @@ class Candidate:
         else:
             moment = at - replica.warm_for_s
             self.warm_at = min(self.warm_at, moment) if was_warm else moment
-
-
-def offered(record: EndpointRecord) -> dict[tuple[str, str], Replica]:
-    """Return one replica per model and version of a record.
-
-    Where an endpoint holds several shards of a version, the one that is furthest from warm speaks for all.
-    """
-    out: dict[tuple[str, str], Replica] = {}
-    for replica in record.replicas:
-        known = out.get((replica.model, replica.version))
-        if known is None or (known.state is State.WARM and replica.state is not State.WARM):
-            out[replica.model, replica.version] = replica
-    return out
 
 
 def several_versions(keys: Iterable[tuple[str, str]]) -> frozenset[str]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from router.balancers import Anyone
 from router.breaker import GuardState
 from router.evidence import BreakerRow, breaker_row
+from router.groups import FEW, unfit
 from router.lasting import idle_s_of, lasting_at
-from router.model import StoreMode
+from router.model import WHOLE, StoreMode
 from router.outcomes import Reason
 from router.protocols import Compared
 from router.routes import UNMEASURED_MS, NoCandidate, Weighing, expected_wait, weigh
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from router.endpoint import Candidate, Endpoint, Latency
+    from router.groups import Lack
     from router.model import EndpointRecord, Replica
     from router.policy import FreshnessPolicy, Policies, WarmthPolicy
     from router.protocols import Balancer, Measure, Rng, Sample, Scorer
@@ -45,6 +47,7 @@ _SOONEST_FIRST = (
     Reason.HELD,
     Reason.GROUP_INCOMPLETE,
     Reason.OTHER_VERSION,
+    Reason.NOT_ENTRY,
 )
 """Which reason is named where as many candidates share it: the one that is likely to pass first."""
 
@@ -84,7 +87,8 @@ class CandidateRow:
     ``warm_for_s`` is None for a replica that counts as warm for ever (a static endpoint), and for one
     that is not warm. ``warmth`` is what is proven of each shape class; ``idle_s`` how long it did nothing, and
     ``lasting`` the share of the warmth that this leaves. ``proven_ago_s``: warm-up requests of this sidecar proved it.
-    ``ewma_known`` is false where ``ewma_ms`` stands for the candidates' median.
+    ``shard`` is None where it is all of the version, ``group`` where it answers for itself; ``lacks`` is what the group
+    is incomplete for. ``ewma_known`` is false where ``ewma_ms`` stands for the candidates' median.
     """
 
     endpoint: str
@@ -115,6 +119,9 @@ class CandidateRow:
     idle_s: float = 0.0
     lasting: float = 1.0
     proven_ago_s: float | None = None
+    shard: int | None = None
+    group: str | None = None
+    lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +176,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class RouteRow:
-    """One route with its candidates, in the order of :class:`Explanation`."""
+    """One route with its candidates, in the order of :class:`Explanation`; ``entry`` is the shard asked for a group."""
 
     key: str
     model: str
@@ -181,6 +188,7 @@ class RouteRow:
     candidates: tuple[CandidateRow, ...]
     serve: str = "any"
     versions: tuple[VersionRow, ...] = ()
+    entry: int = 0
 
 
 class Glance:
@@ -197,6 +205,7 @@ class Glance:
         "fit_until",
         "idle_s",
         "lasting",
+        "lacks",
         "open_until",
         "prior_ms",
         "version",
@@ -213,6 +222,7 @@ class Glance:
         self.warm_for_s = max(0.0, now - candidate.warm_at)
         self.idle_s = idle_s_of(candidate, age_s, now)
         self.lasting = lasting_at(self.idle_s, policy)
+        self.lacks: tuple[Lack, ...] = candidate.lacks
         self._now = now
 
     @property
@@ -249,6 +259,11 @@ class Glance:
     def quarantined(self) -> bool:
         """It is in quarantine."""
         return self.candidate.quarantined
+
+    @property
+    def entry(self) -> bool:
+        """It is asked itself, not through another one of its group."""
+        return self.candidate.entry
 
     @property
     def breaker_open(self) -> bool:
@@ -300,7 +315,7 @@ class View:
         open_: list[Glance] = []
         out: list[tuple[Glance, Reason]] = []
         for candidate in route.candidates:
-            glance = Glance(candidate, self.age_s(candidate.endpoint, now), now, self.policies.warmth)
+            glance = self._glance(candidate, now)
             reason = self.verdict(glance)
             if (reason is None or reason is Reason.BUSY) and candidate.endpoint.full_everywhere():
                 reason = Reason.AT_LIMIT
@@ -309,6 +324,20 @@ class View:
             else:
                 out.append((glance, reason))
         return open_, out
+
+    def _glance(self, candidate: Candidate, now: float) -> Glance:
+        """Look at a candidate, and where it is asked for a group, at what that lacks and how its weakest does."""
+        glance = Glance(candidate, self.age_s(candidate.endpoint, now), now, self.policies.warmth)
+        group = candidate.group
+        if group is not None and candidate.entry:
+            for member in group.others(candidate):
+                other = self._glance(member, now)
+                glance.age_s = max(glance.age_s, other.age_s)
+                glance.warm_for_s = min(glance.warm_for_s, other.warm_for_s)
+            glance.lacks = group.lacks(
+                candidate, lambda member: unfit(member, self.verdict(self._glance(member, now)), now)
+            )
+        return glance
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +379,11 @@ def explain(view: View, route: Route, now: float, rng: Rng, key: bytes | None = 
     draw = None
     if open_ and probe is None:
         sample = balancer.sample(Anyone(), rng, key)
-        draw = None if sample is None else _draw(sample, {(row.endpoint, row.version): row for row in rows})
+        draw = (
+            None
+            if sample is None
+            else _draw(sample, {(row.endpoint, row.version): row for row in rows if row.reason is None})
+        )
     return Explanation(
         route=route.key,
         model=route.model,
@@ -369,7 +402,8 @@ def route_row(view: View, route: Route, now: float, *, default: bool) -> RouteRo
     """Show one route."""
     standing = _look(view, route, now, None)
     rows, policy, name = _rows(standing, now), route.policy, standing.balancer.name
-    return RouteRow(route.key, route.model, route.version, route.protocol, default, policy.idempotent, name, rows)
+    of = (route.key, route.model, route.version, route.protocol)
+    return RouteRow(*of, default, policy.idempotent, name, rows, entry=policy.shards.entry)
 
 
 def _overlook_busy(
@@ -383,16 +417,27 @@ def _overlook_busy(
 
 
 def nobody(route: Route, out: Sequence[tuple[Glance, Reason]], policy: FreshnessPolicy, now: float) -> NoCandidate:
-    """Say why a route has nobody: the reason that most share, counts of all, and when the first may be back."""
+    """Say why a route has nobody: the reason that most share, counts of all, and when the first may be back.
+
+    Those that answer through others are no reason, unless there is nobody to answer through.
+    """
     if not out:
         return NoCandidate(Reason.NO_ENDPOINTS, policy.heartbeat_s, f"no endpoint serves {route.key}")
+    asked = [(glance, reason) for glance, reason in out if glance.entry]
+    if not asked:
+        entry = route.policy.shards.entry
+        detail = f"{route.key}: no endpoint holds shard {entry}, which takes the requests"
+        return NoCandidate(Reason.GROUP_INCOMPLETE, policy.heartbeat_s, detail)
+    out = asked
     counts = Counter(reason for _, reason in out)
     most = max(counts.values())
     leading = [reason for reason, count in counts.items() if count == most]
     reason = next((reason for reason in _SOONEST_FIRST if reason in leading), leading[0])
     parts = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda kv: (-kv[1], kv[0])))
     wait_s = min(_back_in_s(glance.candidate, why, policy, now) for glance, why in out)
-    return NoCandidate(reason, wait_s, f"{route.key}: none of {len(out)} can be picked: {parts}")
+    lacks = next((glance.lacks for glance, why in out if why is Reason.GROUP_INCOMPLETE), ())
+    more = f" ({', '.join(map(str, lacks[:FEW]))})" if lacks else ""
+    return NoCandidate(reason, wait_s, f"{route.key}: none of {len(out)} can be picked: {parts}{more}")
 
 
 def at_limit(key: str, full: Sequence[Endpoint], policies: Policies) -> NoCandidate:
@@ -518,6 +563,9 @@ def _row(
         idle_s=glance.idle_s,
         lasting=glance.lasting,
         proven_ago_s=_ago_s(candidate.replica.proven_at, now),
+        shard=None if candidate.shard == WHOLE else candidate.shard,
+        group=None if candidate.group is None else candidate.group.name,
+        lacks=tuple(map(str, glance.lacks)),
     )
 
 

@@ -1,8 +1,9 @@
 """Who may be picked. One class per reason; the first that objects names the reason.
 
 Order matters for what people read: what the endpoint itself says comes before what this sidecar thinks of it.
-Quarantine is next to last, and being busy last, so that ``busy`` means "would be picked but for that": those are picked
-all the same where nobody else is left.
+Whether a replica is asked itself or through another comes next to last, so that ``not_entry`` means "fit"; being busy
+comes last, so that ``busy`` means "would be picked but for that": those are picked all the same where nobody else is
+left.
 """
 
 from __future__ import annotations
@@ -64,21 +65,13 @@ class NotHeld:
 
 
 class GroupComplete:
-    """Only a replica whose group can answer; until groups span endpoints, one endpoint must hold every shard."""
+    """Only a replica whose group can answer: every shard is there, warm, and of one generation."""
 
     name = "group_complete"
 
     def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
-        """Object where the endpoint lacks a shard of this version."""
-        replica = candidate.replica
-        if replica.shard_count == 1:
-            return None
-        held = {
-            other.shard
-            for other in candidate.record.replicas
-            if other.model == replica.model and other.version == replica.version
-        }
-        return None if len(held) >= replica.shard_count else Reason.GROUP_INCOMPLETE
+        """Object where the group lacks something (``router/groups.py``)."""
+        return Reason.GROUP_INCOMPLETE if candidate.lacks else None
 
 
 class Fresh:
@@ -114,6 +107,16 @@ class NotQuarantined:
         return Reason.QUARANTINED if candidate.quarantined else None
 
 
+class Entry:
+    """Only the replica that takes requests for its group; the others answer through it."""
+
+    name = "entry"
+
+    def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
+        """Object where it is another one."""
+        return None if candidate.entry else Reason.NOT_ENTRY
+
+
 class NotBusy:
     """Not an endpoint that pushed back, until the time it named."""
 
@@ -135,5 +138,6 @@ def default_filters(ttl_s: float) -> tuple[Filter, ...]:
         Fresh(ttl_s),
         BreakerAdmits(),
         NotQuarantined(),
+        Entry(),
         NotBusy(),
     )

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from router.ages import Ages
 from router.balancers import balancer_for
-from router.endpoint import Candidate, Endpoint, offered, several_versions
+from router.endpoint import Candidate, Endpoint, several_versions
+from router.groups import Group, ShardMap, lacks_alone, offered, unfit
 from router.hedging import HeadTimes
 from router.lasting import idle_s_of, lasting_at
-from router.model import HTTP
+from router.model import HTTP, WHOLE
 from router.outcomes import Reason
-from router.policy import ModelPolicy
+from router.policy import UNSPLIT, ModelPolicy, ShardMode
 from router.rollout import in_force
 from router.routes import Route
 from router.stats import LogBuckets
@@ -21,12 +22,14 @@ from router.stats import LogBuckets
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from router.groups import Offer
     from router.model import (
         EndpointGone,
         EndpointHeld,
         EndpointRecord,
         EndpointSeen,
         EndpointsHeard,
+        Replica,
         SnapshotBegan,
         SnapshotEnded,
         StoreChanged,
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
         VersionsSteered,
         VersionSteering,
     )
-    from router.policy import Policies
+    from router.policy import Policies, ShardPolicy
     from router.protocols import Balancer, Filter, PickerFactory
     from router.protocols import Candidate as CandidateView
 
@@ -69,6 +72,7 @@ class Fleet:
         self._filters = tuple(filters)
         self._buckets = LogBuckets(policies.latency.relative_error)
         self._models = {model.name: model for model in models}
+        self._groups: dict[tuple[str, str, str, str], Group] = {}  # by model, version, protocol and name
         self._held: set[str] = set()
         self._steered: dict[str, VersionSteering] = {}
         self._steered_next: dict[str, VersionSteering] = {}  # as far as a new list of them has come
@@ -90,7 +94,7 @@ class Fleet:
 
         The routes of a model that is no longer in it go at once, or with the last replica that is still reported.
         """
-        before = self._models
+        before = {model: self._shards_of(model) for model in self._models}
         self._policies = policies
         if self._cools:
             for endpoint in self.endpoints.values():
@@ -121,6 +125,14 @@ class Fleet:
             self._regard_hedging(route, now)
             self._regard_serving(route)
         self._make_routes(now)
+        self._split_anew(
+            {
+                model
+                for model in before.keys() | self._models.keys()
+                if self._shards_of(model) != before.get(model, UNSPLIT)
+            },
+            now,
+        )
         self.forget_empty_routes(now)
         self.generation += 1
         self.judge_all(now)
@@ -131,9 +143,11 @@ class Fleet:
         return self.ages.mode
 
     def all_routes(self) -> Iterator[Route]:
-        """Yield the routes of every protocol."""
+        """Yield the routes of every protocol, and those of shards behind them."""
         for routes in self.routes_by.values():
-            yield from routes.values()
+            for route in routes.values():
+                yield route
+                yield from route.shards
 
     def find(self, model: str, version: str, protocol: str, now: float) -> Route | None:
         """Return a route of another protocol than HTTP; a configured model has one, even while nobody serves it."""
@@ -176,8 +190,10 @@ class Fleet:
         if self._cools:
             candidate.lasting = lasting_at(idle_s_of(candidate, candidate.age_s, now), self._policies.warmth)
         was_open = candidate.open_until != -inf
-        reason = self.verdict(candidate)
         stale_at = self.ages.stale_at(endpoint)
+        if candidate.group is not None and candidate.entry:
+            stale_at = min(stale_at, self._look_at_group(candidate, candidate.group, now))
+        reason = self.verdict(candidate)
         candidate.open_until = stale_at if reason is None else -inf
         candidate.fit_until = stale_at if reason is None or reason is Reason.BUSY else -inf
         if reason is not candidate.reason:
@@ -194,6 +210,17 @@ class Fleet:
         self.judge(candidate.endpoint, now)  # its other routes have to know
         return True
 
+    def _look_at_group(self, entry: Candidate, group: Group, now: float) -> float:
+        """Judge those that answer through ``entry``, whose weakest speaks for all; return when the first goes stale."""
+        until = inf
+        for member in group.others(entry):
+            self.look(member, now)
+            entry.age_s = max(entry.age_s, member.age_s)
+            entry.warm_for_s = min(entry.warm_for_s, member.warm_for_s)
+            until = min(until, self.ages.stale_at(member.endpoint))
+        entry.lacks = group.lacks(entry, lambda member: unfit(member, member.reason, now))
+        return until
+
     def judge(self, endpoint: Endpoint, now: float) -> None:
         """Judge all candidates of an endpoint after something about it changed."""
         endpoint.regard()
@@ -204,6 +231,15 @@ class Fleet:
                     route.mark(opened=candidate.reason is None)
                 if candidate.guarded:
                     route.due = -inf  # the next choice plans probes and trials anew
+            if changed and candidate.group is not None:
+                self._judge_entries(candidate.group, now)
+
+    def _judge_entries(self, group: Group, now: float) -> None:
+        """Judge who is asked for a group after something about one of its members changed."""
+        for member in group.members:
+            if member.entry and self.look(member, now):
+                for route in member.routes:
+                    route.mark(opened=member.reason is None)
 
     def judge_all(self, now: float) -> None:
         """Judge everybody after all ages changed, and have every table made again."""
@@ -302,7 +338,7 @@ class Fleet:
         """
         before = now - self._policies.freshness.local_after_s
         for route in list(self.all_routes()):
-            if route.candidates:
+            if route.candidates or route.shard is not None:  # those of shards go with the one that they belong to
                 continue
             if route.learned and (route.withdrawn or route.empty_since <= before):
                 del self.routes_by[route.protocol][route.key]
@@ -316,42 +352,113 @@ class Fleet:
     def _take_replicas(
         self, endpoint: Endpoint, record: EndpointRecord, at: float, now: float, *, from_start: bool
     ) -> None:
-        replicas = offered(record)
+        replicas = offered(record, self._shards_of)
         others = endpoint.candidates.keys() != replicas.keys()
-        for key in [key for key in endpoint.candidates if key not in replicas]:
-            self._unlink(endpoint.candidates.pop(key), now)
+        for key, candidate in list(endpoint.candidates.items()):
+            group = candidate.group
+            if key not in replicas or (group is not None and group.name != replicas[key].group):
+                self._unlink(endpoint.candidates.pop(key), now)
         for key, replica in replicas.items():
-            candidate = endpoint.candidates.get(key)
-            if candidate is None:
-                model, version = key
-                routes = tuple(self._route_for(model, of, record.protocol, now) for of in dict.fromkeys(("", version)))
-                candidate = endpoint.candidates[key] = Candidate(
-                    endpoint, replica, routes, self._policies, self._buckets, now
-                )
-                for route in routes:
-                    if not route.candidates:
-                        self.generation += 1
-                    insort(route.candidates, candidate, key=_order)
+            known = endpoint.candidates.get(key)
+            candidate = known or self._link(endpoint, key, replica, now)
+            moved = known is not None and replica.generation != candidate.replica.generation
             candidate.report(replica, at, from_start=from_start)
+            if replica.shard_count != 1:
+                candidate.lacks = lacks_alone(record, replica, candidate.shard, self._shards_of(replica.model))
             for route in candidate.routes:
                 route.mark(opened=False)  # a number may have changed; judging says whether it opened
+            if moved and candidate.group is not None:
+                self._judge_entries(candidate.group, now)
         if others:
-            self._mix(endpoint, several_versions(replicas))
+            self._mix(endpoint, several_versions((model, version) for model, version, _ in replicas))
+
+    def _link(self, endpoint: Endpoint, key: Offer, replica: Replica, now: float) -> Candidate:
+        """Make the candidate for what an endpoint offers for the first time, and put it into its routes and group."""
+        model, version, shard = key
+        protocol = endpoint.record.protocol
+        routes: list[Route] = []
+        for of in dict.fromkeys(("", version)):
+            route = self._route_for(model, of, protocol, now)
+            routes.append(route)
+            if shard == WHOLE:
+                routes += route.shards
+            elif shard < len(route.shards):
+                routes.append(route.shards[shard])
+        policy = self._shards_of(model)
+        group = None
+        if shard != WHOLE and policy.mode is ShardMode.TENSOR:
+            place = (model, version, protocol, replica.group)
+            group = self._groups.get(place)
+            if group is None:
+                group = self._groups[place] = Group(place, policy)
+        candidate = endpoint.candidates[key] = Candidate(
+            endpoint, replica, tuple(routes), self._policies, self._buckets, now, shard=shard, group=group
+        )
+        if group is not None:
+            group.members.append(candidate)
+        for route in routes:
+            if not route.candidates:
+                self.generation += 1
+            insort(route.candidates, candidate, key=_order)
+        return candidate
+
+    def _shards_of(self, model: str) -> ShardPolicy:
+        policy = self._models.get(model)
+        return UNSPLIT if policy is None else policy.shards
+
+    def _split_anew(self, models: set[str], now: float) -> None:
+        """Take what endpoints offer of these models as their new policy splits them; warm moments stay."""
+        if not models:
+            return
+        warm_at: dict[tuple[str, str, str], float] = {}
+        for endpoint in self.endpoints.values():
+            for key in [key for key in endpoint.candidates if key[0] in models]:
+                candidate = endpoint.candidates.pop(key)
+                self._unlink(candidate, now)
+                place = (endpoint.id, candidate.model, candidate.version)
+                warm_at[place] = max(warm_at.get(place, -inf), candidate.warm_at)
+        for route in list(self.all_routes()):
+            if route.model in models and route.shard is None:
+                self._split(route, now)
+        for endpoint in self.endpoints.values():
+            record = endpoint.record
+            if not any(replica.model in models for replica in record.replicas):
+                continue
+            self._take_replicas(endpoint, record, endpoint.heard_at, now, from_start=record.static)
+            for candidate in endpoint.candidates.values():
+                moment = warm_at.get((endpoint.id, candidate.model, candidate.version), inf)
+                if candidate.warm_at != inf and moment < candidate.warm_at:
+                    candidate.warm_at = moment
+
+    def _split(self, route: Route, now: float) -> None:
+        """Give a route one route for each shard, where each answers for itself."""
+        shards = route.policy.shards
+        route.shards = ()
+        route.shard_map = None
+        if shards.mode is ShardMode.KEYED:
+            route.shards = tuple(
+                self._new_route(route.model, route.version, route.protocol, now, shard) for shard in range(shards.count)
+            )
+            route.shard_map = ShardMap(shards.count)
 
     def _route_for(self, model: str, version: str, protocol: str, now: float) -> Route:
         key = f"{model}@{version}" if version else model
         routes = self.routes_by.setdefault(protocol, {})
         route = routes.get(key)
         if route is None:
-            policy = self._models.get(model)
-            learned = policy is None or version != ""
-            policy = policy or ModelPolicy(model)
-            route = routes[key] = Route(
-                model, version, policy, self._balancers(policy), learned=learned, now=now, protocol=protocol
-            )
-            self._regard_hedging(route, now)
-            self._regard_serving(route)
+            route = routes[key] = self._new_route(model, version, protocol, now)
+            self._split(route, now)
             self.generation += 1
+        return route
+
+    def _new_route(self, model: str, version: str, protocol: str, now: float, shard: int | None = None) -> Route:
+        policy = self._models.get(model)
+        learned = policy is None or version != ""
+        policy = policy or ModelPolicy(model)
+        balancers = self._balancers(policy)
+        route = Route(model, version, policy, balancers, learned=learned, now=now, protocol=protocol, shard=shard)
+        self._regard_hedging(route, now)
+        self._regard_serving(route)
         return route
 
     def _balancers(self, policy: ModelPolicy) -> tuple[Balancer, Balancer]:
@@ -407,7 +514,14 @@ class Fleet:
             if not route.candidates:
                 route.empty_since = now
                 self.generation += 1
+        group = candidate.group
+        if group is not None:
+            group.members.remove(candidate)
+            if group.members:
+                self._judge_entries(group, now)
+            else:
+                del self._groups[group.key]
 
 
-def _order(candidate: Candidate) -> tuple[str, str]:
-    return candidate.endpoint.id, candidate.version
+def _order(candidate: Candidate) -> tuple[str, str, int]:
+    return candidate.endpoint.id, candidate.version, candidate.shard

@@ -11,6 +11,9 @@ from enum import StrEnum
 
 from router.policy import ServeRule, VersionShare
 
+WHOLE = -1
+"""Stands for the shard of what is all of a version, at one endpoint."""
+
 HTTP = "http"
 """The protocol of endpoints that speak HTTP/1.1; others have routes of their own."""
 
@@ -51,7 +54,8 @@ class Replica:
     """One endpoint's copy of one shard, as that endpoint reports it.
 
     ``warmth`` maps a shape class to a ratio in [0, 1], as sorted pairs; empty means not measured (a static endpoint).
-    ``warm_for_s`` is how long it had been warm when the report was made.
+    ``warm_for_s`` is how long it had been warm when the report was made. ``group`` names those that answer together
+    with it, where shards are spread over endpoints.
 
     ``proven_at``: it is proven by warm-up requests that this sidecar sends, and this is when the ones that count were
     begun, on this host's clock; minus infinity before the first. Whoever saw its connections break later takes it for
@@ -69,6 +73,7 @@ class Replica:
     warm_for_s: float = 0.0
     reason: str = ""  # why it is failed, where it is
     proven_at: float | None = None
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +212,8 @@ class EndpointHeld:
 class EndpointEjected:
     """A sibling process ejected an endpoint until ``until``; it is out here too. ``level`` counts back-off steps.
 
-    A quarantine is for all that the endpoint offers; a breaker is for one version of one model, which is named, with
-    the ``rule`` that opened it and what it opened on.
+    A quarantine is for all that the endpoint offers; a breaker is for one version of one model, or a shard of it,
+    which is named, with the ``rule`` that opened it and what it opened on.
     """
 
     id: str
@@ -220,6 +225,7 @@ class EndpointEjected:
     version: str = ""
     rule: BreakerRule | None = None
     evidence: Evidence | None = None
+    shard: int = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +237,7 @@ class EndpointReturned:
     at: float
     model: str = ""
     version: str = ""
+    shard: int = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +254,7 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelObservation:
-    """What one process saw of one model version on one endpoint since it last said so.
+    """What one process saw of one model version on one endpoint, or of a shard of it, since it last said so.
 
     ``buckets`` are (log-bucket index, count) pairs of attempt latencies (see ``router.stats``); ``ewma_ms`` is None
     where nothing was measured. ``failures`` are told as a whole, and of them ``unanswered``; ``slow`` ones may be of
@@ -263,6 +270,7 @@ class ModelObservation:
     unanswered: int = 0
     slow: int = 0
     others: int = 0
+    shard: int = WHOLE
 
 
 @dataclass(frozen=True, slots=True)

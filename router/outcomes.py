@@ -170,6 +170,7 @@ class Reason(StrEnum):
     QUARANTINED = "quarantined"
     BREAKER_OPEN = "breaker_open"
     GROUP_INCOMPLETE = "group_incomplete"
+    NOT_ENTRY = "not_entry"  # it answers through another endpoint of its group, and is picked with that one
     ALREADY_TRIED = "already_tried"
     AT_LIMIT = "at_limit"  # as much is in flight there as may be; passed over by each choice that finds it so
     OTHER_VERSION = "other_version"  # requests that name no version go to others of the model

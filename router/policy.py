@@ -16,6 +16,9 @@ class PolicyError(ValueError):
         self.remedy = remedy
 
 
+MAX_SHARDS = 256
+"""Shards of one version: a new key is compared with each of them."""
+
 SCORERS = ("warmth", "free_memory", "speed", "queue_depth", "cpu_load")
 """The scorers whose coefficients are fields of :class:`ScoringPolicy`."""
 
@@ -269,15 +272,49 @@ class BalancerName(StrEnum):
     KEYED = "keyed"
 
 
+class ShardMode(StrEnum):
+    """How a model's weights are split over endpoints (``router/groups.py``)."""
+
+    REPLICATED = "replicated"  # every endpoint holds all of them
+    TENSOR = "tensor"  # all shards answer together, behind one of them
+    KEYED = "keyed"  # each shard answers the requests whose keys it has
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPolicy:
+    """Into how many shards each version of a model is split; ``entry``: the one that takes requests, of ``tensor``."""
+
+    mode: ShardMode = ShardMode.REPLICATED
+    count: int = 1
+    entry: int = 0
+
+    def __post_init__(self) -> None:
+        least = 1 if self.mode is ShardMode.REPLICATED else 2
+        if not least <= self.count <= MAX_SHARDS or (least == 1 and self.count != 1):
+            between = f"between 2 and {MAX_SHARDS}" if least == 2 else "1"
+            raise PolicyError("shards.count", self.count, f"must be {between} where mode is {self.mode.value}")
+        if not 0 <= self.entry < self.count:
+            raise PolicyError("shards.entry", self.entry, f"must be the number of a shard, 0 to {self.count - 1}")
+        if self.entry and self.mode is not ShardMode.TENSOR:
+            raise PolicyError("shards.entry", self.entry, "has no use unless mode is tensor")
+
+
+UNSPLIT = ShardPolicy()
+"""Every endpoint holds all of the model."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeyPolicy:
-    """Where requests have the key that ``keyed`` goes by: in a field (``header``), or as their path's last segment.
+    """Where requests have the key that ``keyed`` goes by: in a field (``header``), as their path's last segment, or in
+    their JSON body of at most ``body_bytes`` (``json``: names with dots between).
 
     An endpoint takes no more than ``load_factor`` times the mean in flight because of its keys.
     """
 
     header: str | None = None
     last_segment: bool = False
+    json: str | None = None
+    body_bytes: int = 1 << 20
     load_factor: float = 1.25
 
     def __post_init__(self) -> None:
@@ -405,8 +442,9 @@ class Policies:
 class ModelPolicy:
     """What configuration says of one model. ``default``: takes requests that name no model that is known.
 
-    ``hedge`` has no effect unless ``idempotent`` too, ``key`` none unless the balancer is ``keyed``. ``load_reports``:
-    workers are asked for their load in answers. ``serve``: which versions take requests that name none.
+    ``hedge`` has no effect unless ``idempotent`` too, ``key`` none unless the balancer or the shards are ``keyed``.
+    ``load_reports``: workers are asked for their load in answers. ``serve``: which versions take requests that name
+    none.
     """
 
     name: str
@@ -418,3 +456,4 @@ class ModelPolicy:
     key: KeyPolicy | None = None
     load_reports: bool = False
     serve: ServePolicy = field(default_factory=ServePolicy)
+    shards: ShardPolicy = UNSPLIT

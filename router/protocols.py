@@ -42,6 +42,10 @@ class Candidate(Protocol):
     def breaker_open(self) -> bool: ...  # noqa: D102
     @property
     def busy(self) -> bool: ...  # noqa: D102
+    @property
+    def lacks(self) -> Sequence[object]: ...  # noqa: D102
+    @property
+    def entry(self) -> bool: ...  # noqa: D102
 
 
 class Filter(Protocol):

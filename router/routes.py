@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from router.endpoint import Candidate
+    from router.groups import ShardMap
     from router.hedging import HeadTimes
     from router.policy import FreshnessPolicy, ModelPolicy, Policies, RampPolicy, ServePolicy
     from router.protocols import Balancer
@@ -107,7 +108,10 @@ class Weighing:
 
 
 class Route:
-    """The replicas of one model, all versions of it or one. ``key`` is ``name`` or ``name@version``.
+    """The replicas of one model, all versions of it or one. ``key`` is ``name`` or ``name@version``, with ``#shard``.
+
+    Where each shard answers for itself, ``shards`` has a route for each and ``shard_map`` says which of them a key goes
+    to; nobody is picked on this route itself. ``shard`` is a shard's number, None where the route is none of one shard.
 
     ``protocol`` is what its endpoints speak: there are candidates of one protocol only on a route.
 
@@ -123,7 +127,7 @@ class Route:
         "key", "model", "version", "policy", "hedging", "protocol",
         "due", "drawn", "table", "used", "balancer",
         "built_at", "busy", "busy_balancer", "candidates", "dirty", "empty_since", "interval_s", "learned", "mixed",
-        "none", "none_at", "rebuild_at", "serve", "waiting", "withdrawn",
+        "none", "none_at", "rebuild_at", "serve", "shard", "shard_map", "shards", "waiting", "withdrawn",
     )  # fmt: skip
 
     def __init__(
@@ -136,8 +140,13 @@ class Route:
         learned: bool,
         now: float,
         protocol: str = HTTP,
+        shard: int | None = None,
     ) -> None:
-        self.key = f"{model}@{version}" if version else model
+        key = f"{model}@{version}" if version else model
+        self.key = key if shard is None else f"{key}#{shard}"
+        self.shard = shard
+        self.shards: tuple[Route, ...] = ()
+        self.shard_map: ShardMap | None = None
         self.model = model
         self.version = version
         self.policy = policy

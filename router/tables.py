@@ -94,7 +94,9 @@ class Tables:
             elif candidate.reason is Reason.BUSY:
                 busy.append(candidate)
                 busy_until = min(busy_until, endpoint.busy_until)
-            elif candidate.reason is Reason.QUARANTINED or candidate.reason is Reason.BREAKER_OPEN:
+            elif candidate.entry and (
+                candidate.reason is Reason.QUARANTINED or candidate.reason is Reason.BREAKER_OPEN
+            ):
                 waiting.append(candidate)
         serve = route.serve
         if serve is not None:
@@ -102,6 +104,8 @@ class Tables:
             open_ = [one for one in open_ if not is_left_out(serve, one.version, served, ejected=False)]
             busy = [one for one in busy if not is_left_out(serve, one.version, served, ejected=False)]
             waiting = [one for one in waiting if not is_left_out(serve, one.version, served, ejected=True)]
+        if route.shards:  # one of those is asked, not this one
+            open_, busy, waiting = [], [], []
         if route.hedging is not None:
             route.hedging.settle(now)
         route.drawn = open_

@@ -28,7 +28,7 @@ SCHEMA_VERSION = 1
 MAX_REPLICAS = 4096
 MAX_FIELD_CHARS = 1 << 20
 MAX_ID_CHARS = 128
-"""Longest id of an endpoint: it stands in messages with many others, in labels and in log lines."""
+"""Longest id of an endpoint or a group: it stands in messages with many others, in labels and in log lines."""
 
 MAX_RECORD_BYTES = 90 * 1024
 """Largest record, by :func:`record_bytes`: one datagram of the sidecar's channel (sidecar/channel.py) must hold it."""
@@ -37,7 +37,7 @@ MAX_INTEGER = (1 << 63) - 1
 """Largest number taken from the store: what every encoding of it can hold."""
 
 _RECORD_FRAME_BYTES = 256
-_REPLICA_FRAME_BYTES = 176
+_REPLICA_FRAME_BYTES = 184
 _WARMTH_FRAME_BYTES = 16
 
 _UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -196,7 +196,7 @@ def record_bytes(record: EndpointRecord) -> int:
 
 def replica_bytes(replica: Replica) -> int:
     """Return how many bytes ``replica`` adds to those of its record at most."""
-    texts = (replica.model, replica.version, replica.content_hash, replica.reason)
+    texts = (replica.model, replica.version, replica.content_hash, replica.reason, replica.group)
     names = (name for name, _ in replica.warmth)
     frames = _REPLICA_FRAME_BYTES + len(replica.warmth) * _WARMTH_FRAME_BYTES
     return frames + sum(map(_utf8, texts)) + sum(map(_utf8, names))
@@ -264,6 +264,8 @@ def _replica_out(replica: Replica) -> dict[str, Any]:
         out["t"] = round(replica.warm_for_s, 3)
     if replica.reason:
         out["r"] = replica.reason
+    if replica.group:
+        out["p"] = replica.group
     return out
 
 
@@ -292,6 +294,7 @@ def _replica_in(row: dict[str, Any]) -> Replica:
         generation=_integer(row.get("g", 0)),
         warm_for_s=_finite(row.get("t", 0.0)),
         reason=_text(row.get("r", "")),
+        group=_id(row.get("p", ""), "group"),
     )
 
 
@@ -304,10 +307,10 @@ def _text(value: object) -> str:
     return value
 
 
-def _id(value: object) -> str:
+def _id(value: object, of: str = "id") -> str:
     id_ = _text(value)
     if len(id_) > MAX_ID_CHARS:
-        raise WireError(f"id of {len(id_)} characters, at most {MAX_ID_CHARS}")
+        raise WireError(f"{of} of {len(id_)} characters, at most {MAX_ID_CHARS}")
     return id_
 
 

@@ -23,7 +23,7 @@ from sidecar.channel import Channel
 from sidecar.discovery.dns import DnsSource, dns_plans, lookups_of, without_twins
 from sidecar.discovery.planned import static_endpoints
 from sidecar.discovery.static import FIRST_PROBES_S, SUCCESSOR_PROBES_S, StaticSource
-from sidecar.discovery.warming import WarmedSource, warmups
+from sidecar.discovery.warming import WarmedSource, asked_shards, warmups
 from sidecar.settings import model_policies, router_policies
 from sidecar.state.keeper import SPEAKS_S, Keeper
 from sidecar.state.memory import Memory
@@ -92,6 +92,7 @@ class Control:
             rng=rng,
             prober=self._warmer,
             first_s=first_s,
+            asked=asked_shards(settings),
         )
         store = None
         if settings.state.url != NO_STORE:
@@ -186,7 +187,7 @@ class Control:
         context.keeper.cluster.configure(policies, model_policies(settings), context.clock())
         if context.store is not None:
             context.store.configure(policies.freshness)
-        self._warmed.configure(warmups(settings))
+        self._warmed.configure(warmups(settings), asked_shards(settings))
         self._dns.configure(dns_plans(settings), settings.dns)
         self._take_endpoints()
         context.certificates.configure(settings)

@@ -12,6 +12,7 @@ import msgspec
 
 from router.breaker import GuardState
 from router.evidence import breaker_row
+from router.model import WHOLE
 from router.outcomes import Reason
 from router.overload import Level
 from router.urls import masked_url
@@ -30,10 +31,10 @@ MOST_BREAKERS = 256
 
 
 class UnknownModelError(LookupError):
-    """Nobody knows the model; ``known`` are the names that would be answered."""
+    """Nobody knows the model, or it leads to more than one route; ``known`` are the names that would be answered."""
 
-    def __init__(self, name: str, known: list[str]) -> None:
-        super().__init__(f"no route for {name!r}")
+    def __init__(self, name: str, known: list[str], why: str = "") -> None:
+        super().__init__(f"no route for {name!r}{why}")
         self.known = known
 
 
@@ -139,19 +140,25 @@ def routes(context: Context, now: float) -> dict[str, Any]:
 
 
 def explain(context: Context, model: str, now: float, key: str = "") -> Explanation:
-    """Return the decision that would be made now for ``NAME`` or ``NAME@VERSION``, and a request with ``key``.
+    """Return the decision that would be made now for ``NAME[@VERSION][#SHARD]``, and a request with ``key``.
 
     Raises:
         UnknownModelError: there is no such route.
     """
     cluster = context.keeper.cluster
-    name, _, version = model.partition("@")
+    whole, _, shard = model.partition("#")
+    name, _, version = whole.partition("@")
     route = cluster.route(name, version)
     if route is None or not route.candidates:  # nobody serves it over HTTP
         other = cluster.route(name, version, "grpc")
         route = other if other is not None and (route is None or other.candidates) else route
+    if route is not None and shard:
+        route = next((one for one in route.shards if str(one.shard) == shard), None)
     if route is None:
         raise UnknownModelError(model, [row.key for row in cluster.routes(now)])
+    if route.shards and not key:
+        shards = [one.key for one in route.shards]
+        raise UnknownModelError(model, shards, " itself, as each shard answers for itself: name one, or a key")
     return cluster.explain(route, now, context.rng, key.encode("utf-8", "surrogatepass") or None)
 
 
@@ -176,7 +183,9 @@ def endpoints(context: Context, now: float) -> dict[str, Any]:
                 "in_flight": endpoint.in_flight + endpoint.peers_in_flight,
             }
             for replica in row["replicas"]:
-                candidate = endpoint.candidates.get((replica["model"], replica["version"]))
+                of = (replica["model"], replica["version"])
+                candidates = endpoint.candidates
+                candidate = candidates.get((*of, WHOLE)) or candidates.get((*of, replica["shard"]))
                 if candidate is not None:
                     shown = msgspec.to_builtins(breaker_row(candidate, now))
                     replica |= {"breaker": shown, "p95_ms": candidate.latency.p95_ms}

@@ -86,9 +86,10 @@ def _candidate(row: CandidateRow) -> str:
     state = f"<span class={_STATES.get(row.state, 'warn')}>{escape(row.state)}</span>"
     p95 = NONE if row.p95_ms is None else f"{row.p95_ms:.1f}"
     bar = f'<div class=bar><i style="width:{100 * row.share:.0f}%"></i></div>'
-    name = row.endpoint + (f" @{row.version}" if row.version else "")
+    name = row.endpoint + (f" @{row.version}" if row.version else "") + ("" if row.shard is None else f" #{row.shard}")
+    out = "; ".join(([row.reason.value] if row.reason else []) + list(row.lacks[:1]))
     return (
         f"<tr><td>{escape(name)}<td>{state}<td class=n>{row.weight:.3f}<td class=n>{100 * row.share:.1f}%<td>{bar}"
         f"<td class=n>{p95}<td class=n>{row.in_flight + row.peers_in_flight}"
-        f"<td class=warn>{escape(row.reason.value if row.reason else '')}</tr>"
+        f"<td class=warn>{escape(out)}</tr>"
     )

@@ -18,6 +18,7 @@ from sidecar.cli.shapes import ConfigStatus, Refusal
 from sidecar.config.document import written
 from sidecar.config.load import load
 from sidecar.config.reference import effective, reference
+from sidecar.discovery.planned import held
 from sidecar.settings import ClientAuth, Model, Settings
 
 app = App(name="config", help="Check, show and explain configuration.", version_flags=())
@@ -139,8 +140,9 @@ def summary(settings: Settings, limits: KernelLimits) -> Iterator[str]:
 
 
 def _endpoints(settings: Settings, model: Model) -> str:
-    held = sum(1 for one in settings.endpoints if model.name in {name.partition("@")[0] for name in one.models})
-    static = len(model.endpoints) + held
+    static = len(model.endpoints) + sum(
+        1 for one in settings.endpoints if model.name in {said[0] for said in map(held, one.models) if said}
+    )
     text = _count(static, "static endpoint", "static endpoints")
     if model.dns is not None:
         found = f"those of {model.dns.name}"
@@ -150,6 +152,8 @@ def _endpoints(settings: Settings, model: Model) -> str:
 
 def _traits(model: Model) -> str:
     traits = [word for word, holds in (("idempotent", model.idempotent), ("the default", model.default)) if holds]
+    if model.shards.count > 1:
+        traits.append(f"{model.shards.count} {model.shards.mode} shards")
     return f"; {', '.join(traits)}" if traits else ""
 
 

@@ -38,8 +38,8 @@ def routes(*, admin: Admin = ADMIN, as_json: Json = False) -> int:
 @app.command
 def explain(
     *,
-    model: Annotated[str, Parameter(help="NAME, or NAME@VERSION.")],
-    key: Annotated[str, Parameter(help="Key of a request, where the model's balancer or its split goes by one.")] = "",
+    model: Annotated[str, Parameter(help="NAME, or NAME@VERSION, with #SHARD where each shard answers for itself.")],
+    key: Annotated[str, Parameter(help="Key of a request, where the balancer, a split or shards go by one.")] = "",
     admin: Admin = ADMIN,
     as_json: Json = False,
 ) -> int:

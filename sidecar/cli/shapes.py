@@ -93,6 +93,9 @@ class Candidate(msgspec.Struct, frozen=True):
     idle_s: float = 0.0
     lasting: float = 1.0
     proven_ago_s: float | None = None
+    shard: int | None = None
+    group: str | None = None
+    lacks: tuple[str, ...] = ()
 
 
 class VersionShare(msgspec.Struct, frozen=True):
@@ -168,6 +171,9 @@ class Replica(msgspec.Struct, frozen=True):
     reason: str = ""
     breaker: Breaker = CLOSED
     p95_ms: float | None = None
+    shard: int = 0
+    shard_count: int = 1
+    group: str = ""
 
 
 class Endpoint(msgspec.Struct, frozen=True):

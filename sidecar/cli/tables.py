@@ -51,7 +51,7 @@ def routes_table(routes: Iterable[Route]) -> Table:
         for candidate in route.candidates:
             made.add_row(
                 name,
-                candidate.endpoint,
+                _place(candidate),
                 _state(candidate),
                 f"{candidate.weight:.3f}",
                 f"{candidate.share:.1%}",
@@ -111,7 +111,7 @@ def _candidates_table(rows: Iterable[Candidate]) -> Table:
         ewma = milliseconds(row.ewma_ms) + ("" if row.ewma_known or row.ewma_ms is None else " (median)")
         out = row.reason is not None
         made.add_row(
-            row.endpoint,
+            _place(row),
             _state(row),
             f"{row.share:.1%}",
             f"{row.weight:.3f}" + (" (floor)" if row.floored else ""),
@@ -204,12 +204,16 @@ def why(candidate: Candidate) -> str:
     if candidate.reason is None:
         return f"breaker {opened_on}" if opened_on else "ramping up" if candidate.ramp < 1 else ""
     text = candidate.reason.replace("_", " ")
+    if candidate.group:
+        text += f" of {candidate.group}"
     if candidate.for_s is not None:
         text += f" for {seconds(candidate.for_s)}"
     if candidate.left_s is not None:
         text += f", {seconds(candidate.left_s)} left" if candidate.left_s > 0 else ", a probe is due"
     if candidate.reason == "breaker_open":
         text += f"; {breaker.why}"
+    if candidate.lacks:
+        text += f": {candidate.lacks[0]}" + (f", and {len(candidate.lacks) - 1} more" if candidate.lacks[1:] else "")
     return text
 
 
@@ -229,6 +233,10 @@ def seconds(value: float | None) -> str:
 def milliseconds(value: float | None) -> str:
     """Render a latency."""
     return "-" if value is None else f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
+
+
+def _place(candidate: Candidate) -> str:
+    return candidate.endpoint if candidate.shard is None else f"{candidate.endpoint} #{candidate.shard}"
 
 
 def _state(candidate: Candidate) -> Text:
@@ -251,6 +259,8 @@ def _number(value: float | None, form: str) -> str:
 
 def _replica(replica: Replica) -> str:
     name = f"{replica.model}@{replica.version}" if replica.version else replica.model
+    if replica.shard_count > 1:
+        name += f"#{replica.shard} of {replica.shard_count}" + (f" in {replica.group}" if replica.group else "")
     notes = [replica.reason] if replica.reason else []
     if replica.breaker.state != "closed":
         notes.append(f"breaker {replica.breaker.state.replace('_', ' ')}")

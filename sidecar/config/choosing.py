@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from router.policy import BalancerName
+from router.policy import BalancerName, ShardMode
 from router.scorers import default_scorers, scorer_names
 from sidecar.config.problems import Path, nearest
 from sidecar.http1.forwarding import is_forwarding
+from sidecar.http1.json_key import JsonKey, JsonPathError
 from sidecar.settings import Model, Settings
 
 FIELD_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -44,14 +45,21 @@ def choosing(settings: Settings) -> Iterator[tuple[Path, str]]:
 def _key(place: Path, model: Model) -> Iterator[tuple[Path, str]]:
     key = model.key
     path: Path = (*place, "key")
+    by_balancer, by_shard = model.balancer is BalancerName.KEYED, model.shards.mode is ShardMode.KEYED
     if key is None:
-        if model.balancer is BalancerName.KEYED:
-            yield (*place, "balancer"), "keyed needs a key: set key, for example {header: x-session-id}"
+        for wants, field in ((by_balancer, ("balancer",)), (by_shard, ("shards", "mode"))):
+            if wants:
+                yield (*place, *field), "keyed needs a key: set key, for example {header: x-session-id}"
         return
-    if model.balancer is not BalancerName.KEYED:
-        yield path, "has no use unless balancer is keyed: set that, or leave this out"
-    if (key.header is not None) is key.last_segment:
-        yield path, "must say where the key is: either header, or last_segment: true"
+    if not (by_balancer or by_shard):
+        yield path, "has no use unless balancer or shards.mode is keyed: set one, or leave this out"
+    if (key.header is not None) + (key.json is not None) + key.last_segment != 1:
+        yield path, "must say where the key is: either header, or json, or last_segment: true"
+    if key.json is not None:
+        try:
+            JsonKey(key.json)
+        except JsonPathError as error:
+            yield (*path, "json"), str(error)
     if key.header is not None:
         for remedy in check_key_field(key.header):
             yield (*path, "header"), remedy

@@ -24,8 +24,10 @@ from sidecar.config.addresses import (
 from sidecar.config.choosing import FIELD_NAME, choosing
 from sidecar.config.probing import examine_probe
 from sidecar.config.problems import Path, dotted, nearest
+from sidecar.config.sharding import sharding
 from sidecar.config.versioning import versioning
 from sidecar.config.warming import examine_warmup
+from sidecar.discovery.planned import held
 from sidecar.http1.forwarding import UNIX, is_forwarding
 from sidecar.settings import ClientAuth, DnsType, Endpoint, Listener, ListenerTls, Model, Probe, Settings, Warmup
 from sidecar.tls.names import NameFormError, check_name
@@ -56,7 +58,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _too_many_models(settings)
     yield from _dns(settings)
     yield from _times(settings)
-    for path, remedy in choosing(settings):
+    for path, remedy in (*choosing(settings), *sharding(settings)):
         yield Finding(path, remedy)
     for path, remedy, warning in versioning(settings):
         yield Finding(path, remedy, warning=warning)
@@ -391,7 +393,8 @@ def _endpoints(settings: Settings) -> Iterator[Finding]:
         yield from _refusal(("endpoints", index, "url"), check_endpoint_url, endpoint.url)
         yield from _held(index, endpoint, names)
         if endpoint.probe is not None:
-            yield from _probe(("endpoints", index, "probe"), endpoint.probe, (endpoint.url,), endpoint.models)
+            models = tuple(dict.fromkeys(entry.partition("#")[0] for entry in endpoint.models))
+            yield from _probe(("endpoints", index, "probe"), endpoint.probe, (endpoint.url,), models)
     for index, first in _repeated(endpoint.url.removesuffix("/") for endpoint in settings.endpoints):
         yield Finding(("endpoints", index, "url"), f"already the URL of endpoints[{first}]: list its models there")
     for index, first in _repeated(endpoint.name or None for endpoint in settings.endpoints):
@@ -403,11 +406,11 @@ def _held(index: int, endpoint: Endpoint, names: list[str]) -> Iterator[Finding]
         yield Finding(("endpoints", index, "models"), "must hold at least one model, NAME or NAME@VERSION")
     for number, entry in enumerate(endpoint.models):
         path: Path = ("endpoints", index, "models", number)
-        name, at, version = entry.partition("@")
-        if not name or (at and not version) or "@" in version:
-            yield Finding(path, "must be NAME or NAME@VERSION")
-        elif name not in names:
-            yield Finding(path, _no_model(name, names))
+        said = held(entry)
+        if said is None:
+            yield Finding(path, "must be NAME or NAME@VERSION, perhaps with #SHARD")
+        elif said[0] not in names:
+            yield Finding(path, _no_model(said[0], names))
     for number, first in _repeated(endpoint.models):
         yield Finding(("endpoints", index, "models", number), f"the same as models[{first}]: name each once")
 
@@ -425,11 +428,11 @@ def _too_many_models(settings: Settings) -> Iterator[Finding]:
         for index, model in enumerate(settings.models)
         for number, url in enumerate(model.endpoints)
     ]
-    held: dict[str, set[str]] = {}
+    counted: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
     for url, entry, probe, path in placed:
         url = url.rstrip("/")
-        names = held.setdefault(url, set())
+        names = counted.setdefault(url, set())
         if entry in names:
             continue
         names.add(entry)
@@ -450,4 +453,5 @@ def _found(entry: str, probe: Probe | None, warmup: Warmup | None) -> Replica:
 
 
 def _model_name(entry: str) -> str:
-    return entry.partition("@")[0]
+    said = held(entry)
+    return "" if said is None else said[0]

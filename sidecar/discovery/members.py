@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.model import EndpointRecord, Replica, State
-from sidecar.discovery.planned import NO_NEWS, first_record, next_record, with_finding, with_load
+from sidecar.discovery.planned import NO_NEWS, first_record, next_record, place_of, with_finding, with_load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -103,10 +103,10 @@ class Members:
         """Return a member's record with what was found out of it; that nothing was yet is no news."""
         if said.address != record.address:
             return record
-        news = {(replica.model, replica.version): replica for replica in said.replicas}
+        news = {place_of(replica): replica for replica in said.replicas}
         replicas: list[Replica] = []
         for planned, replica in zip(self._planned[record.id].replicas, record.replicas, strict=True):
-            new = news.get((replica.model, replica.version))
+            new = news.get(place_of(replica))
             if planned.is_found_out and new is not None and new.reason not in NO_NEWS:
                 replica = with_finding(replica, new)
             replicas.append(replica)
@@ -122,8 +122,8 @@ class Members:
             return self._found[id]
         if found is None or kept.address != found.address:
             return kept
-        there = {(replica.model, replica.version) for replica in found.replicas}
-        old = tuple(replica for replica in kept.replicas if (replica.model, replica.version) not in there)
+        there = {place_of(replica) for replica in found.replicas}
+        old = tuple(replica for replica in kept.replicas if place_of(replica) not in there)
         return replace(found, replicas=found.replicas + old) if old else found
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from router.model import EndpointRecord, Replica, State
+from router.model import WHOLE, EndpointRecord, Replica, State
+from router.policy import ShardMode
 from router.urls import protocol_of
 from sidecar.discovery.proving import NOT_WARMED_YET
 
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
 NOT_PROBED_YET = "not probed yet"
 NO_NEWS = frozenset({NOT_PROBED_YET, NOT_WARMED_YET})
 """Reasons of a replica of which whoever says so knows nothing, so that what was known before stands."""
+_ENTRY = re.compile(r"([^@#]+)(?:@([^@#]+))?(?:#([0-9]{1,3}))?\Z")
+
+
+def held(entry: str) -> tuple[str, str, int] | None:
+    """Read ``NAME[@VERSION][#SHARD]``: model, version and shard (``router.groups.WHOLE`` for all); None: not that."""
+    found = _ENTRY.match(entry)
+    if found is None:
+        return None
+    return found[1], found[2] or "", WHOLE if found[3] is None else int(found[3])
 
 
 class Loaded(Protocol):
@@ -36,7 +47,7 @@ class Loaded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StaticReplica:
-    """One model on one static endpoint, and how its readiness is found out.
+    """One model on one static endpoint, or a shard of it, and how its readiness is found out.
 
     It counts as warm where nothing probes it and it has no ``warmup``, which is whether warm-up requests prove it.
     """
@@ -45,6 +56,9 @@ class StaticReplica:
     version: str
     probe: Probe | None
     warmup: bool = False
+    shard: int = 0
+    shard_count: int = 1
+    group: str = ""
 
     @property
     def is_found_out(self) -> bool:
@@ -66,23 +80,39 @@ def static_endpoints(settings: Settings, *, warmups: bool = True) -> tuple[Stati
 
     The id is the endpoint's ``name``, else the URL's HOST:PORT; all of ``unix:/PATH``, or of a URL whose HOST:PORT is
     another's already. A model may be named at the endpoint and the endpoint at the model: where both do, the endpoint's
-    own probe counts. ``warmups`` False: without regard to them, as a source finds endpoints.
+    own probe counts. An endpoint of which no shard is named holds all of a model. ``warmups`` False: without regard to
+    them, as a source finds endpoints.
     """
     warmed = {model.name for model in settings.models if warmups and model.warmup is not None}
     names: dict[str, str] = {}
-    replicas: dict[str, dict[tuple[str, str], StaticReplica]] = {}
+    splits = {model.name: model.shards for model in settings.models}
+    replicas: dict[str, dict[tuple[str, str, int], StaticReplica]] = {}
     for endpoint in settings.endpoints:
         url = _normal(endpoint.url)
         names[url] = endpoint.name or names.get(url, "")
-        held = replicas.setdefault(url, {})
+        there = replicas.setdefault(url, {})
         for entry in endpoint.models:
-            model, _, version = entry.partition("@")
-            held[model, version] = StaticReplica(model, version, endpoint.probe, model in warmed)
+            said = held(entry)
+            if said is None:
+                continue
+            model, version, shard = said
+            planned = StaticReplica(model, version, endpoint.probe, model in warmed)
+            split = splits.get(model)
+            if shard != WHOLE and split is not None:
+                asked = split.mode is not ShardMode.TENSOR or shard == split.entry
+                planned = replace(
+                    planned,
+                    warmup=planned.warmup and asked,
+                    shard=shard,
+                    shard_count=split.count,
+                    group=endpoint.group,
+                )
+            there[said] = planned
     for model_settings in settings.models:
         for raw in model_settings.endpoints:
             name = model_settings.name
-            replica = StaticReplica(name, "", model_settings.probe, name in warmed)
-            replicas.setdefault(_normal(raw), {}).setdefault((name, ""), replica)
+            planned = StaticReplica(name, "", model_settings.probe, name in warmed)
+            replicas.setdefault(_normal(raw), {}).setdefault((name, "", WHOLE), planned)
     ids: dict[str, str] = {}
     for url in replicas:
         place = names.get(url) or url.partition("://")[2] or url
@@ -125,7 +155,16 @@ def _first(planned: StaticReplica) -> Replica:
     else:
         state, reason = State.WARM, ""
     proven_at = -inf if planned.warmup else None
-    return Replica(planned.model, planned.version, state=state, reason=reason, proven_at=proven_at)
+    return Replica(
+        planned.model,
+        planned.version,
+        planned.shard,
+        planned.shard_count,
+        state=state,
+        reason=reason,
+        proven_at=proven_at,
+        group=planned.group,
+    )
 
 
 def next_record(
@@ -139,22 +178,27 @@ def next_record(
     first = first_record(endpoint)
     if before is None or record is None or before.address != endpoint.address:
         return first
-    known = {(replica.model, replica.version): replica for replica in record.replicas}
+    known = {place_of(replica): replica for replica in record.replicas}
     by_probe = {
-        planned.probe: known[planned.model, planned.version]
+        planned.probe: known[place_of(planned)]
         for planned in before.replicas
-        if planned.probe is not None and (planned.model, planned.version) in known
+        if planned.probe is not None and place_of(planned) in known
     }
     replicas = []
     for planned, new in zip(endpoint.replicas, first.replicas, strict=True):
         found = None
         if planned.is_found_out:
-            found = known.get((planned.model, planned.version))
+            found = known.get(place_of(planned))
             if found is None and planned.probe is not None and not planned.warmup:
                 found = by_probe.get(planned.probe)
         replicas.append(new if found is None else with_finding(new, found))
     out = replace(first, replicas=tuple(replicas))
     return with_load(out, record) if any(planned.is_found_out for planned in endpoint.replicas) else out
+
+
+def place_of(one: Replica | StaticReplica) -> tuple[str, str, int]:
+    """Return what tells one replica of an endpoint from its others: model, version, shard."""
+    return one.model, one.version, one.shard
 
 
 def with_finding(replica: Replica, found: Replica | Signal) -> Replica:

@@ -146,7 +146,8 @@ class StaticSource:
         probing = Probing(probe, grpc=protocol_of(address) == GRPC)
         wait_s = probe.interval_s * self._rng()  # they all began at once
         while True:
-            held = [(one.model, one.version) for one in self._endpoints[id].replicas if one.probe == probe]
+            replicas = self._endpoints[id].replicas
+            held = list(dict.fromkeys((one.model, one.version) for one in replicas if one.probe == probe))
             questions = probing.questions(held, self._clock())
             late_s = self.pace.book(len(questions), self._clock())
             if late_s:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from router.model import EndpointEjected, EndpointGone, EndpointSeen, State
+from router.policy import ShardMode
 from sidecar.discovery.proving import Proving
 from sidecar.discovery.static import FIRST_PROBES_S
 from sidecar.settings import BODY_FILE_BYTES
@@ -51,6 +52,11 @@ def warmups(settings: Settings) -> dict[str, Warmup]:
     return {model.name: model.warmup for model in settings.models if model.warmup is not None}
 
 
+def asked_shards(settings: Settings) -> dict[str, int]:
+    """Return the shard that takes requests, of each model whose shards answer together: its answers prove all."""
+    return {model.name: model.shards.entry for model in settings.models if model.shards.mode is ShardMode.TENSOR}
+
+
 class _Charge:
     """One replica to be proven, and the tasks that send its requests."""
 
@@ -74,7 +80,7 @@ class WarmedSource:
     """``source``, whose replicas of models with a warm-up are proven first. Takes its place as a source.
 
     ``ask`` sends the requests, ``prober`` (where there is one) opens the watched connections; ``pace`` is shared with
-    probes. Times are monotonic seconds.
+    probes. Times are monotonic seconds. ``asked`` are the shards that take requests, of models whose others do not.
     """
 
     def __init__(
@@ -88,8 +94,10 @@ class WarmedSource:
         rng: Callable[[], float],
         prober: HttpProber | None = None,
         first_s: float = FIRST_PROBES_S,
+        asked: Mapping[str, int] | None = None,
     ) -> None:
         self.name = source.name
+        self._asked = dict(asked or {})
         self._source = source
         self._plans = dict(plans)
         self._ask = ask
@@ -139,10 +147,11 @@ class WarmedSource:
             self._emit = emit
             self._tasks.create_task(self._source.run(self._take), name=self.name)
 
-    def configure(self, plans: Mapping[str, Warmup]) -> None:
+    def configure(self, plans: Mapping[str, Warmup], asked: Mapping[str, int] | None = None) -> None:
         """Go by other warm-ups; what they leave as it was stays proven."""
-        before, self._plans = self._plans, dict(plans)
-        if before == self._plans:
+        before = self._plans, self._asked
+        self._plans, self._asked = dict(plans), dict(asked or {})
+        if before == (self._plans, self._asked):
             return
         for (_, model, _), charge in self._charges.items():
             plan = self._plans.get(model)
@@ -178,7 +187,7 @@ class WarmedSource:
         if before is not None and (before.address, before.epoch) != (record.address, record.epoch):
             self._drop(key for key in tuple(self._charges) if key[0] == record.id)
         self._records[record.id] = record
-        held = {(one.model, one.version): one for one in record.replicas if one.model in self._plans}
+        held = {(one.model, one.version): one for one in record.replicas if self._is_proven_here(one)}
         self._drop(key for key in tuple(self._charges) if key[0] == record.id and key[1:] not in held)
         for (model, version), replica in held.items():
             key = (record.id, model, version)
@@ -189,6 +198,11 @@ class WarmedSource:
             self._follow(key, charge)
             charge.wake.set()
         self._say(record)
+
+    def _is_proven_here(self, replica: Replica) -> bool:
+        if replica.model not in self._plans:
+            return False
+        return replica.shard_count == 1 or self._asked.get(replica.model, replica.shard) == replica.shard
 
     def _drop(self, keys: object) -> None:
         for key in list(keys):  # type: ignore[call-overload]

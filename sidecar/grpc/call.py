@@ -14,6 +14,7 @@ from sidecar.grpc.health import answer as answer_for_server
 from sidecar.grpc.matching import MESSAGE_HEAD, NOTHING, named_by_message, named_by_metadata, named_fields
 from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, WAITING
 from sidecar.grpc.statuses import format_timeout, judge, judge_http, status_of_http
+from sidecar.http1.keying import no_key
 from sidecar.http1.reports import take_metadata
 from sidecar.http2.frames import FRAME_BYTES, Code
 from sidecar.http2.hpack import literal
@@ -23,8 +24,10 @@ from sidecar.upstreams.orca import ASK_FIELD
 
 if TYPE_CHECKING:
     from router.endpoint import Endpoint
+    from router.routes import Route
     from sidecar.grpc.heads import AnswerHead
     from sidecar.grpc.upstream import WorkerConnection
+    from sidecar.http1.keys import KeySource
     from sidecar.http1.targets import Target
 
 RESENDS: Final = 2
@@ -91,6 +94,8 @@ class Call(CallEnds):
         if target.route is None:
             self.fail(Outcome.NO_ROUTE, target.why, status=plane.missing(named[0]))
             return
+        if target.route.shards and not self._to_shard(target.route, target.key_source):
+            return
         self._dispatch(plane.clock())
 
     def _of_version(self, target: Target, now: float) -> Target:
@@ -102,6 +107,16 @@ class Call(CallEnds):
             key = None if source is None else source.of_metadata(self.head.asked.forward)
             self._target = target = split.target_for(plane.shared, key, now, plane.plain)
         return target
+
+    def _to_shard(self, route: Route, source: KeySource | None) -> bool:
+        """Turn to the shard that has the call's key; False where it has none, and has ended."""
+        key = None if source is None else source.of_metadata(self.head.asked.forward)
+        if source is None or key is None:
+            why = "" if source is None else no_key(route, source)
+            self.fail(Outcome.BAD_REQUEST, f"{why}; a call has its key in its metadata")
+            return False
+        self._target = self._plane.of_shard(route, key)
+        return True
 
     def _matched(self, data: bytes) -> None:
         """Look at what there is of the first message, and go on where it says enough, or never will."""

@@ -42,6 +42,7 @@ class GrpcPlane:
         self._nothing: Target
         self._targets: dict[tuple[str | None, str, str], Target] = {}
         self.splits: dict[Target, Split] = {}  # of targets whose calls are divided over versions
+        self._shards: dict[Route, Target] = {}
         self._generation = -1
         self._renew()
         self._swept_at = shared.clock()
@@ -83,6 +84,7 @@ class GrpcPlane:
         shared = self.shared
         self._targets.clear()
         self.splits.clear()
+        self._shards.clear()
         self._generation = shared.cluster.generation
         row = shared.page.model_row(NO_MODEL)
         self._nothing = Target(Surface.PLAIN, None, row, "the method names no model", shared.times_of(NO_MODEL))
@@ -121,6 +123,14 @@ class GrpcPlane:
         """Return a target of calls on a route that are picked for at once."""
         name = NO_MODEL if route is None else route.model
         return Target(surface, route, self.shared.page.model_row(name), "", self.shared.times_of(name))
+
+    def of_shard(self, route: Route, key: bytes) -> Target:
+        """Return what calls with this key mean, where each shard of a model answers for itself."""
+        shard = self.shared.cluster.shard_route(route, key)
+        found = self._shards.get(shard)
+        if found is None:
+            found = self._shards[shard] = self.plain(Surface.PLAIN, shard)
+        return found
 
     @staticmethod
     def missing(model: str) -> Status:

@@ -8,6 +8,7 @@ from urllib.parse import unquote_to_bytes
 from router.matching import Surface, match
 from router.outcomes import Reason
 from sidecar.http1.answers import SERVER_METADATA, model_object, models_list
+from sidecar.http1.keying import key_step
 from sidecar.http1.keys import key_source_of
 from sidecar.http1.steps import special_of
 
@@ -82,7 +83,7 @@ class Targets:
     def __init__(
         self, cluster: Cluster, page: Page, times_of: Callable[[str], Times], step_makers: Sequence[StepMaker] = ()
     ) -> None:
-        self._step_makers = step_makers
+        self._step_makers = (key_step, *step_makers)
         self._cluster = cluster
         self._page = page
         self._times_of = times_of

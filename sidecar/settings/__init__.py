@@ -3,7 +3,8 @@
 from sidecar.settings.base import LABEL, Base, Reload, doc
 from sidecar.settings.bounds import Limits, Overload, Timeouts
 from sidecar.settings.dns import Dns, DnsServers, DnsType
-from sidecar.settings.models import Endpoint, Key, Model, ModelTimeouts, ShardMode, Shards
+from sidecar.settings.groups import Shards
+from sidecar.settings.models import Endpoint, Key, Model, ModelTimeouts
 from sidecar.settings.probes import PROBE_PATH, Expectation, Probe, ProbeKind
 from sidecar.settings.sockets import Admin, ClientAuth, Listener, ListenerTls, Protocol, TlsVersion, UpstreamTls
 from sidecar.settings.store import StateStore, StateTls
@@ -40,7 +41,6 @@ __all__ = [
     "Protocol",
     "Reload",
     "Settings",
-    "ShardMode",
     "Shards",
     "Split",
     "StateStore",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -10,23 +9,10 @@ import msgspec
 from router.policy import BalancerName, OnNoCandidate
 from sidecar.settings.base import LABEL, Base, Reload, Seconds, doc
 from sidecar.settings.dns import Dns
+from sidecar.settings.groups import Shards
 from sidecar.settings.probes import Probe
 from sidecar.settings.versions import Versions
 from sidecar.settings.warmups import Warmup
-
-
-class ShardMode(StrEnum):
-    """How a model's weights are split. ``replicated``: every endpoint holds all of them."""
-
-    REPLICATED = "replicated"
-
-
-class Shards(Base, frozen=True):
-    """How a model is split over endpoints."""
-
-    mode: Annotated[ShardMode, doc(Reload.RESTART, "replicated: every endpoint holds the whole model")] = (
-        ShardMode.REPLICATED
-    )
 
 
 class ModelTimeouts(Base, frozen=True):
@@ -39,7 +25,7 @@ class ModelTimeouts(Base, frozen=True):
 
 
 class Key(Base, frozen=True):
-    """Where a request of a model whose balancer is keyed has its key: header or last_segment."""
+    """Where a request of a model whose balancer is keyed, or whose shards are, has its key."""
 
     header: Annotated[
         str | None, doc(Reload.LIVE, "field whose value is the key, the first one where it comes twice", "field name")
@@ -47,6 +33,13 @@ class Key(Base, frozen=True):
     last_segment: Annotated[
         bool, doc(Reload.LIVE, "the key is what follows the last slash of the path, percent-decoded")
     ] = False
+    json: Annotated[
+        str | None,
+        doc(Reload.LIVE, "the key is this member of a JSON body, a text or a number; names with dots between", "names"),
+    ] = None
+    body_bytes: Annotated[
+        int, doc(Reload.LIVE, "of json: longer bodies are not kept back for their key", "bytes", ge=1, le=1 << 26)
+    ] = 1 << 20
     load_factor: Annotated[
         float,
         doc(
@@ -98,7 +91,7 @@ class Model(Base, frozen=True):
         BalancerName,
         doc(Reload.LIVE, "who is picked of those that may be: warm goes by weights and waits; keyed needs a key"),
     ] = BalancerName.WARM
-    key: Annotated[Key | None, doc(Reload.LIVE, "the key that the balancer keyed goes by")] = None
+    key: Annotated[Key | None, doc(Reload.LIVE, "the key that the balancer keyed goes by, or shards")] = None
     load_reports: Annotated[
         bool,
         doc(Reload.LIVE, "ask workers for load reports (ORCA) in their answers and behind them, and go by those"),
@@ -115,7 +108,14 @@ class Endpoint(Base, frozen=True):
     """A static endpoint that holds several models."""
 
     url: Annotated[str, doc(Reload.LIVE, "http://HOST:PORT, https://HOST:PORT or unix:/PATH", "URL")]
-    models: Annotated[tuple[str, ...], doc(Reload.LIVE, "NAME or NAME@VERSION of what it holds")]
+    models: Annotated[
+        tuple[str, ...],
+        doc(Reload.LIVE, "NAME or NAME@VERSION of what it holds, with #SHARD where it is one shard of several"),
+    ]
+    group: Annotated[
+        str,
+        doc(Reload.LIVE, "name of the group that its shards answer in, where there are several groups", form=LABEL),
+    ] = ""
     name: Annotated[
         str, doc(Reload.LIVE, "endpoint id; where empty, the URL's HOST:PORT or the whole unix:/PATH", form=LABEL)
     ] = ""

@@ -21,6 +21,7 @@ from router.policy import (
     RampPolicy,
     RetryPolicy,
     ScoringPolicy,
+    ShardPolicy,
     WarmthPolicy,
 )
 from sidecar.settings.base import Base, Reload, doc
@@ -101,6 +102,7 @@ def model_policies(settings: Settings) -> tuple[ModelPolicy, ...]:
             key=None if model.key is None else KeyPolicy(**msgspec.structs.asdict(model.key)),
             load_reports=model.load_reports,
             serve=serve_policy(model.versions),
+            shards=ShardPolicy(**msgspec.structs.asdict(model.shards)),
         )
         for model in settings.models
     )

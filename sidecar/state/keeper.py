@@ -106,7 +106,7 @@ class Keeper:
         self._answered: dict[str, float] = {}
         self.on_ejected: Callable[[EndpointEjected], None] = _nobody
         """Told of each quarantine that a data process has seen, more than once perhaps."""
-        self.opened: dict[str, Counter[tuple[str, str, BreakerRule]]] = {}  # how often breakers did, by endpoint
+        self.opened: dict[str, Counter[tuple[str, str, int, BreakerRule]]] = {}  # how often breakers did, by endpoint
         self._contested = Throttle(10.0)
         self._memory = memory
         remembered = memory.load()
@@ -222,12 +222,13 @@ class Keeper:
     def _own_ejection(self, event: EndpointEjected) -> None:
         """Take in an ejection; count a breaker that opened, once where several processes find the same."""
         endpoint = self.cluster.endpoints.get(event.id)
-        candidate = None if endpoint is None else endpoint.candidates.get((event.model, event.version))
+        offer = (event.model, event.version, event.shard)
+        candidate = None if endpoint is None else endpoint.candidates.get(offer)
         breaker = None if candidate is None else candidate.breaker
         is_open = breaker is not None and breaker.state is GuardState.OPEN and event.at < breaker.until
         self._own(event)
         if breaker is not None and event.rule is not None and not is_open and breaker.state is GuardState.OPEN:
-            self.opened.setdefault(event.id, Counter())[event.model, event.version, event.rule] += 1
+            self.opened.setdefault(event.id, Counter())[(*offer, event.rule)] += 1
 
     def _returned(self, event: EndpointReturned) -> None:
         self.roster.returned(event)
@@ -253,7 +254,7 @@ class Keeper:
             self._broke(event)
             guard: Guard = endpoint.quarantine
             if event.cause is EjectCause.BREAKER:
-                candidate = endpoint.candidates.get((event.model, event.version))
+                candidate = endpoint.candidates.get((event.model, event.version, event.shard))
                 if candidate is None:
                     continue
                 guard = candidate.breaker
@@ -268,7 +269,7 @@ class Keeper:
                 there |= one.guards
         for own in self.cluster.guards():
             if guarded(own) not in there:
-                self._returned(EndpointReturned(own.id, own.cause, now, own.model, own.version))
+                self._returned(EndpointReturned(own.id, own.cause, now, own.model, own.version, own.shard))
 
     def _hello(self, process: DataProcess, hello: Hello) -> None:
         if process.epoch != hello.epoch:

@@ -36,7 +36,7 @@ MAX_HELD = 4096
 HEARD_IDS = 128
 """Ids in one EndpointsHeard: what a message holds even where every id is as long as it may be (router/wire.py)."""
 
-Guarded = tuple[str, EjectCause, str, str]
+Guarded = tuple[str, EjectCause, str, str, int]
 """An ejection by endpoint id, cause, and, where that is a breaker, the model and version that it is for."""
 
 RECALLED = "memory"
@@ -55,7 +55,7 @@ class _Entry:
 
 def guarded(event: EndpointEjected | EndpointReturned) -> Guarded:
     """Return which ejection an event is about."""
-    return event.id, event.cause, event.model, event.version
+    return event.id, event.cause, event.model, event.version, event.shard
 
 
 class RosterError(ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
@@ -239,17 +240,18 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
         endpoint = keeper.cluster.endpoints.get(record.id)
         if endpoint is not None:
             for candidate in endpoint.candidates.values():
-                labels = (record.id, candidate.model, candidate.version)
-                out.add(f.BREAKER, _GUARD[candidate.breaker.state], *labels)
-            for (model, version, rule), count in keeper.opened.get(record.id, {}).items():
-                if (model, version) in endpoint.candidates:
-                    out.add(f.BREAKER_OPENED, count, record.id, model, version, rule.value)
+                of = (record.id, candidate.model, candidate.version, _shard(candidate.shard))
+                out.add(f.BREAKER, _GUARD[candidate.breaker.state], *of)
+            for (model, version, shard, rule), count in keeper.opened.get(record.id, {}).items():
+                if (model, version, shard) in endpoint.candidates:
+                    out.add(f.BREAKER_OPENED, count, record.id, model, version, _shard(shard), rule.value)
             out.add(f.QUARANTINED, endpoint.quarantine.active, record.id)
     for source, count in sources.items():
         out.add(f.ENDPOINTS, count, source)
     for route in keeper.cluster.routes(now):
         if not route.version:  # the routes of single versions show the same replicas again
             _replicas(out, route)
+            _groups(out, route)
     for (name, kind), followed in seen.dns.followed.items():
         label = f"{kind.value}:{name}"
         for result in ("found", "empty", "failed"):
@@ -281,12 +283,30 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
 
 def _replicas(out: Exposition, route: RouteRow) -> None:
     for row in route.candidates:
-        labels = (row.endpoint, row.model, row.version)
+        labels = (row.endpoint, row.model, row.version, _shard(row.shard or 0))
         out.add(f.REPLICA_STATE, 1, *labels, row.state)
         out.add(f.REPLICA_WEIGHT, row.weight, *labels)
         out.add(f.REPLICA_SHARE, row.share, *labels)
         if row.reason is not None:
             out.add(f.REPLICA_OUT, 1, *labels, row.reason.value)
+
+
+def _shard(number: int) -> str:
+    """Return a shard's label; what is whole is all of shard 0."""
+    return str(max(0, number))
+
+
+def _groups(out: Exposition, route: RouteRow) -> None:
+    """Count the groups of each version: complete where whoever is asked for one lacks nothing."""
+    complete: dict[tuple[str, str], set[bool]] = {}
+    for row in route.candidates:
+        if row.group is not None:
+            whole = row.shard == route.entry and not row.lacks
+            complete.setdefault((row.version, row.group), set()).add(whole)
+    counts = Counter((version, True in found) for (version, _), found in complete.items())
+    for version in sorted({version for version, _ in complete}):
+        for state, whole in (("complete", True), ("incomplete", False)):
+            out.add(f.GROUPS, counts[version, whole], route.model, version, state)
 
 
 def _store(out: Exposition, seen: Seen) -> None:

@@ -6,7 +6,7 @@ from sidecar.telemetry.prometheus import Family, Kind
 
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
-_REPLICA = ("endpoint", "model", "version")
+_REPLICA = ("endpoint", "model", "version", "shard")
 _PROCESS = ("process",)
 _ENDPOINT = ("endpoint",)
 
@@ -140,6 +140,12 @@ REPLICA_WEIGHT = Family("warmroute_replica_weight", _G, "Weight in its model's r
 REPLICA_SHARE = Family("warmroute_replica_share_ratio", _G, "Probability that one draw hits the replica.", _REPLICA)
 REPLICA_OUT = Family(
     "warmroute_replica_out", _G, "1 with the reason that a replica may not be picked.", (*_REPLICA, "reason")
+)
+GROUPS = Family(
+    "warmroute_groups",
+    _G,
+    "Groups of endpoints that hold shards of a model together: complete ones, and those that cannot answer.",
+    ("model", "version", "state"),
 )
 PROBE_FAILURES = Family("warmroute_probe_failures_total", _C, "Probes that did not find the endpoint ready.", _ENDPOINT)
 PROBE_QUESTIONS = Family("warmroute_probe_questions_total", _C, "Questions that endpoints were probed with.")

@@ -7,7 +7,16 @@ import time
 from typing import TYPE_CHECKING
 
 from router.breaker import GuardState
-from router.model import BreakerRule, EjectCause, EndpointEjected, EndpointReturned, Evidence, Replica, SnapshotEnded
+from router.model import (
+    WHOLE,
+    BreakerRule,
+    EjectCause,
+    EndpointEjected,
+    EndpointReturned,
+    Evidence,
+    Replica,
+    SnapshotEnded,
+)
 from router.policy import BreakerPolicy, ModelPolicy, Policies
 from tests.support.control_process import ControlProcess
 from tests.support.data_path import POLICIES, Client, DataPath, OriginConnection, answer, on_data_path, request
@@ -50,7 +59,7 @@ async def ask(path: DataPath, client: Client, model: bytes, wish: bytes, times: 
 
 
 def state(path: DataPath, model: str, id_: str = "o0") -> GuardState:
-    return path.cluster.endpoints[id_].candidates[model, ""].breaker.state
+    return path.cluster.endpoints[id_].candidates[model, "", WHOLE].breaker.state
 
 
 async def closes(path: DataPath, client: Client, event: EndpointEjected) -> None:
@@ -87,7 +96,7 @@ async def test_neither_4xx_nor_back_pressure_counts(path: DataPath) -> None:
     for wish in (b"400", b"404", b"422", b"429"):
         await ask(path, client, b"m", wish, 12)
     assert state(path, "m") is state(path, "m", "o1") is GuardState.CLOSED
-    breaker = path.cluster.endpoints["o0"].candidates["m", ""].breaker
+    breaker = path.cluster.endpoints["o0"].candidates["m", "", WHOLE].breaker
     assert breaker.look(time.monotonic()) == Evidence(0, 0, 0, 0)
     assert path.shared == []
 
@@ -97,7 +106,7 @@ async def test_a_surge_of_one_model_takes_its_replica_out_and_back(path: DataPat
     client = await path.connect()
     for model in (b"m", b"n"):
         assert await ask(path, client, model, b"200", 20) == {"o0": 20, "o1": 0}
-    usual = path.cluster.endpoints["o0"].candidates["m", ""].baseline
+    usual = path.cluster.endpoints["o0"].candidates["m", "", WHOLE].baseline
     await path.until(lambda: usual.ms is not None, "it is known how long calls take")
     callers = [await path.connect() for _ in range(60)]
     await asyncio.gather(*(caller.ask(asks(b"m", b"slow")) for caller in callers))
@@ -130,11 +139,10 @@ def test_the_control_process_shows_breakers_and_counts_openings(tmp_path: Path) 
         while "warmroute_replica_breaker_opened_total{" not in text:
             assert time.monotonic() < now + 20
             text = control.ask("/metrics").text
-        assert f'warmroute_replica_breaker_state{{endpoint="{id_}",model="m",version=""}} 1' in text
-        assert f'warmroute_replica_breaker_state{{endpoint="{id_}",model="n",version=""}} 0' in text
-        counted = (
-            f'warmroute_replica_breaker_opened_total{{endpoint="{id_}",model="m",version="",rule="unavailable"}} 1'
-        )
+        assert f'warmroute_replica_breaker_state{{endpoint="{id_}",model="m",version="",shard="0"}} 1' in text
+        assert f'warmroute_replica_breaker_state{{endpoint="{id_}",model="n",version="",shard="0"}} 0' in text
+        labels = f'{{endpoint="{id_}",model="m",version="",shard="0",rule="unavailable"}}'
+        counted = f"warmroute_replica_breaker_opened_total{labels} 1"
         assert counted in text
         assert "breakers" not in control.ask("/healthz").json
         breakers = control.ask("/healthz?detail").json["breakers"]

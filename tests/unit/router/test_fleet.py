@@ -96,6 +96,10 @@ def test_of_several_shards_the_coldest_speaks() -> None:
     assert driven.nobody().reason is Reason.NOT_WARM
     driven.seen(record("a", replicas=shards[:2]))
     assert driven.nobody().reason is Reason.GROUP_INCOMPLETE
+    assert driven.nobody().detail == ("m: none of 1 can be picked: 1 group_incomplete (shard 2 at a: not there)")
+    newer = Replica("m", "1", shard=2, shard_count=3, generation=1)
+    driven.seen(record("a", replicas=(*shards[:2], newer)))
+    assert driven.nobody().detail.endswith("(shard 2 at a: on generation 1, not 0)")
 
 
 # --- members ---------------------------------------------------------------------------------------------------------

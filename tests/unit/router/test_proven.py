@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.model import EjectCause, EndpointEjected, EndpointRecord, Replica, State
+from router.model import WHOLE, EjectCause, EndpointEjected, EndpointRecord, Replica, State
 from router.outcomes import AttemptResult, Reason
 from router.policy import ModelPolicy, Policies, WarmthPolicy
 from router.routes import Attempt
@@ -21,7 +21,7 @@ def proven(id_: str, at: float | None, *, state: State = State.WARM, model: str 
 
 
 def reason(driven: Driven, id_: str) -> Reason | None:
-    return driven.cluster.endpoints[id_].candidates["m", ""].reason
+    return driven.cluster.endpoints[id_].candidates["m", "", WHOLE].reason
 
 
 def test_no_request_is_the_probe_of_what_must_be_proven() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from router.breaker import GuardState
 from router.endpoint import Candidate
-from router.model import EjectCause, EndpointEjected, EndpointReturned, PeerObserved, Replica
+from router.model import WHOLE, EjectCause, EndpointEjected, EndpointReturned, PeerObserved, Replica
 from router.outcomes import AttemptResult, Reason
 from router.policy import BreakerPolicy, ModelPolicy, Policies
 from router.routes import Attempt
@@ -25,7 +25,7 @@ def fleet(*ids: str, policies: Policies | None = None) -> Driven:
 
 
 def at(driven: Driven, model: str, version: str, id_: str = "a") -> Candidate:
-    return driven.cluster.endpoints[id_].candidates[model, version]
+    return driven.cluster.endpoints[id_].candidates[model, version, WHOLE]
 
 
 def ask(driven: Driven, model: str, version: str, result: AttemptResult, times: int = 1, ms: float = 0.0) -> None:
@@ -67,7 +67,7 @@ def test_an_endpoint_that_is_bad_for_one_version_goes_on_with_its_others() -> No
     ask(driven, "n", "1", OK, 30)
     versions = {driven.attempt(route=driven.route("m")).candidate.version for _ in range(30)}
     assert versions == {"2"}
-    states = {key: each.breaker.state.value for key, each in driven.cluster.endpoints["a"].candidates.items()}
+    states = {key[:2]: each.breaker.state.value for key, each in driven.cluster.endpoints["a"].candidates.items()}
     assert states == {("m", "1"): "open", ("m", "2"): "closed", ("n", "1"): "closed"}
 
 

@@ -45,6 +45,8 @@ class View:
         self.broke_at = float("-inf")
         self.lasting = 1.0
         self.held = self.quarantined = self.breaker_open = self.busy = False
+        self.lacks: tuple[str, ...] = ()
+        self.entry = True
         for name, value in fields.items():
             setattr(self, name, value)
 
@@ -74,6 +76,9 @@ def reason(view: View) -> Reason | None:
         (View(record("e"), quarantined=True, breaker_open=True), Reason.BREAKER_OPEN),
         (View(record("e"), busy=True), Reason.BUSY),
         (View(record("e"), busy=True, quarantined=True), Reason.QUARANTINED),
+        (View(record("e"), lacks=("shard 1: nobody holds it",), age_s=9.0), Reason.GROUP_INCOMPLETE),
+        (View(record("e"), entry=False, busy=True), Reason.NOT_ENTRY),
+        (View(record("e"), entry=False, quarantined=True), Reason.QUARANTINED),
         (View(record("e", state=State.COLD, draining=True), held=True, age_s=9.0, quarantined=True), Reason.NOT_WARM),
     ],
 )
@@ -83,14 +88,6 @@ def test_filters(view: View, expected: Reason | None) -> None:
 
 def test_filters_have_names_of_their_own() -> None:
     assert len({each.name for each in FILTERS}) == len(FILTERS)
-
-
-def test_a_group_is_complete_where_one_endpoint_holds_every_shard() -> None:
-    shards = tuple(Replica("m", "1", shard=k, shard_count=2) for k in range(2))
-    other = Replica("m", "2", shard=1, shard_count=2)
-    assert reason(View(record("e", replicas=shards))) is None
-    assert reason(View(record("e", replicas=(shards[0],)))) is Reason.GROUP_INCOMPLETE
-    assert reason(View(record("e", replicas=(shards[0], other)))) is Reason.GROUP_INCOMPLETE
 
 
 def test_warmth_is_the_mean_over_shape_classes() -> None:

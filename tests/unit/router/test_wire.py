@@ -38,6 +38,7 @@ REPLICAS = st.builds(
     generation=st.integers(0, 9),
     warm_for_s=st.floats(0, 1e6).map(lambda value: round(value, 3)),
     reason=TEXT,
+    group=TEXT,
 )
 COUNT = st.none() | st.integers(0, 1 << 50)
 RECORDS = st.builds(
@@ -105,6 +106,8 @@ def replica(**fields: object) -> str:
         ("replicas", "x" * (MAX_FIELD_CHARS + 1), "characters, at most"),
         ("replicas", "{}", "not a list"),
         ("replicas", json.dumps([0] * (MAX_REPLICAS + 1)), "not a list of at most"),
+        ("replicas", replica(p="g" * 129), "group of 129 characters, at most 128"),
+        ("replicas", replica(p=3), "3 is not text"),
         ("replicas", "[7]", "AttributeError"),
         ("replicas", "[", "JSONDecodeError"),
         ("replicas", "[" * 100_000, "RecursionError"),

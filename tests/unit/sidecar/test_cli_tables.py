@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from router.cluster import Cluster
 from router.model import EjectCause, EndpointEjected, EndpointRecord, EndpointSeen, Replica, State
-from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies
+from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies, ShardMode, ShardPolicy
 from sidecar.cli.shapes import Breaker, Candidate, Endpoint, Endpoints, Explanation, Fault, Routes
 from sidecar.cli.shapes import Replica as ReplicaShape
 from sidecar.cli.tables import (
@@ -97,6 +97,19 @@ def test_explanation_of_a_choice() -> None:
     assert "500 ms ago" in text
     assert text.count("unknown: the candidates' median") == 2  # nobody's P95 is known yet
     assert rows[-1].startswith("a draw now: w")
+
+
+def test_a_group_is_shown_with_what_it_lacks() -> None:
+    made = Cluster(Policies(), [ModelPolicy("t", shards=ShardPolicy(ShardMode.TENSOR, 3))], 100.0)
+    for shard in (0, 1):
+        replicas = (Replica("t", "1", shard, 3, group="g", warm_for_s=60.0),)
+        made.apply(EndpointSeen(EndpointRecord(f"w{shard}", f"http://w{shard}:1", replicas=replicas), 100.0), 100.0)
+    rows = lines(routes_table(routes_of(made, 100.5).routes))
+    entry = next(row for row in rows if " w0 #0 " in row)
+    assert entry.rstrip().endswith("group incomplete of g for 500 ms: shard 2: nobody holds it")
+    assert next(row for row in rows if " w1 #1 " in row).rstrip().endswith("not entry of g for 500 ms")
+    explained = lines(*explanation_parts(explanation_of(made, 100.5, "t")))
+    assert "1 group_incomplete (shard 2: nobody holds it); 503" in explained[-1]
 
 
 def test_explanation_of_another_balancer() -> None:

@@ -22,6 +22,15 @@ listeners: [{address: "127.0.0.1:8080"}]
 models: [{name: magika, endpoints: ["http://127.0.0.1:9001"]}]
 """
 
+SHARDED = """\
+version: 1
+listeners: [{address: "127.0.0.1:8080"}]
+models:
+  - {name: t, shards: {mode: tensor, count: 4}}
+  - {name: k, shards: {mode: keyed, count: 3}, key: {header: x-key}}
+  - {name: r, endpoints: ["http://w:1"]}
+"""
+
 MULTIPLYING = f"a: &a [{', '.join('1' * 10)}]\n" + "".join(
     f"{this}: &{this} [{', '.join([f'*{before}'] * 10)}]\n" for before, this in ("ab", "bc", "cd", "de")
 )
@@ -303,11 +312,11 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
         [
             (
                 "w.yaml:3:68: models[0].key: an empty mapping: "
-                "has no use unless balancer is keyed: set that, or leave this out"
+                "has no use unless balancer or shards.mode is keyed: set one, or leave this out"
             ),
             (
                 "w.yaml:3:68: models[0].key: an empty mapping: "
-                "must say where the key is: either header, or last_segment: true"
+                "must say where the key is: either header, or json, or last_segment: true"
             ),
         ],
     ),
@@ -320,7 +329,82 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
         "a key in two places",
         GOOD[:-3] + ", balancer: keyed, key: {header: x-key, last_segment: true}}]\n",
         [
-            "w.yaml:3:85: models[0].key: a mapping: must say where the key is: either header, or last_segment: true",
+            (
+                "w.yaml:3:85: models[0].key: a mapping: "
+                "must say where the key is: either header, or json, or last_segment: true"
+            ),
+        ],
+    ),
+    (
+        "a key at no path",
+        GOOD[:-3] + ", balancer: keyed, key: {json: user..id}}]\n",
+        [
+            (
+                'w.yaml:3:92: models[0].key.json: "user..id": '
+                "must be names with dots between them, at most 8, for example user.id"
+            ),
+        ],
+    ),
+    (
+        "keyed shards without a key",
+        GOOD[:-3] + ", shards: {mode: keyed, count: 2}}]\n",
+        [
+            (
+                'w.yaml:3:78: models[0].shards.mode: "keyed": '
+                "keyed needs a key: set key, for example {header: x-session-id}"
+            ),
+        ],
+    ),
+    (
+        "one tensor shard",
+        GOOD[:-3] + ", shards: {mode: tensor}}]\n",
+        ["w.yaml:3:71: models[0].shards.count: 1: must be between 2 and 256 where mode is tensor"],
+    ),
+    (
+        "shards of what is not split",
+        GOOD[:-3] + ", shards: {count: 3}}]\n",
+        ["w.yaml:3:79: models[0].shards.count: 3: must be 1 where mode is replicated"],
+    ),
+    (
+        "an entry that is no shard",
+        GOOD[:-3] + ", shards: {mode: tensor, count: 4, entry: 4}}]\n",
+        ["w.yaml:3:103: models[0].shards.entry: 4: must be the number of a shard, 0 to 3"],
+    ),
+    (
+        "shards that nobody holds",
+        SHARDED + 'endpoints: [{url: "http://w:1", models: ["t@1#0", "t@2", "k#2"]}]\n',
+        [
+            (
+                "w.yaml:4:23: models[0].shards: a mapping: "
+                "no endpoint holds t@1#1 and 2 more, and none ever will: list it under endpoints"
+            ),
+            (
+                "w.yaml:5:23: models[1].shards: a mapping: "
+                "no endpoint holds k#0 and 1 more, and none ever will: list it under endpoints"
+            ),
+        ],
+    ),
+    (
+        "shards that there are not, and a group of nothing",
+        SHARDED + 'endpoints: [{url: "http://w:1", group: g, models: ["t", "k", "k#3", "r#0", "k#x"]}]\n',
+        [
+            (
+                'w.yaml:7:40: endpoints[0].group: "g": '
+                "has no use: the endpoint holds no shard of a model whose shards.mode is tensor"
+            ),
+            'w.yaml:7:62: endpoints[0].models[2]: "k#3": k has the shards 0 to 2',
+            ('w.yaml:7:69: endpoints[0].models[3]: "r#0": r is not split: set shards at the model, or leave #0 out'),
+            'w.yaml:7:76: endpoints[0].models[4]: "k#x": must be NAME or NAME@VERSION, perhaps with #SHARD',
+        ],
+    ),
+    (
+        "a shard of what is held whole",
+        SHARDED + 'endpoints: [{url: "http://w:1", models: [t, k, "k#1"]}]\n',
+        [
+            (
+                'w.yaml:7:48: endpoints[0].models[2]: "k#1": '
+                "the endpoint holds all of k by another entry: keep one of the two"
+            ),
         ],
     ),
     (
@@ -557,9 +641,9 @@ SENSELESS: list[tuple[str, str, list[str]]] = [
             "w.yaml:5:33: endpoints[0].models: an empty list: must hold at least one model, NAME or NAME@VERSION",
             'w.yaml:6:11: endpoints[1].url: "http://a:2/": already the URL of endpoints[0]: list its models there',
             'w.yaml:6:35: endpoints[1].models[0]: "magica": no such model; did you mean "magika"?',
-            'w.yaml:6:43: endpoints[1].models[1]: "x@": must be NAME or NAME@VERSION',
+            'w.yaml:6:43: endpoints[1].models[1]: "x@": must be NAME or NAME@VERSION, perhaps with #SHARD',
             'w.yaml:6:57: endpoints[1].models[3]: "magika@1": the same as models[2]: name each once',
-            'w.yaml:6:67: endpoints[1].models[4]: "": must be NAME or NAME@VERSION',
+            'w.yaml:6:67: endpoints[1].models[4]: "": must be NAME or NAME@VERSION, perhaps with #SHARD',
             'w.yaml:8:31: endpoints[3].name: "e": already the name of endpoints[2]: give each its own',
             'w.yaml:8:43: endpoints[3].models[0]: "zebra": no such model; declared are: magika',
         ],

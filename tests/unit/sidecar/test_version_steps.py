@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from router.model import EndpointRecord, EndpointSeen, Replica
+from router.model import WHOLE, EndpointRecord, EndpointSeen, Replica
 from router.policy import MirrorPolicy, ModelPolicy, Policies, ServePolicy, ServeRule, VersionShare
 from sidecar.http1.mirrors import Mirrors
 from sidecar.http1.versions import version_step
@@ -202,7 +202,7 @@ def test_a_copy_goes_to_the_other_version_and_its_answer_nowhere() -> None:
         assert count(made, Scalar.MIRRORS_FAILED_TOTAL) == 1
         assert count(made, Scalar.BACKGROUND_TOTAL) == 1
         assert made.outcomes() == made.results() == 1
-        latency = made.cluster.endpoints["o1"].candidates["m", "2"].latency
+        latency = made.cluster.endpoints["o1"].candidates["m", "2", WHOLE].latency
         assert (latency.ewma_ms, latency.fresh) == (0.0, {})
         assert made.cluster.endpoints["o1"].in_flight == 0
 

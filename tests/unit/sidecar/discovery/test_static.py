@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.model import EndpointGone, EndpointSeen, State
-from sidecar.discovery.planned import NOT_PROBED_YET, static_endpoints
+from router.model import WHOLE, EndpointGone, EndpointSeen, Replica, State
+from sidecar.discovery.planned import NOT_PROBED_YET, first_record, held, static_endpoints
 from sidecar.discovery.source import Found
 from sidecar.discovery.static import FIRST_PROBES_S, SUCCESSOR_PROBES_S, StaticSource
 from sidecar.settings import Settings
@@ -39,6 +39,56 @@ def test_every_place_that_names_a_url_adds_to_one_endpoint() -> None:
     assert held == [("a", "", None), ("b", "", "/b")]
     held = [(r.model, r.version, r.probe.path if r.probe else None) for r in by_id["two"].replicas]
     assert held == [("c", "3", "/two"), ("a", "", "/two")], "the endpoint's own probe counts"
+
+
+def test_a_shard_is_named_behind_its_model_and_without_one_all_is_held() -> None:
+    found = static_endpoints(
+        settings(
+            models=[{"name": "t", "shards": {"mode": "tensor", "count": 4}, "endpoints": [TWO]}],
+            endpoints=[{"url": ONE, "group": "g", "models": ["t@1#3", "t@2#0", "t@3"]}],
+        )
+    )
+    assert [first_record(each).replicas for each in found] == [
+        (
+            Replica("t", "1", shard=3, shard_count=4, group="g"),
+            Replica("t", "2", shard=0, shard_count=4, group="g"),
+            Replica("t", "3"),
+        ),
+        (Replica("t"),),
+    ]
+
+
+def test_one_probe_speaks_for_all_shards_at_an_endpoint() -> None:
+    parts = {
+        "models": [{"name": "t", "shards": {"mode": "tensor", "count": 2}}],
+        "endpoints": [
+            {"url": ONE, "models": ["t#0", "t#1"], "probe": {"path": "/r", "interval_s": 0.05, "timeout_s": 0.25}}
+        ],
+    }
+    events, _, _ = play(parts, 200)
+    assert [replica.state for replica in events[-1].record.replicas] == [State.WARM, State.WARM]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("a", ("a", "", WHOLE)),
+        ("a@1", ("a", "1", WHOLE)),
+        ("a#0", ("a", "", 0)),
+        ("a@1.2#12", ("a", "1.2", 12)),
+        ("", None),
+        ("a@", None),
+        ("@1", None),
+        ("a#", None),
+        ("a#-1", None),
+        ("a#1000", None),
+        ("a#1#2", None),
+        ("a#1@2", None),
+        ("a@1@2", None),
+    ],
+)
+def test_what_an_endpoint_is_said_to_hold(entry: str, said: tuple[str, str, int] | None) -> None:
+    assert held(entry) == said
 
 
 def test_a_unix_socket_s_endpoint_is_named_by_its_address() -> None:
@@ -294,3 +344,12 @@ def test_probes_come_no_faster_than_the_rate_allows() -> None:
         return len(ask.asked)
 
     assert asyncio.run(main()) == 5
+
+
+def test_of_a_group_only_the_endpoint_that_takes_requests_waits_for_warm_up_requests() -> None:
+    warmup = {"requests": [{"name": "b1", "path": "/infer", "json": {}, "within_s": 1}]}
+    shards = {"mode": "tensor", "count": 2, "entry": 1}
+    models = [{"name": "t", "shards": shards, "warmup": warmup}]
+    endpoints = [{"url": ONE, "models": ["t#0"]}, {"url": TWO, "models": ["t#1"]}]
+    found = static_endpoints(settings(models=models, endpoints=endpoints))
+    assert [first_record(each).replicas[0].state for each in found] == [State.WARM, State.WARMING]

@@ -318,3 +318,20 @@ def test_a_body_from_a_file_is_bounded_and_its_failure_names_file_and_field(tmp_
         file.truncate(BODY_FILE_BYTES + 1)
     with pytest.raises(OSError, match="more than 8388608 bytes"):
         read_body(str(large))
+
+
+def test_of_a_group_the_shard_that_takes_requests_is_proven_alone() -> None:
+    def member(shard: int) -> EndpointRecord:
+        return EndpointRecord(f"e{shard}", f"http://e{shard}:1", replicas=(Replica("m", shard=shard, shard_count=2),))
+
+    async def main() -> None:
+        async with rig() as at:
+            at.stage.configure({"m": PLAN}, {"m": 0})
+            at.seen(member(0), member(1))
+            await at.turn()
+            assert (at.last("e0").state, at.last("e1").state) == (State.WARMING, State.WARM)
+            assert {address for address, _ in at.sent} == {"http://e0:1"}
+            await at.reply()
+            assert at.last("e0").state is State.WARM
+
+    asyncio.run(main())

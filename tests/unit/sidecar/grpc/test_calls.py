@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 
 from router.balancers import hash_of, mixed
-from router.model import EndpointGone, GoneReason, LoadReport
-from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies
+from router.groups import ShardMap
+from router.model import EndpointGone, EndpointSeen, GoneReason, LoadReport, Replica
+from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies, ShardMode, ShardPolicy
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http2 import frames
 from sidecar.http2.frames import WINDOW, Code
@@ -729,6 +731,32 @@ def test_an_answer_that_is_whole_but_not_read_counts_once_it_is_read() -> None:
         bench.answer(worker, 3, body=b"x" * 100)
         caller.reset(3)
         assert bench.outcomes == {"ok": 1, "client_abort": 1}
+
+
+def test_a_call_reaches_the_shard_that_has_its_key() -> None:
+    with grpc_bench() as bench:
+        shards = ShardPolicy(ShardMode.KEYED, 2)
+        model = ModelPolicy("m", default=True, shards=shards, key=KeyPolicy(header="X-User"))
+        for shard, id_ in enumerate(("o0", "o1")):
+            record = replace(bench.cluster.endpoints[id_].record, replicas=(Replica("m", shard=shard, shard_count=2),))
+            bench.cluster.apply(EndpointSeen(record, bench.now), bench.now)
+        bench.cluster.configure(Policies(), [model], bench.now)
+        seen = set()
+        for number in range(8):
+            key = b"user-%d" % number
+            bench.call(2 * number + 1, b"x", (b"x-user", key))
+            shard = ShardMap(2).shard_of(key)
+            seen.add(shard)
+            assert [bench.cluster.endpoints[id_].in_flight for id_ in ("o0", "o1")] == [1 - shard, shard]
+            for worker in bench.loop.workers:
+                for head in worker.got(frames.HEADERS):
+                    bench.answer(worker, head.stream)
+        assert seen == {0, 1}
+        bench.call(99, b"x")
+        assert status(bench.caller, 99) == (3, "bad_request")
+        bench.cluster.configure(Policies(), [replace(model, key=KeyPolicy(json="user"))], bench.now)
+        bench.call(101, b'{"user": "a"}', (b"user", b"a"))
+        assert status(bench.caller, 101) == (3, "bad_request")
 
 
 def test_a_call_goes_by_the_key_in_its_metadata() -> None:

@@ -1,0 +1,70 @@
+"""Requests whose key is in their body, or says which shard has them: a step before they are dispatched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from router.outcomes import Outcome
+from sidecar.http1.steps import KEYED
+
+if TYPE_CHECKING:
+    from router.routes import Route
+    from sidecar.http1.keys import KeySource
+    from sidecar.http1.special import SpecialConnection
+    from sidecar.http1.steps import Course, Step
+    from sidecar.http1.targets import Target
+
+
+class KeyStep:
+    """Finds a request's key, and the shard that has it where each shard of the model answers for itself.
+
+    Such a request must have a key, as nobody else could answer it. One whose balancer goes by keys may do without.
+    """
+
+    __slots__ = ("_source", "_targets", "body_bytes", "rank")
+
+    def __init__(self, source: KeySource) -> None:
+        self.rank = KEYED
+        self.body_bytes = source.body_bytes
+        self._source = source
+        self._targets: dict[Route, Target] = {}
+
+    def take(self, caller: SpecialConnection, course: Course, now: float) -> bool:
+        """Set the key, and turn to the shard's route."""
+        source = self._source
+        if source.body is None:
+            key = source.of(caller.head)
+        else:
+            body = course.body
+            key = None if body is None or len(body) > source.body_bytes else source.body.of(body)
+        course.key = key
+        target = caller.target
+        route = target.route
+        if route is None or not route.shards:
+            return True
+        if key is not None:
+            shard = caller.plane.cluster.shard_route(route, key)
+            found = self._targets.get(shard)
+            if found is None:
+                found = self._targets[shard] = caller.plane.targets.plain(target.surface, shard)
+            caller.turn_to(found)
+            return True
+        if source.body is not None and course.body is None:
+            most = f"over {source.body_bytes} bytes (models[].key.body_bytes)"
+            caller.refuse(Outcome.BODY_TOO_LARGE, f"{most}, and {source.text} must say which shard has it")
+        else:
+            caller.refuse(Outcome.BAD_REQUEST, no_key(route, source))
+        return False
+
+
+def no_key(route: Route, source: KeySource) -> str:
+    """Say that a request for a model whose shards answer for themselves has no key."""
+    return f"{source.text} must say which shard of {route.key} has it, and says nothing"
+
+
+def key_step(target: Target) -> Step | None:
+    """Return what requests of a target need: nothing where no shard is to be found, and no key in their body."""
+    source, route = target.key_source, target.route
+    if source is None or route is None or (source.body is None and not route.shards):
+        return None
+    return KeyStep(source)
