@@ -42,6 +42,8 @@ class Outcome(StrEnum):
     INTERNAL = "internal"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     TUNNEL_IDLE = "tunnel_idle"
+    DEGRADED_CACHE = "degraded_cache"
+    DEGRADED_STATIC = "degraded_static"
 
 
 OUTCOME_INDEX: dict[Outcome, int] = {outcome: index for index, outcome in enumerate(Outcome)}
@@ -234,6 +236,8 @@ OUTCOMES: dict[Outcome, OutcomeSpec] = {
     Outcome.CLIENT_ABORT: OutcomeSpec(0, "", "the caller went away"),
     Outcome.DRAIN_CUT: OutcomeSpec(0, "", "the grace period ended first"),
     Outcome.TUNNEL_IDLE: OutcomeSpec(0, "", "nothing passed through the tunnel for too long"),
+    Outcome.DEGRADED_CACHE: OutcomeSpec(0, "", "nobody could answer, and an answer from better times was told again"),
+    Outcome.DEGRADED_STATIC: OutcomeSpec(0, "", "nobody could answer, and the declared answer was told"),
     Outcome.FAULT: OutcomeSpec(503, "Service Unavailable", "an injected fault"),
     Outcome.INTERNAL: OutcomeSpec(500, "Internal Server Error", "an error inside the proxy", close=True),
     Outcome.DEADLINE_EXCEEDED: OutcomeSpec(504, "Gateway Timeout", "the request's time is over"),

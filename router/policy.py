@@ -239,6 +239,33 @@ class HedgingPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class LadderPolicy:
+    """How models with a fallback, a cache or a static answer degrade and come back; each step has its switch.
+
+    Down by one step when nobody can be picked or after ``failures`` requests in a row; after ``hold_s`` there, one
+    request each ``trial_s`` tries a step above, and ``successes`` of them in a row climb to it.
+    """
+
+    fallback: bool = True
+    cache: bool = True
+    static: bool = True
+    failures: int = 3
+    hold_s: float = 1.0
+    trial_s: float = 0.2
+    successes: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("failures", "successes"):
+            value = getattr(self, name)
+            if not 1 <= value <= 1000:
+                raise PolicyError(f"ladder.{name}", value, "must lie between 1 and 1000")
+        for name in ("hold_s", "trial_s"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise PolicyError(f"ladder.{name}", value, "must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
 class LatencyPolicy:
     """Quantile sketch with ``relative_error`` over ``window_s`` in ``slots``; the EWMA decays over ``ewma_decay_s``."""
 
@@ -434,6 +461,7 @@ class Policies:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     latency: LatencyPolicy = field(default_factory=LatencyPolicy)
     hedging: HedgingPolicy = field(default_factory=HedgingPolicy)
+    ladder: LadderPolicy = field(default_factory=LadderPolicy)
     requests_per_endpoint: int | None = None  # in flight at one endpoint at most, counted by each process for itself
     connections_per_endpoint: int | None = None  # the same of connections: over HTTP/1.1 each attempt takes one
 

@@ -139,6 +139,13 @@ class FaultsChanged:
     rules: tuple[FaultRule, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """Control → data: forget the answers that are kept of a model, or of all ("")."""
+
+    model: str
+
+
 _TYPES: tuple[type, ...] = (
     Hello,
     Listening,
@@ -155,6 +162,7 @@ _TYPES: tuple[type, ...] = (
     model.EndpointReturned,
     model.PeerObserved,
     GuardsInForce,
+    CacheCleared,
 )
 _CODES = {kind: code for code, kind in enumerate(_TYPES)}
 _ENCODER = msgspec.msgpack.Encoder()

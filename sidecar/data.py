@@ -39,6 +39,7 @@ from router.model import (
 )
 from sidecar.boot import DataPlan
 from sidecar.channel import (
+    CacheCleared,
     Channel,
     ChannelError,
     FaultsChanged,
@@ -50,6 +51,7 @@ from sidecar.channel import (
 )
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
+from sidecar.http1.ladders import Ladders
 from sidecar.http1.mirrors import Mirrors
 from sidecar.http1.plane import SWEEP_S, Plane
 from sidecar.http1.versions import version_step
@@ -125,6 +127,7 @@ class DataProcess:
         now = self._clock()
         self._page.begin(os.getpid(), now)
         self._cluster = Cluster(router_policies(settings), model_policies(settings), now, rng=rng.random)
+        ladders = Ladders(settings.models, settings.policies.ladder, self._page, now)
         self._plane = Plane(
             cluster=self._cluster,
             page=self._page,
@@ -135,8 +138,9 @@ class DataProcess:
             timeouts=settings.timeouts,
             share=self._share,
             model_timeouts=model_timeouts(settings),
-            step_makers=(version_step, Mirrors().step),
+            step_makers=(version_step, Mirrors().step, ladders.maker),
         )
+        self._plane.ladders = ladders
         self._plane.drained = self._finish
         self._membership = Membership(self._plane, settings, now)
         processes = max(listener.processes for listener in settings.listeners)
@@ -364,6 +368,9 @@ class DataProcess:
             if message.rules != self._plane.faults:
                 self._log.warning("faults.changed", rules=len(message.rules))
             self._plane.faults = message.rules
+        elif isinstance(message, CacheCleared) and self._plane.ladders is not None:
+            forgotten = self._plane.ladders.clear(message.model)
+            self._log.info("cache.cleared", model=message.model, answers=forgotten)
 
     def _set_mode(self, mode: StoreMode, now: float) -> None:
         self._cluster.apply(StoreChanged(mode, now), now)

@@ -124,6 +124,8 @@ class Membership:
             timeouts = self._timeouts | timeouts
         self._models, self._timeouts = models, timeouts
         self._cluster.configure(router_policies(settings), models, now)
+        if self._plane.ladders is not None:
+            self._plane.ladders.configure(settings.models, settings.policies.ladder, now)
         self._plane.configure(settings.limits, settings.timeouts, timeouts)
         for place, rules in zip(self._places, self.rules, strict=False):
             listener = settings.listeners[place]

@@ -16,12 +16,13 @@ from router.model import WHOLE
 from router.outcomes import Reason
 from router.overload import Level
 from router.urls import masked_url
+from sidecar.admin.ladders import ladder_of, ladders
 from sidecar.telemetry.page import OVERLOAD_NOW, Scalar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router.explain import CandidateRow, Explanation, RouteRow
+    from router.explain import CandidateRow, RouteRow
     from sidecar.admin.context import Context
     from sidecar.channel import FaultRule
 
@@ -49,6 +50,7 @@ def health(context: Context, now: float) -> dict[str, Any]:
         "config": context.config.revision,
         "store_mode": context.keeper.roster.mode.value,
         "processes": processes(context, now),
+        "degraded": {one["model"]: one["step"] for one in ladders(context, now) if one["step"] != "replica"},
     }
 
 
@@ -136,11 +138,14 @@ def routes(context: Context, now: float) -> dict[str, Any]:
         "draining": context.draining,
         "listeners": list(context.listen_addresses),
         "routes": context.keeper.cluster.routes(now),
+        "ladders": ladders(context, now),
     }
 
 
-def explain(context: Context, model: str, now: float, key: str = "") -> Explanation:
+def explain(context: Context, model: str, now: float, key: str = "") -> dict[str, Any]:
     """Return the decision that would be made now for ``NAME[@VERSION][#SHARD]``, and a request with ``key``.
+
+    ``ladder`` is how far the model is degraded, where it has steps for that.
 
     Raises:
         UnknownModelError: there is no such route.
@@ -159,7 +164,9 @@ def explain(context: Context, model: str, now: float, key: str = "") -> Explanat
     if route.shards and not key:
         shards = [one.key for one in route.shards]
         raise UnknownModelError(model, shards, " itself, as each shard answers for itself: name one, or a key")
-    return cluster.explain(route, now, context.rng, key.encode("utf-8", "surrogatepass") or None)
+    explanation = cluster.explain(route, now, context.rng, key.encode("utf-8", "surrogatepass") or None)
+    document: dict[str, Any] = msgspec.to_builtins(explanation)
+    return document | {"ladder": ladder_of(context, route.model, now)}
 
 
 def endpoints(context: Context, now: float) -> dict[str, Any]:
@@ -192,6 +199,11 @@ def endpoints(context: Context, now: float) -> dict[str, Any]:
         rows.append(row)
     away = sorted(held for held in keeper.roster.held if held not in keeper.roster)
     return {"endpoints": rows, "held_and_away": away}
+
+
+def cache(context: Context, now: float) -> dict[str, Any]:
+    """Return what is kept of each model that keeps answers or has another ladder."""
+    return {"models": [{"model": one["model"], **one["cache"]} for one in ladders(context, now)]}
 
 
 def config(context: Context) -> dict[str, Any]:

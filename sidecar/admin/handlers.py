@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from sidecar.admin import documents, status_page
 from sidecar.admin.guard import RefusedError, json_response
-from sidecar.channel import FaultRule
+from sidecar.channel import CacheCleared, FaultRule
 from sidecar.faults import KINDS
 from sidecar.state.roster import RosterError
 from sidecar.telemetry import exposition, prometheus
@@ -63,11 +63,13 @@ class Handlers:
             web.get("/config", self.config),
             web.get("/config/status", self.config_status),
             web.get("/faults", self.faults),
+            web.get("/cache", self.cache),
             web.post("/config/reload", self.reload),
             web.post("/endpoints/{id}/drain", self.drain),
             web.post("/endpoints/{id}/resume", self.resume),
             web.post("/faults", self.add_fault),
             web.delete("/faults/{id}", self.remove_fault),
+            web.delete("/cache", self.clear_cache),
         ]
 
     # --- reads --------------------------------------------------------------------------------------------------
@@ -126,6 +128,10 @@ class Handlers:
     async def faults(self, _request: web.Request) -> web.Response:
         """The faults in force."""
         return json_response(documents.faults(self._context, self._context.clock()))
+
+    async def cache(self, _request: web.Request) -> web.Response:
+        """What is kept for bad times."""
+        return json_response(documents.cache(self._context, self._context.clock()))
 
     # --- writes -------------------------------------------------------------------------------------------------
 
@@ -214,3 +220,12 @@ class Handlers:
         if not self._context.keeper.remove_fault(fault_id):
             raise RefusedError(404, f"no fault {fault_id!r}", known=sorted(self._context.keeper.roster.faults))
         return json_response({"id": fault_id, "removed": True})
+
+    async def clear_cache(self, request: web.Request) -> web.Response:
+        """Have every data process forget what it keeps, of one model or of all."""
+        model = request.query.get("model", "")
+        known = [one["model"] for one in documents.cache(self._context, self._context.clock())["models"]]
+        if model and model not in known:
+            raise RefusedError(404, f"no model {model!r} keeps answers", known=known)
+        self._context.keeper.feed.send(CacheCleared(model))
+        return json_response({"model": model, "cleared": True})

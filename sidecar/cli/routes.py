@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from sidecar.cli.client import ADMIN, Admin, decoded, segment
 from sidecar.cli.shapes import Explanation, Routes
-from sidecar.cli.tables import explanation_parts, routes_table, show
+from sidecar.cli.tables import explanation_parts, ladder_line, routes_table, show
 
 app = App(name="routes", help="Show where requests go, with weights and why.", version_flags=())
 
@@ -31,7 +31,7 @@ def routes(*, admin: Admin = ADMIN, as_json: Json = False) -> int:
     if not known.routes:
         print(f"no routes yet: no worker has reported and none is configured (store {known.store_mode})")
         return 0
-    show(routes_table(known.routes))
+    show(routes_table(known.routes), *(ladder_line(one) for one in known.ladders if one.step != "replica"))
     return 0
 
 

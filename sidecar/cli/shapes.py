@@ -139,6 +139,36 @@ class Nobody(msgspec.Struct, frozen=True):
     detail: str
 
 
+class Cache(msgspec.Struct, frozen=True):
+    """What a model keeps for bad times."""
+
+    entries: int
+    bytes: int
+    hits: int
+    misses: int
+    fills: int
+    evicted: int
+    refused: dict[str, int]
+    model: str = ""
+
+
+class Caches(msgspec.Struct, frozen=True):
+    """GET /cache."""
+
+    models: tuple[Cache, ...]
+
+
+class Ladder(msgspec.Struct, frozen=True):
+    """How far a model is degraded; ``step`` is the lowest of its processes'."""
+
+    model: str
+    step: str
+    for_s: float
+    processes: dict[str, str]
+    answers: dict[str, int]
+    cache: Cache
+
+
 class Explanation(msgspec.Struct, frozen=True):
     """One decision laid open."""
 
@@ -152,6 +182,7 @@ class Explanation(msgspec.Struct, frozen=True):
     nobody: Nobody | None
     serve: str = "any"
     versions: tuple[VersionShare, ...] = ()
+    ladder: Ladder | None = None
 
 
 class Routes(msgspec.Struct, frozen=True):
@@ -160,6 +191,7 @@ class Routes(msgspec.Struct, frozen=True):
     store_mode: str
     draining: bool
     routes: tuple[Route, ...]
+    ladders: tuple[Ladder, ...] = ()
 
 
 class Replica(msgspec.Struct, frozen=True):

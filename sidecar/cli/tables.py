@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sidecar.cli.shapes import Candidate, Endpoint, Endpoints, Explanation, Fault, Replica, Route, Term
+from sidecar.cli.shapes import Cache, Candidate, Endpoint, Endpoints, Explanation, Fault, Ladder, Replica, Route, Term
 
 _UNLIMITED = 10_000
 """Columns of nothing real: how wide a table would like to be is measured in it."""
@@ -89,6 +89,8 @@ def explanation_parts(explanation: Explanation) -> list[RenderableType]:
     elif explanation.nobody is not None:
         nobody = explanation.nobody
         parts.append(Text(f"nobody: {nobody.detail}; 503, Retry-After {seconds(nobody.retry_after_s)}", style="red"))
+    if explanation.ladder is not None:
+        parts.append(ladder_line(explanation.ladder))
     return parts
 
 
@@ -101,6 +103,26 @@ def _versions_parts(explanation: Explanation) -> list[RenderableType]:
         share = "-" if row.share is None else f"{row.share:.1%}"
         made.add_row(row.version or "none", share, f"{row.ready} of {row.replicas}", row.note)
     return [Text(), Text(f"requests that name no version: {explanation.serve}"), made]
+
+
+def ladder_line(ladder: Ladder) -> Text:
+    """Return who answers a model's requests, since when, and what it keeps."""
+    kept = ladder.cache
+    degraded = ladder.step != "replica"
+    text = f"degraded: {ladder.step}" if degraded else "not degraded"
+    text = f"{ladder.model} {text} for {seconds(ladder.for_s)}; kept: {kept.entries} answers, {_mebibytes(kept.bytes)}"
+    return Text(f"{text}, {kept.hits} told, {kept.misses} not found", style="red" if degraded else "")
+
+
+def caches_table(caches: Iterable[Cache]) -> Table:
+    """Return a line for each model that keeps answers."""
+    numbers = ("answers", "size", "filled", "told", "not found", "evicted")
+    made = table("model", *numbers, "not kept because", right=numbers)
+    for one in caches:
+        why = ", ".join(f"{reason.replace('_', ' ')} {count}" for reason, count in one.refused.items())
+        counts = (one.fills, one.hits, one.misses, one.evicted)
+        made.add_row(one.model, str(one.entries), _mebibytes(one.bytes), *map(str, counts), why or "-")
+    return made
 
 
 def _candidates_table(rows: Iterable[Candidate]) -> Table:

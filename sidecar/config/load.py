@@ -9,6 +9,7 @@ from pathlib import Path as FilePath
 
 import msgspec
 
+from sidecar.config.degrading import static_files, with_static_bodies
 from sidecar.config.document import MAX_BYTES, Node, decode, node_of, parse
 from sidecar.config.overrides import Override, lay_over
 from sidecar.config.problems import Path, Problem, SettingsError, Where, dotted, shown
@@ -71,7 +72,7 @@ def _finish(root: Node, problems: list[Problem], environ: Mapping[str, str], ove
         (warnings if finding.warning else problems).append(problem)
     if problems:
         raise SettingsError(_in_order(problems))
-    return Loaded(settings, tuple(_in_order(warnings)))
+    return Loaded(with_static_bodies(settings), tuple(_in_order(warnings)))
 
 
 def _in_order(problems: list[Problem]) -> list[Problem]:
@@ -141,6 +142,12 @@ def _files(settings: Settings) -> Iterator[Finding]:
         yield from _file(where, name, secret=False, text=False)
         if FilePath(name).is_file() and FilePath(name).stat().st_size > BODY_FILE_BYTES:
             yield Finding(where, f"is larger than {BODY_FILE_BYTES} bytes: send a smaller body")
+    for index, model in enumerate(settings.models):
+        if model.static_answer is not None and model.static_answer.body_file is not None:
+            place = ("models", index, "static_answer", "body_file")
+            yield from _file(place, model.static_answer.body_file, secret=False, text=True)
+    for path_, remedy in static_files(settings):
+        yield Finding(path_, remedy)
     for where, part in tls_parts(settings):
         yield from _tls_files(where, part)
 

@@ -22,6 +22,7 @@ from sidecar.config.addresses import (
     unix_path,
 )
 from sidecar.config.choosing import FIELD_NAME, choosing
+from sidecar.config.degrading import degrading
 from sidecar.config.probing import examine_probe
 from sidecar.config.problems import Path, dotted, nearest
 from sidecar.config.sharding import sharding
@@ -58,7 +59,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _too_many_models(settings)
     yield from _dns(settings)
     yield from _times(settings)
-    for path, remedy in (*choosing(settings), *sharding(settings)):
+    for path, remedy in (*choosing(settings), *sharding(settings), *degrading(settings)):
         yield Finding(path, remedy)
     for path, remedy, warning in versioning(settings):
         yield Finding(path, remedy, warning=warning)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sidecar.http1.plane import Plane
     from sidecar.http1.targets import Target
     from sidecar.http1.watch import Watch
-    from sidecar.upstreams.connection import UpstreamConnection
+    from sidecar.upstreams.connection import Sink, UpstreamConnection
 
 NEW: Final = 0
 IDLE: Final = 1
@@ -108,6 +108,7 @@ class CallerConnection(asyncio.Protocol):
         "request_done",
         "rest_s",
         "retire_at",
+        "sink",
         "transport",
     )
 
@@ -163,6 +164,7 @@ class CallerConnection(asyncio.Protocol):
         self.old_client = False
         self.request_done = True
         self.transport: asyncio.Transport
+        self.sink: Sink  # where a worker's answer is written: the transport, but while one is kept
 
     def _say(self, data: bytes) -> None:
         """Send an answer of warmroute's own."""

@@ -56,7 +56,7 @@ class DownstreamConnection(BoundedConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new connection, or refuse it over the limit."""
         plane = self._plane
-        self.transport = cast("asyncio.Transport", transport)
+        self.transport = self.sink = cast("asyncio.Transport", transport)
         plane.count(Scalar.CONNECTIONS_TOTAL)
         self._peer = self._rules.peer(
             transport.get_extra_info("peername"), secure=transport.get_extra_info("ssl_object") is not None

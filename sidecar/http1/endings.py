@@ -112,7 +112,7 @@ class EndingConnection(TunnelConnection):
         self._settle(AttemptResult.OUTRUN if waited else AttemptResult.CANCELLED, now)
         if self._phase == ANSWERING:
             self._cut(Outcome.DEADLINE_EXCEEDED, broken, watch.limit)
-        else:
+        elif not self._step_down(Outcome.DEADLINE_EXCEEDED, watch.limit):
             self._end_with(Outcome.DEADLINE_EXCEEDED, watch.limit)
 
     def _time_over(self) -> None:
@@ -173,6 +173,13 @@ class EndingConnection(TunnelConnection):
             self._cut(outcome)
         else:
             self._end_with(outcome, detail)
+
+    def _step_down(self, outcome: Outcome, detail: str, retry_after_s: float | None = None) -> bool:
+        """A request is about to end with an answer of warmroute's own; True where a step below takes it instead.
+
+        Ladders stand above: see ``degrading``.
+        """
+        return False
 
     def _end_with(
         self, outcome: Outcome, detail: str, retry_after_s: float | None = None, *, status: int = 0, code: str = ""

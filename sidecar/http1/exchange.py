@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from router.endpoint import Endpoint
     from router.routes import Attempt, Route
     from sidecar.http1.keys import KeySource
+    from sidecar.http1.steps import Course
     from sidecar.upstreams.connection import UpstreamConnection
     from sidecar.upstreams.pool import Upstream
 
@@ -80,8 +81,9 @@ class ExchangeConnection(EndingConnection):
     def _nobody_left(self, none: NoCandidate, failed: Failed | None) -> None:
         """Nobody can be picked: say so, or how the attempt before this one ``failed``."""
         if failed is not None:
-            self._end_with(failed.outcome, failed.detail + NOBODY_ELSE)
-        else:
+            if not self._step_down(failed.outcome, failed.detail + NOBODY_ELSE):
+                self._end_with(failed.outcome, failed.detail + NOBODY_ELSE)
+        elif not self._step_down(none.outcome, none.detail or none.reason.value, none.retry_after_s):
             self._end_with(none.outcome, none.detail or none.reason.value, none.retry_after_s)
 
     def _send(self, upstream: Upstream, now: float) -> bool:
@@ -192,6 +194,8 @@ class ExchangeConnection(EndingConnection):
             self._head_came(self._watch, head.status)
             if self._target.reports:
                 out = self._without_report(out)
+            if self._watch.course is not None:
+                out = self._course_answered(self._watch.course, head, out)
         request = self._head
         self._phase = ANSWERING
         self.active = True
@@ -228,6 +232,13 @@ class ExchangeConnection(EndingConnection):
         if self._target.reports and self._attempt is not None:
             take_report(self._plane, self._attempt.endpoint, lines)
 
+    def _course_answered(self, course: Course, head: ResponseHead, out: bytes) -> bytes:
+        """The answer to a request that needed more than a pick begins; return what of its head goes downstream."""
+        return out
+
+    def _course_ended(self, course: Course, head: ResponseHead, now: float) -> None:
+        """All of that answer went downstream."""
+
     def interim(self, head: ResponseHead) -> None:
         """Pass a 1xx on to callers that know them (RFC 9110 15.2); it is no byte of the answer."""
         self._body_at = 0.0  # it may have waited for this (100, RFC 9110 10.1.1) with its body
@@ -240,7 +251,8 @@ class ExchangeConnection(EndingConnection):
         attempt = self._attempt
         self._upstream = None
         if not self._plain or head.status >= 400 or plane.draining or attempt is None:
-            self.transport.write(self.begin_answer(head) + body)
+            out = self.begin_answer(head)
+            self.sink.write(out + body)
             self.answer_ended(now, head)
             return
         out = head.forward
@@ -273,6 +285,8 @@ class ExchangeConnection(EndingConnection):
             plane.attempt_ended(attempt, result, now, head.retry_after_s)
             plane.request_ended(row, OUTCOME_OF[result], now - self._started)
         self._attempt = None
+        if self._watch is not None and self._watch.course is not None:
+            self._course_ended(self._watch.course, head, now)
         self._next(now)
 
     def attempt_failed(self, result: AttemptResult, detail: str) -> None:
@@ -314,8 +328,10 @@ class ExchangeConnection(EndingConnection):
             if self.request_done:  # nobody's time runs meanwhile but the request's own
                 self._wait_for_head(now + delay_s)
         elif self._watch is not None and left_s <= 0:
-            self._end_with(Outcome.DEADLINE_EXCEEDED, f"{self._watch.limit}; {detail}")
-        else:
+            detail = f"{self._watch.limit}; {detail}"
+            if not self._step_down(Outcome.DEADLINE_EXCEEDED, detail):
+                self._end_with(Outcome.DEADLINE_EXCEEDED, detail)
+        elif not self._step_down(OUTCOME_OF[result], detail):
             self._end_with(OUTCOME_OF[result], detail)
 
     def _send_anew(self, broken: UpstreamConnection, attempt: Attempt) -> bool:
@@ -398,6 +414,7 @@ class ExchangeConnection(EndingConnection):
         name = attempt.endpoint.id + ": " if attempt is not None else ""
         self._drop_upstream()
         if attempt is None:
-            self._end_with(Outcome.UPSTREAM_TIMEOUT, detail)
+            if not self._step_down(Outcome.UPSTREAM_TIMEOUT, detail):
+                self._end_with(Outcome.UPSTREAM_TIMEOUT, detail)
         else:
             self.attempt_failed(result, name + detail)

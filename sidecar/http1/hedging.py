@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from router.routes import Attempt
     from sidecar.http1.head import ResponseHead
     from sidecar.http1.watch import Watch
-    from sidecar.upstreams.connection import UpstreamConnection
+    from sidecar.upstreams.connection import Sink, UpstreamConnection
     from sidecar.upstreams.pool import Upstream
 
 
@@ -44,7 +44,6 @@ class Hedge:
         "promoted",
         "request_done",
         "timer",
-        "transport",
         "wanted",
     )
 
@@ -57,9 +56,13 @@ class Hedge:
         self.wanted = True
         self.active = False
         self.request_done = True
-        self.transport: asyncio.Transport = caller.transport
         self.method = caller.method
         self.old_client = caller.old_client
+
+    @property
+    def sink(self) -> Sink:
+        """Where the answer goes that it wins with: known once the caller has begun it."""
+        return self._caller.sink
 
     def is_wanted(self) -> bool:
         """Return whether a connection that is being made is still waited for."""

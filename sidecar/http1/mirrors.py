@@ -122,7 +122,7 @@ class Copy:
         "old_client",
         "over",
         "request_done",
-        "transport",
+        "sink",
     )
 
     def __init__(self, mirrors: Mirrors, plane: Plane, attempt: Attempt, data: bytes, method: bytes) -> None:
@@ -137,7 +137,7 @@ class Copy:
         self.request_done = True
         self.method = method
         self.old_client = False
-        self.transport: asyncio.Transport = _NOWHERE
+        self.sink: asyncio.Transport = _NOWHERE
 
     def start(self, timeout_s: float, now: float) -> None:
         """Send it, for so long at most."""

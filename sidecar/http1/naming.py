@@ -6,23 +6,19 @@ still read for a second, different ``model``: nobody's guess may decide what the
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from router.outcomes import Outcome
+from sidecar.http1.degrading import DegradingConnection
 from sidecar.http1.look import Look
 from sidecar.http1.model_field import MAX_MEMBERS, MAX_REST_BYTES, MAX_TIMES, ModelField, read_whole
-from sidecar.http1.special import SpecialConnection
+from sidecar.http1.renaming import is_json
 
 if TYPE_CHECKING:
     from sidecar.http1.targets import Target
 
-_CONTENT_TYPE: Final = re.compile(rb"\r\ncontent-type:[ \t]*([^\r]*)", re.IGNORECASE)
-_JSON: Final = re.compile(rb"application/(?:[a-z0-9!#$&^_.-]+\+)?json[ \t]*(?:;|\Z)", re.IGNORECASE)
-_ENCODED: Final = re.compile(rb"\r\ncontent-encoding:[ \t]*+(?!identity[ \t]*+\r)", re.IGNORECASE)
 
-
-class NamingConnection(SpecialConnection):
+class NamingConnection(DegradingConnection):
     """A caller's connection whose requests may name their model in their body."""
 
     __slots__ = ()
@@ -34,7 +30,7 @@ class NamingConnection(SpecialConnection):
         scanner = self._scanner
         if otherwise is None:
             self._leads_on(target, now)
-        elif head.method != b"POST" or not _is_json(head.forward):
+        elif head.method != b"POST" or not is_json(head.forward):
             self._go_to(otherwise, now)
         elif self.request_done:
             self._named(target, read_whole(self._seen), now)
@@ -134,9 +130,3 @@ class NamingConnection(SpecialConnection):
             self._leads_on(target, now)
         elif self._watch is None or not self._over(now):
             self._dispatch(target.route, None, now)
-
-
-def _is_json(forward: bytes) -> bool:
-    """Return whether a body is JSON that can be read as it comes, as its worker will hear of it."""
-    kinds = _CONTENT_TYPE.findall(forward)
-    return len(kinds) == 1 and _JSON.match(kinds[0]) is not None and _ENCODED.search(forward) is None

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from sidecar.channel import FaultRule
     from sidecar.http1.caller import CallerConnection
     from sidecar.http1.downstream import DownstreamConnection
+    from sidecar.http1.ladders import Ladders
     from sidecar.http1.steps import StepMaker
     from sidecar.settings import Limits, ModelTimeouts, Timeouts
     from sidecar.tls.client import UpstreamGate
@@ -120,7 +121,6 @@ class Plane:
         self.parting: dict[CallerConnection, None] = {}  # and those of them that were refused, and are lingering
         self.tight = False  # memory or descriptors are short: connections are given up as they come to rest
         self.memory_bytes = 1 << 62  # that this process may have; its guard says how much that is
-        self.degraded = False  # callers get less than they asked for: the rest of the work is theirs
         self.refusing = ""  # why no new request is taken, where that is so
         self.most_connections = limits.connections
         self._most_callers = limits.connections
@@ -137,6 +137,7 @@ class Plane:
         self._unsettled: list[tuple[Candidate, int, list[float]]] = []  # what ``settle`` is to count
         self._leaving: list[Pool] = []  # pools of endpoints that left, while answers still come from them
         self.tunnels = 0  # open now
+        self.ladders: Ladders | None = None
         self.shapes = Shapes()
         self.names = Names(loop, clock, self.count, timeouts.name_refresh_s)
         self.hangups = Hangups(loop)
@@ -316,8 +317,11 @@ class Plane:
 
     @property
     def essential_only(self) -> bool:
-        """True while nothing is done that callers can do without, such as copies of requests, samples, cache fills."""
-        return self.tight or self.degraded or self.refusing != ""
+        """True while nothing should be done that could be left out: a model is degraded, or there is no room.
+
+        Mirrors and samples look at this. What a healthy model keeps for bad times goes by its own ladder.
+        """
+        return self.tight or self.refusing != "" or (self.ladders is not None and self.ladders.degraded > 0)
 
     @property
     def callers(self) -> int:
@@ -397,6 +401,8 @@ class Plane:
             pool: Pool | None = endpoint.shell
             if pool is not None:
                 pool.shed()
+        if self.ladders is not None:
+            self.ladders.shed()
         for hook in self.on_tighten:
             hook()
 
@@ -432,6 +438,8 @@ class Plane:
     def flush(self, now: float) -> None:
         """Write the gauges, drop what left the fleet, age the pools. Once a second."""
         self.settle(now)
+        if self.ladders is not None:
+            self.ladders.flush(now)
         self.count(Scalar.RECEIVED_BYTES, self.received_bytes)
         self.received_bytes = 0
         self.gauge(Scalar.CONNECTIONS_NOW, self.callers)

@@ -160,7 +160,8 @@ class SpecialConnection(HedgingConnection):
 
     def refuse(self, outcome: Outcome, detail: str, retry_after_s: float | None = None) -> None:
         """End the request with an answer of warmroute's own, before anybody was asked."""
-        self._end_with(outcome, detail, retry_after_s)
+        if not self._step_down(outcome, detail, retry_after_s):
+            self._end_with(outcome, detail, retry_after_s)
 
     # --- bodies that are kept back --------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sidecar.http1.degrading import Descent
     from sidecar.http1.mirrors import MirrorStep
     from sidecar.http1.special import SpecialConnection
     from sidecar.http1.targets import Target
@@ -90,10 +91,11 @@ class Course:
 
     ``body`` is what the body carries, without framing, where a step wanted it and it was not too long. ``key`` is what
     the balancer goes by, where a step found it. ``names_version``: workers that hold several versions are told theirs.
-    ``mirror`` copies the request once it is whole. ``hears`` are told when the request is over.
+    ``mirror`` copies the request once it is whole. ``descent`` is how far down its model's ladder it is, where that has
+    one. ``hears`` are told when the request is over.
     """
 
-    __slots__ = ("at", "body", "hears", "key", "mirror", "names_version", "over", "special")
+    __slots__ = ("at", "body", "descent", "hears", "key", "mirror", "names_version", "over", "special")
 
     def __init__(self, special: Special) -> None:
         self.special = special
@@ -102,6 +104,7 @@ class Course:
         self.key: bytes | None = None
         self.names_version = False
         self.mirror: MirrorStep | None = None
+        self.descent: Descent | None = None
         self.over = False
         self.hears: list[Ended] = []
 

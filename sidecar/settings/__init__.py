@@ -4,6 +4,7 @@ from sidecar.settings.base import LABEL, Base, Reload, doc
 from sidecar.settings.bounds import Limits, Overload, Timeouts
 from sidecar.settings.dns import Dns, DnsServers, DnsType
 from sidecar.settings.groups import Shards
+from sidecar.settings.ladder import Cache, CachedMethod, FallbackOn, StaticAnswer
 from sidecar.settings.models import Endpoint, Key, Model, ModelTimeouts
 from sidecar.settings.probes import PROBE_PATH, Expectation, Probe, ProbeKind
 from sidecar.settings.sockets import Admin, ClientAuth, Listener, ListenerTls, Protocol, TlsVersion, UpstreamTls
@@ -16,12 +17,15 @@ __all__ = [
     "Admin",
     "BODY_FILE_BYTES",
     "Base",
+    "Cache",
+    "CachedMethod",
     "ClientAuth",
     "Dns",
     "DnsServers",
     "DnsType",
     "Endpoint",
     "Expectation",
+    "FallbackOn",
     "Key",
     "LABEL",
     "Limits",
@@ -44,6 +48,7 @@ __all__ = [
     "Shards",
     "Split",
     "StateStore",
+    "StaticAnswer",
     "StateTls",
     "StickyKey",
     "Timeouts",

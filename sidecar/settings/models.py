@@ -10,6 +10,7 @@ from router.policy import BalancerName, OnNoCandidate
 from sidecar.settings.base import LABEL, Base, Reload, Seconds, doc
 from sidecar.settings.dns import Dns
 from sidecar.settings.groups import Shards
+from sidecar.settings.ladder import USUAL_FALLBACK_ON, Cache, FallbackOn, StaticAnswer
 from sidecar.settings.probes import Probe
 from sidecar.settings.versions import Versions
 from sidecar.settings.warmups import Warmup
@@ -97,6 +98,20 @@ class Model(Base, frozen=True):
         doc(Reload.LIVE, "ask workers for load reports (ORCA) in their answers and behind them, and go by those"),
     ] = False
     versions: Versions = msgspec.field(default_factory=Versions)
+    fallback: Annotated[
+        tuple[str, ...],
+        doc(Reload.LIVE, "models or versions that answer instead, best first: NAME or NAME@VERSION", "names"),
+    ] = ()
+    cache: Annotated[
+        Cache | None, doc(Reload.LIVE, "answers kept in good times and replayed in bad ones; null keeps none")
+    ] = None
+    static_answer: Annotated[
+        StaticAnswer | None, doc(Reload.LIVE, "what is answered where nothing better is left; null: 503")
+    ] = None
+    fallback_on: Annotated[
+        tuple[FallbackOn, ...],
+        doc(Reload.LIVE, "ends of a request that fallback, cache and static_answer stand in for", "outcomes"),
+    ] = USUAL_FALLBACK_ON
 
     @property
     def urls(self) -> tuple[str, ...]:

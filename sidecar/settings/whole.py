@@ -14,6 +14,7 @@ from router.policy import (
     FreshnessPolicy,
     HedgingPolicy,
     KeyPolicy,
+    LadderPolicy,
     LatencyPolicy,
     ModelPolicy,
     Policies,
@@ -46,6 +47,7 @@ class Policy(Base, frozen=True):
     retry: RetryPolicy = msgspec.field(default_factory=RetryPolicy)
     latency: LatencyPolicy = msgspec.field(default_factory=LatencyPolicy)
     hedging: HedgingPolicy = msgspec.field(default_factory=HedgingPolicy)
+    ladder: LadderPolicy = msgspec.field(default_factory=LadderPolicy)
 
 
 class LogFormat(StrEnum):

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 from router.breaker import GuardState
 from router.model import StoreMode
 from router.outcomes import AttemptResult, Outcome
+from sidecar.cache.terms import Refused
 from sidecar.http1.reports import REFUSED
 from sidecar.state.view import Count
 from sidecar.telemetry import families as f
+from sidecar.telemetry.ladder_words import BY_STEP
 from sidecar.telemetry.page import (
     BUCKETS_S,
     ENDPOINT_EJECTIONS,
@@ -21,10 +23,12 @@ from sidecar.telemetry.page import (
     ENDPOINT_PASSED_OVER,
     ENDPOINT_WORDS,
     MAGIC,
+    MODEL_LADDER,
     MODEL_OUTCOMES,
     MODEL_WORDS,
     OVERFLOW_KEY,
     OVERLOAD_NOW,
+    LadderWord,
     Page,
     Scalar,
 )
@@ -119,6 +123,15 @@ _COUNTED: dict[Count, Family] = {
 }
 
 
+_LADDER_FAMILIES = (
+    (f.CACHE_ENTRIES, LadderWord.ENTRIES_NOW),
+    (f.CACHE_BYTES, LadderWord.BYTES_NOW),
+    (f.CACHE_FILLS, LadderWord.FILLS),
+    (f.CACHE_EVICTED, LadderWord.EVICTED),
+    (f.CACHE_MISSES, LadderWord.MISSES),
+)
+
+
 class Seen(Protocol):
     """What the exposition looks at, all of it owned by the control process."""
 
@@ -141,6 +154,7 @@ def render(seen: Seen, now: float) -> bytes:
     out = Exposition(f.FAMILIES)
     pages = [page for page in seen.pages if page.words[0] == MAGIC]
     _models(out, pages)
+    _ladders(out, seen.pages)
     _endpoints(out, pages, seen)
     _scalars(out, seen, now)
     _fleet(out, seen, now)
@@ -174,6 +188,28 @@ def _models(out: Exposition, pages: Sequence[Page]) -> None:
             if row_sum[index] or index == 0:
                 out.add(f.REQUESTS, row_sum[index], key, outcome)
         _histogram(out, f.REQUEST_DURATION, row_sum, MODEL_OUTCOMES, key)
+
+
+def _ladders(out: Exposition, pages: Sequence[Page]) -> None:
+    sums: dict[str, list[int]] = {}
+    for index, page in enumerate(pages):
+        if page.words[0] != MAGIC:
+            continue
+        for key, row in page.models():
+            at = row + MODEL_LADDER
+            words = page.words[at : at + LadderWord.REFUSED + len(Refused)].tolist()
+            if words[LadderWord.STEP_NOW]:
+                out.add(f.LADDER_STEP, words[LadderWord.STEP_NOW], str(index), key)
+            if any(words):
+                _add_row(sums, key, words)
+    for key, words in sorted(sums.items()):
+        for step, word in BY_STEP.items():
+            out.add(f.LADDER_ANSWERS, words[word], key, step.name.lower())
+        for family, word in _LADDER_FAMILIES:
+            out.add(family, words[word], key)
+        for why in Refused:
+            if words[LadderWord.REFUSED + why]:
+                out.add(f.CACHE_REFUSED, words[LadderWord.REFUSED + why], key, why.name.lower())
 
 
 def _endpoints(out: Exposition, pages: Sequence[Page], seen: Seen) -> None:

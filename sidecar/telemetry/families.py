@@ -36,6 +36,26 @@ HEDGES_DENIED = Family(
     _C,
     "Slow requests that were not hedged: budget, number of tries, overload, nobody else.",
 )
+LADDER_STEP = Family(
+    "warmroute_ladder_step",
+    _G,
+    "Who answers a model's requests: 1 its replicas, 2 a fallback, 3 the cache, 4 the static answer, 5 nobody.",
+    ("process", "model"),
+)
+LADDER_ANSWERS = Family(
+    "warmroute_ladder_answers_total",
+    _C,
+    "Requests of models with a ladder, by who answered.",
+    ("model", "step"),
+)
+CACHE_ENTRIES = Family("warmroute_cache_entries", _G, "Answers kept for bad times.", ("model",))
+CACHE_BYTES = Family("warmroute_cache_bytes", _G, "What they take, over all processes.", ("model",))
+CACHE_FILLS = Family("warmroute_cache_fills_total", _C, "Answers that were kept.", ("model",))
+CACHE_EVICTED = Family("warmroute_cache_evicted_total", _C, "Kept answers that had to make room.", ("model",))
+CACHE_MISSES = Family("warmroute_cache_misses_total", _C, "Requests for which nothing was kept.", ("model",))
+CACHE_REFUSED = Family(
+    "warmroute_cache_refused_total", _C, "Answers not kept, and requests not looked up, by reason.", ("model", "reason")
+)
 FAULTS_INJECTED = Family("warmroute_faults_injected_total", _C, "Requests that an injected fault touched.")
 
 VERSION_MOVED = Family(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from router.outcomes import AttemptResult, Outcome
 from router.overload import Resource
+from sidecar.cache.terms import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,6 +114,24 @@ class Scalar(IntEnum):
     MIRRORS_DROPPED_TOTAL = 65
 
 
+class LadderWord(IntEnum):
+    """What a model with a ladder counts in its row. Gauges end in ``_NOW``; ``REFUSED`` is the first of many."""
+
+    STEP_NOW = 0  # router.ladder.LadderStep; 0 where the model has none
+    SINCE_MS_NOW = 1  # monotonic
+    BY_REPLICA = 2  # requests answered, by step
+    BY_FALLBACK = 3
+    BY_CACHE = 4
+    BY_STATIC = 5
+    REFUSALS = 6
+    ENTRIES_NOW = 7
+    BYTES_NOW = 8
+    MISSES = 9  # looked for while degraded, and not found
+    FILLS = 10
+    EVICTED = 11
+    REFUSED = 12  # by sidecar.cache.terms.Refused, one word each
+
+
 OVERLOAD_NOW: dict[Resource, Scalar] = {
     Resource.MEMORY: Scalar.OVERLOAD_MEMORY_NOW,
     Resource.DESCRIPTORS: Scalar.OVERLOAD_DESCRIPTORS_NOW,
@@ -130,6 +149,8 @@ MODEL_FIRST_BYTE = MODEL_OUTCOMES + _HISTOGRAM + 1
 MODEL_QUEUED = MODEL_FIRST_BYTE + _HISTOGRAM + 1
 MODEL_COUNTERS = MODEL_QUEUED + _HISTOGRAM + 1
 MODEL_WORDS = MODEL_COUNTERS + 64
+MODEL_LADDER = MODEL_COUNTERS + 32
+"""Where a model's ladder counts: LadderWord."""
 # endpoint row: attempt results, gauges, then the histogram of attempt durations, then its sum in microseconds
 ENDPOINT_RESULTS = 24
 ENDPOINT_IN_FLIGHT = ENDPOINT_RESULTS
@@ -147,6 +168,7 @@ PAGE_BYTES = PAGE_WORDS * 8
 assert len(Outcome) <= MODEL_OUTCOMES  # noqa: S101  the layout must be enlarged with the enum
 assert len(AttemptResult) <= ENDPOINT_RESULTS  # noqa: S101
 assert len(Scalar) <= SCALAR_WORDS  # noqa: S101
+assert MODEL_LADDER + LadderWord.REFUSED + len(Refused) <= MODEL_WORDS  # noqa: S101
 
 OVERFLOW_KEY = "_other"
 """Row that takes what no longer fits: label sets stay bounded."""
@@ -185,6 +207,9 @@ class Page:
                 words[self.scalar(member)] = 0
         for key, row in self.models():
             self._rows[(0, key)] = row
+            for word in LadderWord:
+                if word.name.endswith("_NOW"):
+                    words[row + MODEL_LADDER + word] = 0
         for key, row in self.endpoints():
             self._rows[(1, key)] = row
             words[row + ENDPOINT_IN_FLIGHT] = 0

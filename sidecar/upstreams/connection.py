@@ -21,6 +21,8 @@ from sidecar.http1.transports import reset, unsent
 from sidecar.tls.transport import RefusedError, TlsTransport, TruncatedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sidecar.upstreams.pool import Upstream
 
 MAX_INTERIM: Final = 64
@@ -44,10 +46,26 @@ _TUNNEL: Final = 4
 """What an answer's next bytes are. Idle connections wait for a head."""
 
 
-class Exchange(Protocol):
-    """The downstream side of one request, as an upstream connection needs it."""
+class Sink(Protocol):
+    """Where an answer goes: the caller's transport, or what stands in front of it."""
 
-    transport: asyncio.Transport
+    def write(self, data: bytes) -> None:
+        """Pass on what came of the answer; the first piece begins with its whole head."""
+
+    def writelines(self, list_of_data: Iterable[bytes | memoryview]) -> None:
+        """Pass on several pieces."""
+
+
+class Exchange(Protocol):
+    """The downstream side of one request, as an upstream connection needs it.
+
+    ``sink`` may be another one from ``begin_answer`` on.
+    """
+
+    @property
+    def sink(self) -> Sink:
+        """Where its answer is written."""
+
     active: bool
     request_done: bool
     method: bytes
@@ -228,14 +246,14 @@ class UpstreamConnection(asyncio.Protocol):
                 left = self._left - len(data)
                 if left > 0:
                     self._left = left
-                    exchange.transport.write(data)
+                    exchange.sink.write(data)
                 else:
-                    exchange.transport.write(data if left == 0 else data[: self._left])
+                    exchange.sink.write(data if left == 0 else data[: self._left])
                     self._end(exchange, clean=left == 0)
             elif mode == _CHUNKS:
                 self._read_chunks(exchange, b"", data)
             elif mode == _TUNNEL:
-                exchange.transport.write(data)
+                exchange.sink.write(data)
             else:
                 self._pass_until_close(exchange, b"", data)
         except Exception as error:  # noqa: BLE001  one request's end, not the process's
@@ -264,7 +282,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _ended_by_worker(self, exchange: Exchange, exc: Exception | None) -> None:
         if self._mode == _TO_CLOSE and exc is None:
             if not exchange.old_client:
-                exchange.transport.write(b"0\r\n\r\n")
+                exchange.sink.write(b"0\r\n\r\n")
             self._end(exchange, clean=False)
             return
         self.exchange = None
@@ -358,7 +376,8 @@ class UpstreamConnection(asyncio.Protocol):
                 self._head = head
                 self._mode = _LENGTH
                 self._left = -extra
-                exchange.transport.write(exchange.begin_answer(head) + rest)
+                out = exchange.begin_answer(head)
+                exchange.sink.write(out + rest)
         elif length == CHUNKED:
             self._head = head
             self._scanner = ChunkScanner(decode=exchange.old_client)
@@ -375,7 +394,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._head = head
         self._mode = _LENGTH
         self._left = left = head.length - len(body)
-        exchange.transport.writelines((exchange.begin_answer(head), body if left >= 0 else body[: head.length]))
+        out = exchange.begin_answer(head)
+        exchange.sink.writelines((out, body if left >= 0 else body[: head.length]))
         if left <= 0:
             self._end(exchange, clean=left == 0)
 
@@ -416,7 +436,7 @@ class UpstreamConnection(asyncio.Protocol):
             out = exchange.begin_answer(cast("ResponseHead", head)) + out
             self._mode = _CHUNKS
         if out:
-            exchange.transport.write(out)
+            exchange.sink.write(out)
         if scanner.done:
             if scanner.trailers:
                 exchange.trailers(scanner.trailers)
@@ -437,7 +457,7 @@ class UpstreamConnection(asyncio.Protocol):
         if data and not exchange.old_client:
             data = b"%x\r\n%s\r\n" % (len(data), data)
         if head or data:
-            exchange.transport.write(head + data)
+            exchange.sink.write(head + data)
 
     def _end(self, exchange: Exchange, *, clean: bool) -> None:
         head = self._head

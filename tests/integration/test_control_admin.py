@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from router.model import EndpointSeen, PeerObserved, StoreMode
-from sidecar.channel import FaultsChanged
+from sidecar.channel import CacheCleared, FaultsChanged
 from sidecar.telemetry.families import FAMILIES
 from sidecar.telemetry.page import OVERFLOW_KEY, Scalar
 from tests.support.control_process import ControlProcess
@@ -196,6 +196,14 @@ def test_a_fault_is_put_in_force_listed_and_removed(control: ControlProcess) -> 
     assert control.ask("/faults/slow", method="DELETE", unix=True).json == {"id": "slow", "removed": True}
     control.receive(0, rules(0), "its end")
     assert control.ask("/faults/slow", method="DELETE", unix=True).status == 404
+
+
+def test_what_is_kept_is_cleared_over_the_socket_alone(control: ControlProcess) -> None:
+    assert control.ask("/cache").json == {"models": []}
+    assert control.ask("/cache", method="DELETE").status == 403
+    assert control.ask("/cache?model=nobody", method="DELETE", unix=True).status == 404
+    assert control.ask("/cache", method="DELETE", unix=True).json == {"model": "", "cleared": True}
+    control.receive(0, lambda got: CacheCleared("") in got, "the order")
 
 
 def test_a_fault_ends_by_itself(control: ControlProcess) -> None:

@@ -35,8 +35,8 @@ from router.model import (
 from router.outcomes import Outcome
 from sidecar import data as data_module
 from sidecar.boot import DataPlan, PlanFile, write_plan
-from sidecar.channel import FaultRule, FaultsChanged, GuardsInForce, Hello, Listening, Ping
-from sidecar.telemetry.page import Scalar
+from sidecar.channel import CacheCleared, FaultRule, FaultsChanged, GuardsInForce, Hello, Listening, Ping
+from sidecar.telemetry.page import MODEL_LADDER, LadderWord, Scalar
 from tests.support.data_process import DataProcess, read_answer
 
 MODELS = [{"name": "m", "default": True}]
@@ -225,6 +225,24 @@ def test_it_takes_the_store_s_mode_faults_and_departures(tmp_path: Path) -> None
         data.process.await_event("endpoint.gone", endpoint="o0")
         assert data.once() == 503
         assert dict(data.page.endpoints()) == {}
+        assert data.stop() == 0
+
+
+def test_it_forgets_what_it_keeps_when_it_is_told_to(tmp_path: Path) -> None:
+    models = [{"name": "m", "default": True, "cache": {"deterministic": True, "methods": ["GET"]}}]
+    with worker() as one, DataProcess(tmp_path, models=models) as data:
+        data.snapshot(one.address)
+
+        def kept() -> int:
+            rows = dict(data.page.models())
+            return int(data.page.words[rows["m"] + MODEL_LADDER + LadderWord.ENTRIES_NOW])
+
+        assert data.once() == 200
+        data.until(lambda: kept() == 1, "kept")
+        data.send(CacheCleared("other"))
+        data.send(CacheCleared("m"))
+        data.process.await_event("cache.cleared", model="m", answers=1)
+        data.until(lambda: kept() == 0, "forgotten")
         assert data.stop() == 0
 
 

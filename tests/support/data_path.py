@@ -29,8 +29,9 @@ from router.policy import ModelPolicy, Policies, QuarantinePolicy, RetryPolicy
 from sidecar.http1.caller import ANY_LISTENER
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
+from sidecar.http1.ladders import Ladders
 from sidecar.http1.plane import Plane
-from sidecar.settings import Limits, ModelTimeouts, Timeouts
+from sidecar.settings import Limits, Model, ModelTimeouts, Timeouts
 from sidecar.telemetry.page import BUCKETS_S, MODEL_OUTCOMES, Page, Scalar, create
 
 P = ParamSpec("P")
@@ -426,6 +427,8 @@ async def data_path(
     rules: ListenerRules,
     model_timeouts: ModelTimeouts | None,
     sweep: bool,
+    ladders: tuple[Model, ...],
+    held: tuple[tuple[Replica, ...], ...],
 ) -> AsyncIterator[DataPath]:
     """Run a plane behind a listener in front of ``origins``."""
     loop = asyncio.get_running_loop()
@@ -436,6 +439,7 @@ async def data_path(
     page.begin(os.getpid(), time.monotonic())
     cluster = Cluster(policies, models, time.monotonic())
     shared: list[Event] = []
+    degrading = Ladders(ladders, policies.ladder, page, time.monotonic())
     plane = Plane(
         cluster=cluster,
         page=page,
@@ -446,7 +450,9 @@ async def data_path(
         timeouts=timeouts,
         share=shared.extend,
         model_timeouts={} if model_timeouts is None else {model.name: model_timeouts for model in models},
+        step_makers=(degrading.maker,),
     )
+    plane.ladders = degrading
 
     async def tick() -> None:
         while True:
@@ -459,7 +465,8 @@ async def data_path(
     server = await loop.create_server(lambda: DownstreamConnection(plane, rules), "127.0.0.1", 0)
     for index, origin in enumerate(origins):
         await origin.start()
-        record = EndpointRecord(f"o{index}", origin.address, replicas=replicas, static=True)
+        here = held[index] if held else replicas
+        record = EndpointRecord(f"o{index}", origin.address, replicas=here, static=True)
         cluster.apply(EndpointSeen(record, time.monotonic()), time.monotonic())
     path = DataPath(plane, origins, server.sockets[0].getsockname()[1], errors, shared)
     try:
@@ -490,8 +497,14 @@ def on_data_path(
     rules: ListenerRules = ANY_LISTENER,
     model_timeouts: ModelTimeouts | None = None,
     sweep: bool = True,
+    ladders: tuple[Model, ...] = (),
+    held: tuple[tuple[Replica, ...], ...] = (),
 ) -> Callable[[Callable[Concatenate[DataPath, P], Awaitable[None]]], Callable[P, None]]:
-    """Make a test of a scenario. ``scripts``: an origin each, by its script, its class or itself."""
+    """Make a test of a scenario. ``scripts``: an origin each, by its script, its class or itself.
+
+    ``ladders`` is what configuration says of models that degrade, ``held`` what each origin holds where it is not the
+    same ``replicas``.
+    """
 
     def decorate(scenario: Callable[Concatenate[DataPath, P], Awaitable[None]]) -> Callable[P, None]:
         async def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -508,6 +521,8 @@ def on_data_path(
                     rules=rules,
                     model_timeouts=model_timeouts,
                     sweep=sweep,
+                    ladders=ladders,
+                    held=held,
                 ) as path,
             ):
                 await scenario(path, *args, **kwargs)

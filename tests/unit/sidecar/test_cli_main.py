@@ -13,7 +13,7 @@ from sidecar.cli.main import build, main
 from sidecar.cli.worker import worker_command
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = ["config", "endpoints", "faults", "health", "routes", "sidecar", "up", "version", "worker"]
+COMMANDS = ["cache", "config", "endpoints", "faults", "health", "routes", "sidecar", "up", "version", "worker"]
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -46,6 +46,7 @@ def test_every_command_can_be_imported() -> None:
         ["config", "reference"],
         ["endpoints"],
         ["endpoints", "drain"],
+        ["cache", "clear"],
         ["faults"],
         ["faults", "add"],
         ["health"],
@@ -92,7 +93,7 @@ def test_nothing_of_the_command_line_imports_the_worker() -> None:
             ["zzz"],
             (
                 'warmroute: no command "zzz"; '
-                "there are: sidecar, up, worker, routes, endpoints, faults, health, config, version"
+                "there are: sidecar, up, worker, routes, endpoints, faults, cache, health, config, version"
             ),
         ),
         (

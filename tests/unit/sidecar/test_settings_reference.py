@@ -21,6 +21,7 @@ FIELDS = list(fields())
 MAPPINGS = {
     "policies.scoring.coefficients",
     "models[].warmup.requests[].headers",
+    "models[].static_answer.headers",
 }
 
 

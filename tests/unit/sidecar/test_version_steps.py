@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from router.model import WHOLE, EndpointRecord, EndpointSeen, Replica
-from router.policy import MirrorPolicy, ModelPolicy, Policies, ServePolicy, ServeRule, VersionShare
+from router.policy import LadderPolicy, MirrorPolicy, ModelPolicy, Policies, ServePolicy, ServeRule, VersionShare
+from sidecar.http1.ladders import Ladders
 from sidecar.http1.mirrors import Mirrors
 from sidecar.http1.versions import version_step
 from sidecar.settings import Limits, Mirror
@@ -250,7 +251,11 @@ def test_no_more_copies_than_may_be_are_under_way() -> None:
 def test_nothing_is_copied_while_only_what_is_essential_is_done(state: str) -> None:
     with serving(mirrored(), HELD) as made:
         made.connection.data_received(request()[:-1])
-        setattr(made.plane, state, True if state != "refusing" else "why")
+        if state == "degraded":
+            made.plane.ladders = Ladders((), LadderPolicy(), made.plane.page, 0.0)
+            made.plane.ladders.degraded = 1
+        else:
+            setattr(made.plane, state, True if state != "refusing" else "why")
         made.connection.data_received(b"c")
         assert set(asked(made)) == {"o0"}
         assert count(made, Scalar.MIRRORS_DROPPED_TOTAL) == 1

@@ -84,5 +84,6 @@ def test_the_alert_on_failed_requests_names_every_outcome_that_is_one() -> None:
         *("ok", "upstream_4xx", "bad_request", "target_too_long", "head_too_large", "body_too_large"),
         *("expectation_failed", "not_implemented", "http_version", "client_timeout", "client_abort", "no_route"),
         *("draining", "drain_cut", "fault", "tunnel_idle", "deadline_exceeded"),
+        *("degraded_cache", "degraded_static"),
     }
     assert {outcome.value for outcome in Outcome if not re.fullmatch(pattern, outcome.value)} == others

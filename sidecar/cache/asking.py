@@ -1,0 +1,90 @@
+"""A request as the cache sees it: whether its answer may be kept at all, and the key that it is kept under.
+
+The key is a hash, so it must be one that nobody can find two requests for: SHA-256 over every part with its length in
+front, so that no part can pass for the end of another. Sources: RFC 9111 (3, 4, 5.2.1), RFC 9110 (13.1, 14.2).
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from typing import Final
+
+from sidecar.cache.terms import CREDENTIALS, Refused, Terms
+
+_CONDITIONAL: Final = frozenset(
+    {b"if-match", b"if-modified-since", b"if-none-match", b"if-range", b"if-unmodified-since", b"range"}
+)
+_NOT_FROM_HERE: Final = re.compile(rb"(?:^|,)[ \t]*(?:no-store|no-cache)[ \t]*(?:[,=]|$)")
+"""Directives of a caller that wants nothing kept, or nothing that was; ``Pragma`` says the same."""
+
+
+class Asked:
+    """What is known of a request whose answer may be kept: whose it is, and what of its head is part of the key."""
+
+    __slots__ = ("fields", "method", "target", "tenant")
+
+    def __init__(self, method: bytes, target: bytes, tenant: bytes, fields: list[tuple[bytes, bytes]]) -> None:
+        self.method: Final = method
+        self.target: Final = target
+        self.tenant: Final = tenant
+        self.fields: Final = fields
+
+    def key(self, model: str, version: str, body: bytes) -> bytes:
+        """Return the key for a model (version: as asked, "" for any) and the whole body without its framing."""
+        digest = sha256()
+        head = [model.encode(), version.encode(), self.tenant, self.method, self.target]
+        for name, value in self.fields:
+            head += (name, value)
+        digest.update(b"%d;" % len(head) + b"".join([b"%d:%s" % (len(part), part) for part in head]))
+        digest.update(body)
+        return digest.digest()
+
+
+def asked_of(method: bytes, target: bytes, forward: bytes, terms: Terms) -> Asked | Refused:
+    """Return what a request is to the cache, or why it is nothing to it.
+
+    Args:
+        method: as it came.
+        target: the target as the worker hears it, with its query.
+        forward: the head as the worker hears it, without the empty line.
+        terms: the model's.
+    """
+    if method not in terms.methods:
+        return Refused.METHOD
+    if not terms.takes_path(target.partition(b"?")[0]):
+        return Refused.PATH
+    tenant = b""
+    tenants = 0
+    secrets: list[tuple[bytes, bytes]] = []
+    fields: list[tuple[bytes, bytes]] = []
+    for line in forward.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        name = name.lower()
+        value = value.strip(b" \t")
+        if name in terms.keyed:
+            if name == terms.tenant:
+                tenant = value
+                tenants += 1
+            else:
+                fields.append((name, value))
+        elif name in CREDENTIALS:
+            secrets.append((name, value))
+        elif name in (b"cache-control", b"pragma"):
+            if _NOT_FROM_HERE.search(value.lower()):
+                return Refused.REQUEST_CONTROL
+        elif name in _CONDITIONAL:
+            return Refused.CONDITIONAL
+    if terms.tenant:
+        if tenants != 1 or not tenant:
+            return Refused.NO_TENANT
+    elif secrets:
+        if not terms.credentials:
+            return Refused.CREDENTIALS
+        fields += secrets
+    fields.sort(key=_name)  # in a stable order: that of fields of one name counts
+    return Asked(method, target, tenant, fields)
+
+
+def _name(field: tuple[bytes, bytes]) -> bytes:
+    return field[0]

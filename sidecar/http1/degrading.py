@@ -1,0 +1,438 @@
+"""A caller's connection whose requests go down their model's ladder where they cannot be answered (``router.ladder``).
+
+Each way down is taken before a byte of an answer went downstream, and ends the request exactly once. Another model is
+asked only where asking twice is allowed; what is kept is told as it was; and while a model is degraded nothing is kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from router.ladder import LadderStep
+from router.matching import Surface
+from router.outcomes import AttemptResult, Outcome
+from sidecar.cache.asking import Asked, asked_of
+from sidecar.cache.keeping import DEGRADED, Kept, judge, kept
+from sidecar.cache.terms import Refused
+from sidecar.http1.caller import ANSWERING
+from sidecar.http1.exchange import result_of
+from sidecar.http1.forwarding import numbered
+from sidecar.http1.head import CHUNKED, UNTIL_CLOSE
+from sidecar.http1.hedging import HedgingConnection
+from sidecar.http1.renaming import reframed, renamed
+from sidecar.http1.special import SpecialConnection, without_chunks
+from sidecar.telemetry.page import LadderWord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sidecar.http1.head import ResponseHead
+    from sidecar.http1.ladders import ModelLadder
+    from sidecar.http1.steps import Course
+    from sidecar.http1.targets import Target
+    from sidecar.upstreams.connection import Sink
+
+_NOT_STARTED: Final = frozenset(
+    {Outcome.NO_CANDIDATE, Outcome.OVERLOADED, Outcome.CONNECT_FAILED, Outcome.CONNECT_TIMEOUT}
+)
+"""Ends after which surely no worker began with the request."""
+_CHUNK_FRAMING: Final = 4
+"""Chunks may take so many times what they carry before an answer is not worth keeping what came of it."""
+
+
+class Recorder:
+    """Stands in front of a caller's transport while an answer passes that may be kept.
+
+    ``whole``: no more came than is kept. Pieces are passed on first, as they come.
+    """
+
+    __slots__ = ("_left", "_pieces", "_sink", "whole")
+
+    def __init__(self, sink: Sink, most_bytes: int) -> None:
+        self._sink: Final = sink
+        self._left = most_bytes
+        self._pieces: list[bytes] = []
+        self.whole = True
+
+    def write(self, data: bytes) -> None:
+        """Pass a piece on."""
+        self._sink.write(data)
+        self._keep(data)
+
+    def writelines(self, list_of_data: Iterable[bytes | memoryview]) -> None:
+        """Pass several on."""
+        pieces = list(list_of_data)
+        self._sink.writelines(pieces)
+        for piece in pieces:
+            self._keep(bytes(piece))
+
+    def _keep(self, data: bytes) -> None:
+        if self.whole:
+            self._left -= len(data)
+            if self._left < 0:
+                self.whole = False
+                self._pieces.clear()
+            else:
+                self._pieces.append(data)
+
+    def body(self) -> bytes:
+        """Return what came behind the head."""
+        return b"".join(self._pieces).partition(b"\r\n\r\n")[2]
+
+
+class Descent:
+    """How far down its model's ladder one request has come.
+
+    ``target`` is what it asked for, ``step`` where it is. ``tried``: replicas of its model were asked. ``began``: a
+    worker may have begun with it. ``why`` is how it failed first, ``cause`` how at the step where it is, ``certain``:
+    so would any other there. ``entry`` is the fallback that it was sent to.
+    """
+
+    __slots__ = (
+        "began",
+        "cause",
+        "certain",
+        "entry",
+        "head",
+        "last",
+        "late",
+        "model",
+        "next_fallback",
+        "overloaded",
+        "recorder",
+        "reframed",
+        "retry_after_s",
+        "step",
+        "target",
+        "tried",
+        "why",
+    )
+
+    def __init__(self, model: ModelLadder, target: Target) -> None:
+        self.model: Final = model
+        self.target: Final = target
+        self.step = LadderStep.REPLICA
+        self.tried = False
+        self.began = False
+        self.last = False  # they were once nobody else had an answer
+        self.late = False  # its time is over: nobody is asked any more
+        self.why = ""
+        self.cause = ""
+        self.certain = False
+        self.overloaded = False
+        self.retry_after_s: float | None = None
+        self.next_fallback = 0
+        self.entry = b""
+        self.head = b""  # as its own model would be asked, once it goes to another
+        self.reframed = False  # and with its whole body, without chunks
+        self.recorder: Recorder | None = None
+
+
+class DegradingConnection(SpecialConnection):
+    """A caller's connection whose requests may go down a ladder."""
+
+    __slots__ = ()
+
+    # --- down -------------------------------------------------------------------------------------------------------
+
+    def begin_on_ladder(self, course: Course, model: ModelLadder, now: float) -> bool:
+        """Begin with the step that answers now; True where that is a replica: then the request goes on as any."""
+        course.descent = descent = Descent(model, self._target)
+        course.hears.append(self)
+        step = model.ladder.begin(now)
+        if step is LadderStep.REPLICA:
+            descent.tried = True
+            return True
+        descent.why = f"{model.model} is degraded"
+        self._go_down(course, descent, step, now)
+        return False
+
+    def _step_down(self, outcome: Outcome, detail: str, retry_after_s: float | None = None) -> bool:
+        """Have a step below answer; False where the request has none, or this end is not one that they stand in for."""
+        watch = self._watch
+        course = None if watch is None else watch.course
+        descent = None if course is None else course.descent
+        if course is None or descent is None or course.over or self._phase >= ANSWERING:
+            return False
+        if outcome not in descent.model.on:
+            return False
+        now = self._plane.clock()
+        if not descent.why:
+            descent.why = detail
+            descent.retry_after_s = retry_after_s
+            descent.overloaded = outcome is Outcome.OVERLOADED
+        descent.cause = outcome.value
+        descent.began = descent.began or outcome not in _NOT_STARTED
+        if outcome is Outcome.DEADLINE_EXCEEDED:
+            descent.late = True
+        else:
+            descent.certain = outcome is Outcome.NO_CANDIDATE
+        step = descent.step
+        if step is not LadderStep.FALLBACK or not self._fall_back(course, descent, now):
+            descent.model.failed(step, now, descent.cause, certain=descent.certain)
+            self._go_down(course, descent, LadderStep.REFUSE if descent.last else descent.model.ladder.below(step), now)
+        return True
+
+    def _go_down(self, course: Course, descent: Descent, step: LadderStep, now: float) -> None:
+        """Try a step and those below, in order, until one takes the request; the last takes any."""
+        model = descent.model
+        while True:
+            descent.step = step
+            if step is LadderStep.FALLBACK:
+                descent.certain = True
+                if self._fall_back(course, descent, now):
+                    return
+                model.failed(step, now, descent.cause or "no fallback can be asked", certain=descent.certain)
+            elif step is LadderStep.CACHE:
+                answer = self._find_kept(course, descent, now)
+                if answer is not None:
+                    request_id = self._request_id or self._head.request_id()
+                    self._close_after = close = self._must_close()
+                    model.succeeded(step, now)
+                    self._tell(answer.tell(now, request_id, close=close), Outcome.DEGRADED_CACHE, now)
+                    return
+            elif step is LadderStep.STATIC and model.static is not None:
+                request_id = self._request_id or self._head.request_id()
+                self._close_after = close = self._must_close()
+                model.succeeded(step, now)
+                static = model.static.tell(request_id, close=close, head_only=self.method == b"HEAD")
+                self._tell(static, Outcome.DEGRADED_STATIC, now)
+                return
+            elif step is LadderStep.REFUSE:
+                self._last_resort(course, descent, now)
+                return
+            step = model.ladder.below(step)
+
+    def _last_resort(self, course: Course, descent: Descent, now: float) -> None:
+        """No step from where it began has an answer: ask a replica all the same, if that was not done; else refuse."""
+        model = descent.model
+        if not descent.tried and not descent.late and self._may_ask(course, descent):
+            descent.tried = descent.last = True
+            descent.step = LadderStep.REPLICA
+            if descent.head:
+                self._sent_head = descent.head
+            if descent.reframed and course.body is not None:
+                self._seen = course.body
+            self._target = descent.target
+            self._go_through(course, now)
+            return
+        model.count(LadderWord.REFUSALS)
+        outcome = Outcome.OVERLOADED if descent.overloaded else Outcome.NO_CANDIDATE
+        self._end_with(outcome, descent.why + "; no step of the ladder has an answer", descent.retry_after_s)
+
+    # --- another model ----------------------------------------------------------------------------------------------
+
+    def _may_ask(self, course: Course, descent: Descent) -> bool:
+        """Return whether another worker may be asked: none began, or twice does no harm; and the body is here."""
+        route = descent.target.route
+        if route is None or (descent.began and not route.policy.idempotent):
+            return False
+        return self._whole or (course.body is not None and self.request_done)
+
+    def _fall_back(self, course: Course, descent: Descent, now: float) -> bool:
+        """Send the request to the next fallback that can be picked; False where there is none, or it may not be."""
+        model = descent.model
+        if descent.late or not self._may_ask(course, descent):
+            return False
+        plane = self._plane
+        asked = descent.target
+        while descent.next_fallback < len(model.fallbacks):
+            name, version = model.fallbacks[descent.next_fallback]
+            descent.next_fallback += 1
+            route = plane.cluster.route(name, version)
+            if route is None or route is asked.route or not plane.cluster.route_is_routable(route, now):
+                continue
+            if not self._rename(course, descent, name, version):
+                return False
+            self._target = target = plane.targets.plain(asked.surface, route)
+            target.row = asked.row  # it is a request for the model that was asked
+            descent.entry = f"{name}@{version}".encode() if version else name.encode()
+            self._plain = False
+            course.mirror = None
+            if self._watch is not None:
+                self._watch.stop_hedging()
+            self._dispatch(route, None, now)
+            return True
+        return False
+
+    def _rename(self, course: Course, descent: Descent, name: str, version: str) -> bool:
+        """Make the request one to another model; False where that cannot be."""
+        if not descent.head:
+            descent.head = self._sent_head
+        body = course.body if self.request_done else None
+        surface = descent.target.surface
+        if not descent.reframed and (not self._whole or (surface is Surface.OPENAI and self.method == b"POST")):
+            if body is None:
+                return False
+            descent.head = reframed(descent.head, len(body))
+            descent.reframed = True
+        found = renamed(descent.head, surface, body, name, version, self._peer.model_field)
+        if found is None:
+            return False
+        self._sent_head = numbered(found.head, self._head.attempt + self._tries) if self._tries else found.head
+        if descent.reframed and body is not None:
+            self._seen = body if found.body is None else found.body
+        self._whole = True
+        if self.request_done:
+            self._wait_for_head(self._plane.clock())
+        return True
+
+    def whole_request(self) -> tuple[bytes, bytes] | None:
+        """Return it as its own model is asked, None also where another one is."""
+        course = None if self._watch is None else self._watch.course
+        descent = None if course is None else course.descent
+        if descent is not None and descent.head:
+            return None
+        return super().whole_request()
+
+    def set_aside(self, head: ResponseHead) -> bool:
+        """A worker failed or pushed back: where that is an end that a step below stands in for, and one has an answer.
+
+        Otherwise what the worker says is better than anything that would be said instead.
+        """
+        if HedgingConnection.set_aside(self, head):
+            return True
+        watch = self._watch
+        course = None if watch is None else watch.course
+        descent = None if course is None else course.descent
+        attempt = self._attempt
+        if course is None or descent is None or attempt is None or course.over:
+            return False
+        result = result_of(head)
+        outcome = _OUTCOMES.get(result)
+        if outcome is None or outcome not in descent.model.on or self._phase >= ANSWERING:
+            return False
+        plane = self._plane
+        now = plane.clock()
+        descent.began = descent.began or result is AttemptResult.SERVER_ERROR
+        if not self._has_below(course, descent, now):
+            return False
+        self._upstream = self._attempt = None
+        self._peer_full = False
+        self._tries += 1
+        plane.attempt_ended(attempt, result, now, head.retry_after_s)
+        self._step_down(outcome, f"{attempt.endpoint.id}: status {head.status}")
+        return True
+
+    def _has_below(self, course: Course, descent: Descent, now: float) -> bool:
+        model = descent.model
+        if model.static is not None:
+            return True
+        if model.answers is not None and self._find_kept(course, descent, now, counted=False) is not None:
+            return True
+        if not self._may_ask(course, descent):
+            return False
+        routes = [self._plane.cluster.route(*entry) for entry in model.fallbacks[descent.next_fallback :]]
+        return any(route is not None and self._plane.cluster.route_is_routable(route, now) for route in routes)
+
+    # --- what is kept -----------------------------------------------------------------------------------------------
+
+    def _find_kept(self, course: Course, descent: Descent, now: float, *, counted: bool = True) -> Kept | None:
+        """Return what is kept for a request like this one."""
+        model = descent.model
+        if model.answers is None:
+            return None
+        key = self._key(course, descent)
+        if isinstance(key, Refused):
+            if counted:
+                model.refuse(key)
+            return None
+        answer = model.answers.find(key, now)
+        if answer is None and counted:
+            model.count(LadderWord.MISSES)
+        return answer
+
+    def _key(self, course: Course, descent: Descent) -> bytes | Refused:
+        """Return what the answer to the request in hand is kept under, or why it has no key."""
+        terms = descent.model.terms
+        route = descent.target.route
+        if terms is None or route is None:
+            return Refused.METHOD
+        head = self._head
+        asked = asked_of(head.method, head.target, head.forward, terms)
+        if not isinstance(asked, Asked):
+            return asked
+        if head.upgrade:
+            return Refused.PROTOCOL
+        if course.body is None or not self.request_done:
+            return Refused.BODY
+        return asked.key(route.model, route.version, course.body)
+
+    def _course_answered(self, course: Course, head: ResponseHead, out: bytes) -> bytes:
+        """An answer begins: the ladder learns of it, a degraded one says that it is, and a good one may be kept."""
+        descent = course.descent
+        if descent is None:
+            return out
+        why = self._why_not_kept(descent, head)
+        if head.status < 500 and not head.busy:
+            descent.model.succeeded(descent.step, self._plane.clock())
+        if descent.step is LadderStep.FALLBACK:
+            return b"%s%sfallback\r\nwarmroute-degraded-model: %s\r\n" % (out, DEGRADED, descent.entry)
+        terms = descent.model.terms
+        if terms is not None:
+            if why is not None:
+                descent.model.refuse(why)
+            else:
+                framing = 1 if head.length >= 0 else _CHUNK_FRAMING
+                most = len(out) + 512 + terms.max_entry_bytes * framing
+                self.sink = descent.recorder = Recorder(self.transport, most)
+        return out
+
+    def _why_not_kept(self, descent: Descent, head: ResponseHead) -> Refused | None:
+        terms = descent.model.terms
+        if terms is None or self._head.method not in terms.methods:
+            return Refused.METHOD
+        if descent.model.ladder.degraded or self._plane.tight or self._plane.refusing:
+            return Refused.DEGRADED
+        if self.old_client:
+            return Refused.PROTOCOL
+        if not terms.takes_path(self._head.target.partition(b"?")[0]):
+            return Refused.PATH
+        return judge(head.status, head.forward, head.length, terms)
+
+    def _course_ended(self, course: Course, head: ResponseHead, now: float) -> None:
+        """The whole answer went downstream: keep it, now that nobody waits for that."""
+        descent = course.descent
+        if descent is None or descent.recorder is None:
+            return
+        recorder, descent.recorder = descent.recorder, None
+        self.sink = self.transport
+        model = descent.model
+        terms, answers = model.terms, model.answers
+        key = self._key(course, descent)
+        if isinstance(key, Refused):
+            model.refuse(key)
+        elif not recorder.whole:
+            model.refuse(Refused.SIZE)
+        elif terms is not None and answers is not None:
+            body = recorder.body()
+            if head.length in (CHUNKED, UNTIL_CLOSE):
+                body = without_chunks(body)
+            answer = kept(head.forward, body, now, terms)
+            if isinstance(answer, Refused):
+                model.refuse(answer)
+            elif answers.keep(key, answer):
+                model.count(LadderWord.FILLS)
+
+    def request_ended(self, course: Course) -> None:
+        """The request is over: whatever passed of an answer that did not come whole is not kept."""
+        self.sink = self.transport
+        descent = course.descent
+        if descent is not None and descent.recorder is not None:
+            descent.recorder = None
+            descent.model.refuse(Refused.CUT)
+
+    # --- ends -------------------------------------------------------------------------------------------------------
+
+    def _must_close(self) -> bool:
+        head = self._head
+        return self.last or not self.request_done or not head.keep_alive or self._plane.draining or head.minor == 0
+
+    def _tell(self, answer: bytes, outcome: Outcome, now: float) -> None:
+        """End the request with an answer that is here."""
+        self._say(answer)
+        self._plane.request_ended(self._target.row, outcome, now - self._started)
+        self._next(now)
+
+
+_OUTCOMES: Final = {AttemptResult.SERVER_ERROR: Outcome.UPSTREAM_5XX, AttemptResult.BUSY: Outcome.UPSTREAM_BUSY}

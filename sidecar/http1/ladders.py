@@ -1,0 +1,283 @@
+"""The ladders of one process's models: where each stands, what it may fall back to, and what it keeps.
+
+A model with a fallback, a cache or a static answer has a ladder; its requests take a step (``steps``) for it. Models
+without have none, and their requests hear nothing of this.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+
+from router.ladder import Ladder, LadderStep, Moved
+from router.matching import Surface
+from router.outcomes import Outcome
+from sidecar.cache.keeping import DEGRADED
+from sidecar.cache.store import Answers
+from sidecar.cache.terms import MOST_BODY_BYTES, Refused, Terms
+from sidecar.http1.steps import CACHED
+from sidecar.telemetry.ladder_words import BY_STEP
+from sidecar.telemetry.logs import Throttle, get_log
+from sidecar.telemetry.page import MODEL_LADDER, LadderWord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from router.policy import LadderPolicy
+    from sidecar.http1.degrading import DegradingConnection
+    from sidecar.http1.special import SpecialConnection
+    from sidecar.http1.steps import Course
+    from sidecar.http1.targets import Target
+    from sidecar.settings import Cache, Model, StaticAnswer
+    from sidecar.telemetry.page import Page
+
+LOGGED_S: Final = 1.0
+"""Moves of one model's ladder that come faster are counted, not logged."""
+
+_log = get_log("ladder")
+
+
+class StaticReply:
+    """The declared answer of a model, ready to be told."""
+
+    __slots__ = ("_body", "_head")
+
+    def __init__(self, answer: StaticAnswer) -> None:
+        self._body = (answer.body or "").encode()
+        known = answer.status in HTTPStatus.__members__.values()
+        phrase = HTTPStatus(answer.status).phrase if known else "Declared"
+        lines = [b"HTTP/1.1 %d %s" % (answer.status, phrase.encode()), b"Content-Type: " + answer.content_type.encode()]
+        lines += [b"%s: %s" % (name.encode(), value.encode()) for name, value in answer.headers.items()]
+        lines += [b"Content-Length: %d" % len(self._body), DEGRADED + b"static"]
+        self._head = b"\r\n".join(lines) + b"\r\nx-request-id: "
+
+    def tell(self, request_id: bytes, *, close: bool, head_only: bool) -> bytes:
+        """Return it as the answer to one request."""
+        end = b"\r\nConnection: close\r\n\r\n" if close else b"\r\n\r\n"
+        return self._head + request_id + end + (b"" if head_only else self._body)
+
+
+class ModelLadder:
+    """One model's ladder in this process. ``terms`` and ``answers`` are there where it keeps answers."""
+
+    __slots__ = (
+        "_cache",
+        "_changed",
+        "_page",
+        "_row",
+        "_throttle",
+        "answers",
+        "fallbacks",
+        "ladder",
+        "model",
+        "on",
+        "static",
+        "terms",
+    )
+
+    def __init__(
+        self, model: Model, policy: LadderPolicy, page: Page, changed: Callable[[ModelLadder], None], now: float
+    ) -> None:
+        self.model = model.name
+        self._page = page
+        self._row = page.model_row(model.name) + MODEL_LADDER
+        self._changed = changed
+        self._throttle = Throttle(LOGGED_S)
+        self.ladder = Ladder((), policy, now)
+        self.answers: Answers | None = None
+        self._cache: Cache | None = None
+        self.configure(model, policy, now)
+
+    def configure(self, model: Model, policy: LadderPolicy, now: float) -> None:
+        """Go by another configuration; what is kept stays, unless it may have been kept by other terms."""
+        self.on = frozenset([Outcome(end.value) for end in model.fallback_on])
+        self.fallbacks: tuple[tuple[str, str], ...] = ()
+        if policy.fallback:
+            self.fallbacks = tuple([_name_and_version(entry) for entry in model.fallback])
+        self.static: StaticReply | None = None
+        if policy.static and model.static_answer is not None:
+            self.static = StaticReply(model.static_answer)
+        self.terms: Terms | None = None
+        before, self._cache = self._cache, model.cache if policy.cache else None
+        cache = self._cache
+        if cache is None:
+            self.answers = None
+        else:
+            self.terms = Terms(cache)
+            if self.answers is None or before is None or not _same_terms(before, cache):
+                self.answers = Answers(cache.entries, cache.bytes)
+            else:
+                self.answers.resize(cache.entries, cache.bytes)
+        steps = []
+        if self.fallbacks:
+            steps.append(LadderStep.FALLBACK)
+        if self.terms is not None:
+            steps.append(LadderStep.CACHE)
+        if self.static is not None:
+            steps.append(LadderStep.STATIC)
+        self.ladder.configure(steps, policy, now)
+        self.flush(now)
+
+    @property
+    def useful(self) -> bool:
+        """True while there is any step between the first and the last."""
+        return len(self.ladder.steps) > 2
+
+    def body_bytes(self, surface: Surface) -> int:
+        """Return how long a body is waited for before a request on this surface is sent."""
+        if self.terms is not None or (self.fallbacks and surface is Surface.OPENAI):
+            return MOST_BODY_BYTES
+        return 0
+
+    def succeeded(self, step: LadderStep, now: float) -> None:
+        """A request was answered at ``step``."""
+        self.count(BY_STEP[step])
+        self._moved(self.ladder.succeeded(step, now), now)
+
+    def failed(self, step: LadderStep, now: float, cause: str, *, certain: bool) -> None:
+        """A request could not be answered at ``step``."""
+        self._moved(self.ladder.failed(step, now, cause, certain=certain), now)
+
+    def count(self, word: LadderWord, by: int = 1) -> None:
+        """Add to one of its counters."""
+        self._page.words[self._row + word] += by
+
+    def refuse(self, why: Refused) -> None:
+        """An answer is not kept, or not looked for."""
+        self._page.words[self._row + LadderWord.REFUSED + why] += 1
+
+    def clear(self) -> int:
+        """Forget what is kept; return how many answers that were."""
+        if self.answers is None:
+            return 0
+        number = len(self.answers)
+        self.answers.clear()
+        return number
+
+    def flush(self, now: float) -> None:
+        """Write the gauges, and let go what is too old to be told."""
+        words = self._page.words
+        row = self._row
+        words[row + LadderWord.STEP_NOW] = int(self.ladder.at) if self.useful else 0
+        words[row + LadderWord.SINCE_MS_NOW] = int(self.ladder.since * 1000)
+        answers = self.answers
+        if answers is not None:
+            answers.expire(now)
+            words[row + LadderWord.EVICTED] += answers.evicted
+            answers.evicted = 0
+        words[row + LadderWord.ENTRIES_NOW] = 0 if answers is None else len(answers)
+        words[row + LadderWord.BYTES_NOW] = 0 if answers is None else answers.kept_bytes
+
+    def end(self) -> None:
+        """The model has no ladder any more."""
+        for word in (LadderWord.STEP_NOW, LadderWord.SINCE_MS_NOW, LadderWord.ENTRIES_NOW, LadderWord.BYTES_NOW):
+            self._page.words[self._row + word] = 0
+
+    def _moved(self, moved: Moved | None, now: float) -> None:
+        if moved is None:
+            return
+        self._page.words[self._row + LadderWord.STEP_NOW] = int(moved.after)
+        self._page.words[self._row + LadderWord.SINCE_MS_NOW] = int(now * 1000)
+        self._changed(self)
+        suppressed = self._throttle.admit(now)
+        if suppressed is None:
+            return
+        say = _log.warning if moved.down else _log.info
+        say(
+            "ladder.down" if moved.down else "ladder.up",
+            model=self.model,
+            step=moved.after.name.lower(),
+            before=moved.before.name.lower(),
+            cause=moved.cause,
+            unlogged_moves=suppressed,
+        )
+
+
+class OnLadder:
+    """The step that requests of a model with a ladder take."""
+
+    __slots__ = ("_body_bytes", "_model")
+
+    def __init__(self, model: ModelLadder, surface: Surface) -> None:
+        self._model = model
+        self._body_bytes = model.body_bytes(surface)
+
+    @property
+    def rank(self) -> int:
+        """Its place among the steps."""
+        return CACHED
+
+    @property
+    def body_bytes(self) -> int:
+        """How long a body it waits for may be."""
+        return self._body_bytes
+
+    def take(self, caller: SpecialConnection, course: Course, now: float) -> bool:
+        """Begin with the step that answers now; True where that is a replica of the model."""
+        return cast("DegradingConnection", caller).begin_on_ladder(course, self._model, now)
+
+
+class Ladders:
+    """The ladders of all models of this process, by name. ``degraded`` counts those below their first step."""
+
+    def __init__(self, models: Sequence[Model], policy: LadderPolicy, page: Page, now: float) -> None:
+        self._page = page
+        self.by_model: dict[str, ModelLadder] = {}
+        self.degraded = 0
+        self.configure(models, policy, now)
+
+    def configure(self, models: Sequence[Model], policy: LadderPolicy, now: float) -> None:
+        """Go by another configuration from now on. What targets meant must be forgotten then (``Plane.configure``)."""
+        before, self.by_model = self.by_model, {}
+        for model in models:
+            known = before.pop(model.name, None)
+            if known is not None:
+                known.configure(model, policy, now)
+            elif model.fallback or model.cache is not None or model.static_answer is not None:
+                known = ModelLadder(model, policy, self._page, self._count, now)
+            if known is not None and known.useful:
+                self.by_model[model.name] = known
+            elif known is not None:
+                known.end()
+        for gone in before.values():
+            gone.end()
+        self._recount()
+
+    def maker(self, target: Target) -> OnLadder | None:
+        """Return the step of requests to a target, None where its model has no ladder."""
+        route = target.route
+        ladder = None if route is None else self.by_model.get(route.model)
+        return None if ladder is None else OnLadder(ladder, target.surface)
+
+    def flush(self, now: float) -> None:
+        """Write all gauges. Once a second."""
+        for ladder in self.by_model.values():
+            ladder.flush(now)
+
+    def shed(self) -> None:
+        """Memory is short: give back part of what is kept."""
+        for ladder in self.by_model.values():
+            if ladder.answers is not None:
+                ladder.answers.shed()
+
+    def clear(self, model: str = "") -> int:
+        """Forget what is kept, of one model or of all; return how many answers that were."""
+        return sum([ladder.clear() for name, ladder in self.by_model.items() if model in ("", name)])
+
+    def _count(self, _: ModelLadder) -> None:
+        self._recount()
+
+    def _recount(self) -> None:
+        self.degraded = sum([ladder.ladder.degraded for ladder in self.by_model.values()])
+
+
+def _same_terms(one: Cache, other: Cache) -> bool:
+    """Return whether two caches differ in their bounds at most."""
+    return msgspec.structs.replace(one, entries=1, bytes=1024) == msgspec.structs.replace(other, entries=1, bytes=1024)
+
+
+def _name_and_version(entry: str) -> tuple[str, str]:
+    name, _, version = entry.partition("@")
+    return name, version

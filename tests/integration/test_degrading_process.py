@@ -1,0 +1,123 @@
+"""A whole sidecar whose workers are gone: what callers, operators and dashboards see of the ladder."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from tests.support.sidecar_process import SidecarProcess, sidecar_process
+from tests.support.sidecars import until
+
+WARMROUTE = str(Path(sys.executable).with_name("warmroute"))
+
+
+class Origin(http.server.BaseHTTPRequestHandler):
+    """A worker's part: 200 and what it was sent."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (http.server's name)
+        """Stay quiet."""
+
+
+def infer(running: SidecarProcess, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection(running.listen, timeout=5)
+    connection.request("POST", "/v2/models/m/infer", body)
+    response = connection.getresponse()
+    answer = response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
+    connection.close()
+    return answer
+
+
+def said(running: SidecarProcess, *arguments: str, admin: str) -> str:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE")}
+    done = subprocess.run(
+        [WARMROUTE, *arguments, "--admin", admin], env=environ, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_is_seen_of_a_model_that_is_degraded(tmp_path: Path) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Origin)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    model: dict[str, Any] = {
+        "name": "m",
+        "endpoints": [f"http://127.0.0.1:{server.server_address[1]}"],
+        "cache": {},
+        "static_answer": {"body": "[]"},
+    }
+    with sidecar_process(tmp_path, {"models": [model], "policies": {"ladder": {"hold_s": 60}}}) as running:
+        admin = f"http://{running.admin}"
+        assert infer(running, b"one")[::2] == (200, b"one")
+        server.shutdown()
+        server.server_close()
+        for _ in range(3):
+            kept = infer(running, b"one")
+            assert kept[::2] == (200, b"one")
+        assert (kept[1]["warmroute-degraded"], kept[1]["age"].isdigit()) == ("cache", True)
+        assert infer(running, b"two")[1]["warmroute-degraded"] == "static"
+
+        def degraded() -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(running.read("/healthz")[1])["degraded"]
+            return found
+
+        until(lambda: degraded() == {"m": "cache"}, "seen")
+        (ladder,) = json.loads(running.read("/routes")[1])["ladders"]
+        assert (ladder["step"], ladder["processes"]) == ("cache", {"0": "cache"})
+        assert ladder["answers"]["static"] == 1
+        explained = json.loads(running.read("/routes/explain?model=m")[1])["ladder"]
+        assert explained["cache"]["entries"] == 1
+        assert "m degraded: cache for" in said(running, "routes", admin=admin)
+        assert "kept: 1 answers" in said(running, "routes", "explain", "--model", "m", admin=admin)
+        metrics = running.read("/metrics")[1].decode()
+        assert 'warmroute_ladder_step{process="0",model="m"} 3' in metrics
+        assert 'warmroute_ladder_answers_total{model="m",step="static"} 1' in metrics
+        assert 'warmroute_cache_entries{model="m"} 1' in metrics
+        assert said(running, "cache", "show", admin=admin).splitlines()[1].split()[:2] == ["m", "1"]
+        (event,) = running.process.events("ladder.down", model="m")
+        assert (event["step"], event["before"]) == ("cache", "replica")
+
+
+def test_the_switch_of_the_cache_is_live(tmp_path: Path) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Origin)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    model: dict[str, Any] = {
+        "name": "m",
+        "endpoints": [f"http://127.0.0.1:{server.server_address[1]}"],
+        "cache": {"ttl_s": 600},
+    }
+    settings: dict[str, Any] = {"models": [model]}
+    with sidecar_process(tmp_path, settings) as running:
+
+        def kept() -> int:
+            (one,) = json.loads(running.read("/cache")[1])["models"] or [{"entries": -1}]
+            return int(one["entries"])
+
+        infer(running, b"one")
+        until(lambda: kept() == 1, "kept")
+        path = tmp_path / "warmroute.yaml"
+        config = json.loads(path.read_text())
+        config["policies"] = {"ladder": {"cache": False}}
+        path.write_text(json.dumps(config))
+        until(lambda: kept() == -1, "switched off")
+        del config["policies"]
+        path.write_text(json.dumps(config))
+        until(lambda: kept() == 0, "switched on again, and empty")
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,124 @@
+"""The cache: keys differ with any part, bounds hold, tenants never meet, bytes are the same."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.cache.asking import Asked, asked_of
+from sidecar.cache.keeping import ENTRY_BYTES, Kept, kept
+from sidecar.cache.store import Answers
+from sidecar.cache.terms import Refused, Terms
+from sidecar.settings import Cache
+
+TERMS = Terms(Cache(deterministic=True, tenant_header="x-tenant", key_headers=("x-a", "x-b")))
+SMALL = st.binary(max_size=6)
+PARTS = st.tuples(SMALL, SMALL, SMALL, st.lists(st.tuples(SMALL, SMALL), max_size=3), SMALL, st.text(max_size=3))
+Parts = tuple[bytes, bytes, bytes, list[tuple[bytes, bytes]], bytes, str]
+
+
+def key(parts: Parts) -> bytes:
+    method, target, tenant, fields, body, version = parts
+    return Asked(method, target, tenant, fields).key("m", version, body)
+
+
+@given(PARTS, PARTS)
+def test_two_requests_have_one_key_if_and_only_if_all_their_parts_are_equal(one: Parts, other: Parts) -> None:
+    assert (key(one) == key(other)) == (one == other)
+
+
+@given(PARTS, st.integers(0, 60))
+def test_a_byte_that_moves_from_one_part_to_the_next_makes_another_key(parts: Parts, at: int) -> None:
+    method, target, tenant, fields, body, version = parts
+    whole = method + target + tenant
+    first, second = sorted((at % (len(whole) + 1), (at * 7) % (len(whole) + 1)))
+    moved: Parts = (whole[:first], whole[first:second], whole[second:], fields, body, version)
+    assert (key(moved) == key(parts)) == (moved == parts)
+
+
+VALUES = st.text("abc,;: ", max_size=5).map(str.encode)
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"x-tenant", b"x-a", b"x-b", b"accept", b"x-c"]), VALUES), max_size=6))
+def test_no_two_tenants_share_a_key_whatever_else_they_send(fields: list[tuple[bytes, bytes]]) -> None:
+    keys = set()
+    for tenant in (b"one", b"two", b"one two"):
+        lines = [b"%s: %s" % field for field in fields if field[0] != b"x-tenant"]
+        head = b"\r\n".join([b"POST / HTTP/1.1", *lines, b"X-Tenant: " + tenant, b""])
+        asked = asked_of(b"POST", b"/", head, TERMS)
+        assert isinstance(asked, Asked)
+        keys.add(asked.key("m", "", b""))
+    assert len(keys) == 3
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"x-tenant", b"x-a"]), VALUES), max_size=4))
+def test_a_request_with_no_one_tenant_has_no_key(fields: list[tuple[bytes, bytes]]) -> None:
+    head = b"\r\n".join([b"POST / HTTP/1.1", *[b"%s: %s" % field for field in fields], b""])
+    tenants = [value.strip(b" \t") for name, value in fields if name == b"x-tenant"]
+    asked = asked_of(b"POST", b"/", head, TERMS)
+    if len(tenants) == 1 and tenants[0]:
+        assert isinstance(asked, Asked)
+        assert asked.tenant == tenants[0]
+    else:
+        assert asked is Refused.NO_TENANT
+
+
+COMMAND = st.one_of(
+    st.tuples(st.just("keep"), st.integers(0, 12), st.integers(0, 900)),
+    st.tuples(st.just("drop"), st.integers(0, 12), st.just(0)),
+    st.tuples(st.just("expire"), st.integers(0, 50), st.just(0)),
+    st.tuples(st.just("resize"), st.integers(1, 9), st.integers(600, 6000)),
+    st.tuples(st.sampled_from(["shed", "clear"]), st.just(0), st.just(0)),
+)
+
+
+@given(st.lists(COMMAND, max_size=60))
+def test_the_bounds_hold_and_what_is_found_is_what_was_kept_last(commands: list[tuple[str, int, int]]) -> None:
+    most, most_bytes = 6, 4000
+    answers = Answers(most, most_bytes)
+    last: dict[bytes, Kept] = {}
+    now = 0.0
+    for what, one, two in commands:
+        now += 1
+        name = b"%d" % one
+        if what == "keep":
+            answer = Kept(b"h", b"x" * two, now, 20.0)
+            if answers.keep(name, answer):
+                last[name] = answer
+                assert answers.find(name, now) is answer or answer.size_bytes * 10 > most_bytes or most < 10
+            else:
+                assert answer.size_bytes > most_bytes
+                last.pop(name, None)
+        elif what == "drop":
+            answers.drop(name)
+            last.pop(name, None)
+        elif what == "expire":
+            answers.expire(now)
+        elif what == "resize":
+            most, most_bytes = one, two
+            answers.resize(one, two)
+        elif what == "shed":
+            before = answers.kept_bytes
+            answers.shed()
+            assert answers.kept_bytes <= before - before // 4
+        else:
+            answers.clear()
+            last.clear()
+        found = {one: held for one in last if (held := answers.find(one, now)) is not None}
+        assert all(held is last[one] and held.fresh(now) for one, held in found.items())
+        assert len(answers) <= most
+        assert answers.kept_bytes <= most_bytes
+        assert sum(held.size_bytes for held in found.values()) <= answers.kept_bytes
+        assert answers.kept_bytes >= len(answers) * ENTRY_BYTES
+    answers.expire(now + 100)
+    assert (len(answers), answers.kept_bytes) == (0, 0)
+
+
+@given(st.binary(max_size=200), st.integers(0, 500), st.booleans())
+def test_a_body_is_told_byte_for_byte(body: bytes, age: int, close: bool) -> None:
+    answer = kept(b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n", body, 10.0, Terms(Cache()))
+    assert isinstance(answer, Kept)
+    head, _, told = answer.tell(10.0 + age, b"id", close=close).partition(b"\r\n\r\n")
+    assert told == body
+    assert b"\r\nContent-Length: %d\r\n" % len(body) in head
+    assert b"\r\nAge: %d\r\n" % age in head
