@@ -16,7 +16,7 @@ from router import explain as explaining
 from router import model
 from router.balancers import FitAt
 from router.breaker import GuardState
-from router.explain_versions import explained, versions_row
+from router.explain_versions import explained, version_rows, versions_row
 from router.filters import default_filters
 from router.fleet import Fleet
 from router.hedging import HedgeDenied, may_hedge
@@ -249,6 +249,17 @@ class Cluster:
         if route.version:
             return explaining.route_row(view, route, now, default=default)
         return versions_row(view, route, self._of_versions(route), now, default=default)
+
+    def versions(self, model: str, now: float) -> tuple[explaining.VersionRow, ...] | None:
+        """Return the versions of a model, newest first, with those that take requests which name none; None: no model.
+
+        Where endpoints of several protocols hold it, those of HTTP/1.1 are shown, if any.
+        """
+        found = [routes[model] for routes in self._fleet.routes_by.values() if model in routes]
+        if not found:
+            return None
+        route = next((route for route in found if route.candidates), found[0])
+        return version_rows(self._tables.view(), route, now)
 
     def _served_otherwise(self, route: Route) -> bool:
         """Return whether another protocol's endpoints serve what this route is for."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 QUANTILE: Final = 0.95
 """Of the latencies, what is compared."""
+FIRST_LOOK: Final = 20
+"""Attempts on the new version before it is first looked for proof against it: what may open its breaker, too."""
 _BISECTIONS: Final = 50
 
 
@@ -145,11 +147,11 @@ def judge(
 ) -> Ruling:
     """Rule on ``step``, which began ``elapsed_s`` ago and was looked at ``looks`` times; both samples are since then.
 
-    It is looked for proof that the new version is worse when it has ``min_samples``, twice, four times as many, and so
-    on: each look may be wrong with half the probability of the one before, so all looks of all steps together are with
+    It is looked for proof that the new version is worse when it has 20 attempts, twice, four times as many, and so on:
+    each look may be wrong with half the probability of the one before, so all looks of all steps together are with
     ``false_alarm_ratio`` at most.
     """
-    looked = new.size >= policy.min_samples * 2**looks
+    looked = new.size >= min(FIRST_LOOK, policy.min_samples) * 2**looks
     detail = _detail(new, old, buckets)
     if looked:
         alarm = policy.false_alarm_ratio / max(1, len(policy.steps) - 1) / 2 ** (looks + 1)

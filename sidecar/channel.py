@@ -163,6 +163,7 @@ _TYPES: tuple[type, ...] = (
     model.PeerObserved,
     GuardsInForce,
     CacheCleared,
+    model.VersionsSteered,
 )
 _CODES = {kind: code for code, kind in enumerate(_TYPES)}
 _ENCODER = msgspec.msgpack.Encoder()

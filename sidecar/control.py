@@ -114,6 +114,7 @@ class Control:
             self._sources,
             Memory(plan.memory_fd),
             clock=clock,
+            models=model_policies(settings),
         )
         keeper.on_ejected = self._warmed.ejected
         self._warmed.answered_at = keeper.answered_at
@@ -184,7 +185,9 @@ class Control:
             return
         settings = context.settings = plan.settings
         policies = router_policies(settings)
-        context.keeper.cluster.configure(policies, model_policies(settings), context.clock())
+        models = model_policies(settings)
+        context.keeper.cluster.configure(policies, models, context.clock())
+        context.keeper.configure(models)
         if context.store is not None:
             context.store.configure(policies.freshness)
         self._warmed.configure(warmups(settings), asked_shards(settings))

@@ -36,6 +36,7 @@ from router.model import (
     StoreChanged,
     StoreMode,
     Tick,
+    VersionsSteered,
 )
 from sidecar.boot import DataPlan
 from sidecar.channel import (
@@ -88,6 +89,7 @@ _ROUTER_EVENTS = (
     EndpointReturned,
     PeerObserved,
     SnapshotBegan,
+    VersionsSteered,
 )
 _ALPN = {Protocol.HTTP: HTTP1, Protocol.GRPC: HTTP2}
 _MODE_INDEX = {mode: index for index, mode in enumerate(StoreMode)}

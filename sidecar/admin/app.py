@@ -9,6 +9,7 @@ from aiohttp import web
 
 from sidecar.admin import guard
 from sidecar.admin.handlers import Handlers
+from sidecar.admin.versions import VersionHandlers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,7 @@ def make_app(context: Context) -> web.Application:
         ],
     )
     app.add_routes(Handlers(context).routes())
+    app.add_routes(VersionHandlers(context).routes())
     return app
 
 

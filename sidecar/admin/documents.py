@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from datetime import UTC, datetime
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from router.outcomes import Reason
 from router.overload import Level
 from router.urls import masked_url
 from sidecar.admin.ladders import ladder_of, ladders
+from sidecar.admin.moments import moment
 from sidecar.telemetry.page import OVERLOAD_NOW, Scalar
 
 if TYPE_CHECKING:
@@ -219,17 +219,13 @@ def config_status(context: Context) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(state)
     for name in ("asked_at", "sequence"):
         del document[name]
-    document["loaded_at"] = _moment(state.loaded_at)
-    document["bad_since"] = None if state.bad_since is None else _moment(state.bad_since)
+    document["loaded_at"] = moment(state.loaded_at)
+    document["bad_since"] = None if state.bad_since is None else moment(state.bad_since)
     document["processes"] = [
         {"index": process.index, "current": page.words[page.scalar(Scalar.CONFIG_NOW)] == state.sequence}
         for process, page in zip(context.keeper.processes, context.pages, strict=True)
     ]
     return document
-
-
-def _moment(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def fault(rule: FaultRule, now: float) -> dict[str, Any]:

@@ -109,6 +109,47 @@ class VersionShare(msgspec.Struct, frozen=True):
     note: str
 
 
+class SteeredVersions(msgspec.Struct, frozen=True):
+    """Who steers a model's versions, since when and why."""
+
+    by: str
+    at: str
+    why: str
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """Where a rollout stands; ``finding`` is the last one of a rollout that runs."""
+
+    stage: str
+    share: float
+    finding: str = ""
+    detail: str = ""
+
+
+class CountedVersion(VersionShare, frozen=True):
+    """The same with what its attempts came to."""
+
+    attempts: int = 0
+    failed: int = 0
+
+
+class ModelVersions(msgspec.Struct, frozen=True):
+    """The versions of one model, in GET /versions."""
+
+    model: str
+    serve: str
+    configured: str
+    steered: SteeredVersions | None
+    rollout: Rollout | None
+    versions: tuple[CountedVersion, ...]
+
+
+class VersionsDocument(msgspec.Struct, frozen=True):
+    """GET /versions."""
+
+    models: tuple[ModelVersions, ...]
+
+
 class Route(msgspec.Struct, frozen=True):
     """One route with its candidates."""
 

@@ -1,15 +1,17 @@
-"""What makes no sense in which versions of a model take requests: splits, their keys, mirrors."""
+"""What makes no sense in which versions of a model take requests: splits, their keys, mirrors, rollouts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from router.model import HTTP
 from router.policy import MAX_SHARES
 from router.urls import protocol_of
+from router.versions import newest
 from sidecar.config.choosing import check_key_field
 from sidecar.config.problems import Path
-from sidecar.settings import Model, Settings, Versions
+from sidecar.settings import Model, Rollout, Settings, Versions
 
 Found = tuple[Path, str, bool]
 """Path, remedy, and whether it is legal all the same."""
@@ -26,6 +28,8 @@ def versioning(settings: Settings) -> Iterator[Found]:
                 yield (*path, "key"), f"has no effect while serve is {versions.serve}: only a split goes by it", True
             for remedy in check_key_field(versions.key.header):
                 yield (*path, "key", "header"), remedy, False
+        if versions.rollout is not None:
+            yield from _rollout((*path, "rollout"), versions, versions.rollout)
         yield from _mirror((*path, "mirror"), model)
 
 
@@ -54,6 +58,22 @@ def _split(path: Path, versions: Versions) -> Iterator[Found]:
                 f"already the version of split[{first[share.version]}]: name each once",
                 False,
             )
+
+
+def _rollout(path: Path, versions: Versions, rollout: Rollout) -> Iterator[Found]:
+    steps = rollout.steps
+    rising = all(low < high for low, high in pairwise(steps))
+    if not steps or len(steps) > 16 or not rising or steps[-1] != 100:
+        yield (*path, "steps"), "must rise to 100, in 16 steps at most, for example [5, 25, 50, 100]", False
+    if versions.serve != "split":
+        yield path, f"needs serve: split; serve is {versions.serve}", False
+        return
+    names = [share.version for share in versions.split]
+    if rollout.version and rollout.version not in names:
+        yield (*path, "version"), f"must be one of the split: {', '.join(names)}", False
+    new = rollout.version or newest(names)
+    if not any(share.weight for share in versions.split if share.version != new):
+        yield path, f"needs another version than {new} with a weight over 0: there is nothing to compare it with", False
 
 
 def _mirror(path: Path, model: Model) -> Iterator[Found]:

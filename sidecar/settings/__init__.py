@@ -9,7 +9,7 @@ from sidecar.settings.models import Endpoint, Key, Model, ModelTimeouts
 from sidecar.settings.probes import PROBE_PATH, Expectation, Probe, ProbeKind
 from sidecar.settings.sockets import Admin, ClientAuth, Listener, ListenerTls, Protocol, TlsVersion, UpstreamTls
 from sidecar.settings.store import StateStore, StateTls
-from sidecar.settings.versions import Mirror, Split, StickyKey, Versions, serve_policy
+from sidecar.settings.versions import Mirror, Rollout, Split, StickyKey, Versions, serve_policy
 from sidecar.settings.warmups import BODY_FILE_BYTES, Warmup, WarmupRequest
 from sidecar.settings.whole import LogFormat, Logging, LogLevel, Policy, Settings, model_policies, router_policies
 
@@ -44,6 +44,7 @@ __all__ = [
     "ProbeKind",
     "Protocol",
     "Reload",
+    "Rollout",
     "Settings",
     "Shards",
     "Split",

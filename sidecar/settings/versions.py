@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from router.policy import MirrorPolicy, ServePolicy, ServeRule, VersionShare
+from router.policy import MirrorPolicy, RolloutPolicy, ServePolicy, ServeRule, VersionShare
 from sidecar.settings.base import Base, Reload, doc
 
 RULES = ("any", "latest", "split")
 """Words of ``serve`` that are no version."""
 
 _VERSION = (r"^[^\x00-\x20/@\x7f]{1,128}\Z", "1 to 128 characters without spaces, slashes and @")
+_Percent = Annotated[float, Meta(gt=0, le=100)]
 
 
 class Split(Base, frozen=True):
@@ -43,6 +45,27 @@ class Mirror(Base, frozen=True):
     ] = 30.0
 
 
+class Rollout(Base, frozen=True):
+    """How a new version takes over a split, step by step, while it is no worse than the others."""
+
+    version: Annotated[str, doc(Reload.LIVE, "the new version; empty: the newest of the split", "version")] = ""
+    steps: Annotated[
+        tuple[_Percent, ...], doc(Reload.LIVE, "its shares, rising, the last one 100; 16 at most", "percent")
+    ] = (5.0, 25.0, 50.0, 100.0)
+    interval_s: Annotated[float, doc(Reload.LIVE, "least time of a step", "seconds", gt=0, le=604_800)] = 60.0
+    min_samples: Annotated[
+        int, doc(Reload.LIVE, "attempts on either side without which nothing is decided", "attempts", ge=1, le=10**9)
+    ] = 100
+    max_error_ratio_delta: Annotated[
+        float, doc(Reload.LIVE, "how much more often it may fail than the others", "ratio", ge=0, le=1)
+    ] = 0.01
+    max_p95_ratio: Annotated[float, doc(Reload.LIVE, "its P95 over theirs, at most", "ratio", ge=1, le=1000)] = 1.5
+    false_alarm_ratio: Annotated[
+        float,
+        doc(Reload.LIVE, "how likely one within these limits may be rolled back, at most", "ratio", gt=0, le=0.5),
+    ] = 0.01
+
+
 class Versions(Base, frozen=True):
     """Which versions of a model take requests that name none; one that is named always gets it."""
 
@@ -59,17 +82,21 @@ class Versions(Base, frozen=True):
         StickyKey | None, doc(Reload.LIVE, "keeps callers at their version of a split; null: each request alone")
     ] = None
     mirror: Annotated[Mirror | None, doc(Reload.LIVE, "a version that gets a copy of requests; HTTP/1.1 only")] = None
+    rollout: Annotated[
+        Rollout | None, doc(Reload.LIVE, "moves the split to its new version by itself; null: only by command")
+    ] = None
 
 
 def serve_policy(versions: Versions) -> ServePolicy:
     """Return what the router needs of it."""
     rule = ServeRule(versions.serve) if versions.serve in RULES else ServeRule.PINNED
     split = versions.split if rule is ServeRule.SPLIT else ()
-    mirror = versions.mirror
+    mirror, rollout = versions.mirror, versions.rollout
     return ServePolicy(
         rule,
         version=versions.serve if rule is ServeRule.PINNED else "",
         shares=tuple(VersionShare(share.version, share.weight) for share in split),
         header=None if versions.key is None else versions.key.header,
         mirror=None if mirror is None else MirrorPolicy(**msgspec.structs.asdict(mirror)),
+        rollout=None if rollout is None else RolloutPolicy(**msgspec.structs.asdict(rollout)),
     )

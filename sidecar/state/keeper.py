@@ -8,6 +8,7 @@ Synchronous: every method runs to its end on the loop.
 from __future__ import annotations
 
 import secrets
+import time
 from collections import Counter
 from dataclasses import replace
 from math import inf
@@ -31,13 +32,15 @@ from sidecar.channel import FaultRule, GuardsInForce, Hello, Listening, Ping
 from sidecar.state.feed import Feed
 from sidecar.state.memory import Remembered
 from sidecar.state.roster import RECALLED, Guarded, Roster, guarded, heard_messages
+from sidecar.state.steering import Steering
 from sidecar.telemetry.logs import Throttle, get_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from router.cluster import Cluster
     from router.model import Event
+    from router.policy import ModelPolicy
     from sidecar.channel import Channel
     from sidecar.discovery.source import DiscoverySource, Found
     from sidecar.state.memory import Memory
@@ -87,6 +90,8 @@ class Keeper:
         memory: Memory,
         *,
         clock: Callable[[], float],
+        models: Iterable[ModelPolicy] = (),
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.cluster = cluster
         self.roster = Roster(clock())
@@ -113,6 +118,10 @@ class Keeper:
         self.roster.held.update(remembered.held)
         self.roster.faults.update((rule.id, rule) for rule in remembered.faults)
         self._recalled = remembered.records
+        self.steering = Steering(cluster, models, wall)
+        self.steering.restore(remembered.steered)
+        for event in self.steering.messages():
+            self._own(event)
         self._remember_due = 0.0
         self._unsaved = False
 
@@ -174,7 +183,8 @@ class Keeper:
     def snapshot_messages(self) -> list[object]:
         """Return all that a data process must know."""
         self._sequence += 1
-        return [self._ping(), *self.roster.snapshot(self._sequence, self._clock())]
+        snapshot = self.roster.snapshot(self._sequence, self._clock())
+        return [self._ping(), *self.steering.messages(), *snapshot]  # requests may come with the snapshot's end
 
     def from_data(self, index: int, message: object) -> None:
         """Take in what data process ``index`` says."""
@@ -182,6 +192,7 @@ class Keeper:
         process.spoke_at = self._clock()
         if isinstance(message, PeerObserved):
             self._own(message)
+            self.steering.observed(message)
             self.feed.send(message, but=index)
             now = self._clock()
             for observed in message.observations:
@@ -319,10 +330,23 @@ class Keeper:
         self.feed.send(self.roster.faults_message())
         return True
 
+    def configure(self, models: Iterable[ModelPolicy]) -> None:
+        """Take another configuration's word on versions, where it is another."""
+        if self.steering.configure(models, self._clock()):
+            self.steered()
+
+    def steered(self) -> None:
+        """Something is steered otherwise than before: keep it, and tell everybody."""
+        self._remember()
+        for event in self.steering.messages():
+            self._own(event)
+            self.feed.send(event)
+
     def _remember(self) -> None:
         records = tuple(record for record, _, _ in self.roster.records() if not record.static)
         kept = self._recalled if self._recalled and not self._told_whole else records
-        self._memory.save(Remembered(tuple(self.roster.held), tuple(self.roster.faults.values()), kept))
+        steered = tuple(self.steering.records.values())
+        self._memory.save(Remembered(tuple(self.roster.held), tuple(self.roster.faults.values()), kept, steered))
         self._unsaved = False
 
     def _recall(self) -> None:
@@ -376,6 +400,8 @@ class Keeper:
             self._ping_due = now + PING_S
             self.feed.ping(self._ping())
         self._own(Tick())
+        if self.steering.tick(now):
+            self.steered()
 
 
 def _nobody(event: EndpointEjected) -> None:

@@ -1,4 +1,4 @@
-"""What is kept through a restart of the control process: holds, faults, and the last good view of the shared state.
+"""What is kept through a restart of the control process: holds, faults, steered versions, the last good view.
 
 It lies in a memory file that the supervisor holds, so it lives exactly as long as the sidecar. Data processes go by it
 while the control process is away; without it a new control process would know nothing of a hold that is in force, and
@@ -16,6 +16,7 @@ import msgspec
 
 from router.model import EndpointRecord
 from sidecar.channel import FaultRule
+from sidecar.state.steering import Steered
 from sidecar.telemetry.logs import get_log
 
 _HEAD = struct.Struct("<QI")
@@ -26,11 +27,12 @@ _log = get_log("memory")
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The holds and faults in force, and the endpoints that the store named last."""
+    """The holds, faults and steered versions in force, and the endpoints that the store named last."""
 
     held: tuple[str, ...] = ()
     faults: tuple[FaultRule, ...] = ()
     records: tuple[EndpointRecord, ...] = ()
+    steered: tuple[Steered, ...] = ()
 
 
 _DECODER = msgspec.msgpack.Decoder(Remembered)

@@ -12,6 +12,7 @@ from router.model import StoreMode
 from router.outcomes import AttemptResult, Outcome
 from sidecar.cache.terms import Refused
 from sidecar.http1.reports import REFUSED
+from sidecar.state.steering import Stage
 from sidecar.state.view import Count
 from sidecar.telemetry import families as f
 from sidecar.telemetry.ladder_words import BY_STEP
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from sidecar.discovery.static import StaticSource
     from sidecar.discovery.warming import WarmedSource
     from sidecar.state.keeper import Keeper
+    from sidecar.state.steering import Steering
     from sidecar.state.store import RedisSource
     from sidecar.tls.expiry import ExpiryWatch
     from sidecar.upstreams.probes import Costs
@@ -314,7 +316,24 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
         out.add(f.SIGNALS_REFUSED, seen.static.refused[reason], "probe", reason)
     for reason, scalar in zip(REASONS, REFUSED, strict=True):
         out.add(f.SIGNALS_REFUSED, sum(page.words[page.scalar(scalar)] for page in seen.pages), "answer", reason)
+    _versions(out, keeper.steering, now)
     out.add(f.FAULTS_ACTIVE, len(keeper.roster.faults))
+
+
+def _versions(out: Exposition, steering: Steering, now: float) -> None:
+    for model in steering.models:
+        for row in steering.shown(model, now):
+            if row.share is not None:
+                out.add(f.VERSION_SHARE, row.share, model, row.version)
+        stage = steering.stage_of(model)
+        if stage is not None:
+            for each in Stage:
+                out.add(f.ROLLOUT_STAGE, stage[0] is each, model, each.value)
+    for (model, version), (passed, failed) in sorted(steering.attempts.items()):
+        out.add(f.VERSION_ATTEMPTS, passed, model, version, "ok")
+        out.add(f.VERSION_ATTEMPTS, failed, model, version, "failed")
+    for (model, cause), count in sorted(steering.changes.items()):
+        out.add(f.VERSION_CHANGES, count, model, cause)
 
 
 def _replicas(out: Exposition, route: RouteRow) -> None:

@@ -7,6 +7,7 @@ from sidecar.telemetry.prometheus import Family, Kind
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 _REPLICA = ("endpoint", "model", "version", "shard")
+_VERSION = ("model", "version")
 _PROCESS = ("process",)
 _ENDPOINT = ("endpoint",)
 
@@ -203,6 +204,27 @@ SIGNALS_REFUSED = Family(
     _C,
     "Values in what workers say of their load that are no use, and change nothing.",
     ("source", "reason"),
+)
+VERSION_SHARE = Family(
+    "warmroute_version_share_ratio",
+    _G,
+    "Part of a model's requests that name no version which the version takes now.",
+    _VERSION,
+)
+VERSION_ATTEMPTS = Family(
+    "warmroute_version_attempts_total",
+    _C,
+    "Tries on a version, without those that say nothing of it.",
+    (*_VERSION, "result"),
+)
+VERSION_CHANGES = Family(
+    "warmroute_version_changes_total",
+    _C,
+    "Changes of which versions serve, by what brought them about.",
+    ("model", "by"),
+)
+ROLLOUT_STAGE = Family(
+    "warmroute_rollout_stage", _G, "1 for the stage that a model's rollout is in.", ("model", "stage")
 )
 FAULTS_ACTIVE = Family("warmroute_faults_active", _G, "Faults in force.")
 

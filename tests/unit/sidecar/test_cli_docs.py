@@ -42,13 +42,15 @@ def test_every_command_is_documented() -> None:
     for name in build():
         if not name.startswith("-"):
             assert name in {words[0] for words in documented}, name
-    for group in ("cache", "config", "routes", "endpoints", "faults"):
+    for group in ("cache", "config", "routes", "endpoints", "versions", "faults"):
         for name in build()[group]:
             if not name.startswith("-"):
                 assert (group, name) in documented, f"{group} {name}"
 
 
-@pytest.mark.parametrize("text", blocks("configuration.md", "yaml") + blocks("routing.md", "yaml"))
+@pytest.mark.parametrize(
+    "text", blocks("configuration.md", "yaml") + blocks("routing.md", "yaml") + blocks("versions.md", "yaml")[:1]
+)
 def test_examples_are_good(text: str, tmp_path: Path) -> None:
     secret = tmp_path / "store"
     secret.write_text("password\n")

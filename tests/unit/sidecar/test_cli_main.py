@@ -13,7 +13,19 @@ from sidecar.cli.main import build, main
 from sidecar.cli.worker import worker_command
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = ["cache", "config", "endpoints", "faults", "health", "routes", "sidecar", "up", "version", "worker"]
+COMMANDS = [
+    "cache",
+    "config",
+    "endpoints",
+    "faults",
+    "health",
+    "routes",
+    "sidecar",
+    "up",
+    "version",
+    "versions",
+    "worker",
+]
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -55,6 +67,8 @@ def test_every_command_can_be_imported() -> None:
         ["sidecar"],
         ["up"],
         ["version"],
+        ["versions"],
+        ["versions", "split"],
     ],
     ids=" ".join,
 )
@@ -93,7 +107,7 @@ def test_nothing_of_the_command_line_imports_the_worker() -> None:
             ["zzz"],
             (
                 'warmroute: no command "zzz"; '
-                "there are: sidecar, up, worker, routes, endpoints, faults, cache, health, config, version"
+                "there are: sidecar, up, worker, routes, endpoints, versions, faults, cache, health, config, version"
             ),
         ),
         (

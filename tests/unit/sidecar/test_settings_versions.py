@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy import MirrorPolicy, ServePolicy, ServeRule, VersionShare
+from router.policy import MirrorPolicy, RolloutPolicy, ServePolicy, ServeRule, VersionShare
 from sidecar.config.load import parse_settings
 from sidecar.config.problems import SettingsError
 from sidecar.settings import model_policies
@@ -33,6 +33,14 @@ models: [{{name: m, endpoints: [{endpoints}, 'grpc://v:1'], versions: {{{version
                 shares=(VersionShare("1", 95.0), VersionShare("2", 5.0)),
                 header="X-User",
                 mirror=MirrorPolicy("3", 0.1, 16, 30.0),
+            ),
+        ),
+        (
+            SPLIT + ", rollout: {version: '1', steps: [10, 100], interval_s: 5, max_p95_ratio: 2}",
+            ServePolicy(
+                ServeRule.SPLIT,
+                shares=(VersionShare("1", 95.0), VersionShare("2", 5.0)),
+                rollout=RolloutPolicy("1", (10.0, 100.0), 5.0, 100, 0.01, 2.0, 0.01),
             ),
         ),
     ],
@@ -74,6 +82,25 @@ def test_it_reaches_the_router(versions: str, policy: ServePolicy) -> None:
             SPLIT + ", key: {header: x-request-id}",
             'key.header: "x-request-id": says nothing of who asks: choose another field, for example x-session-id',
         ),
+        ("serve: latest, rollout: {}", "rollout: an empty mapping: needs serve: split; serve is latest"),
+        (
+            SPLIT + ", rollout: {steps: [5, 50]}",
+            "rollout.steps: a list: must rise to 100, in 16 steps at most, for example [5, 25, 50, 100]",
+        ),
+        (
+            SPLIT + ", rollout: {steps: [50, 5, 100]}",
+            "rollout.steps: a list: must rise to 100, in 16 steps at most, for example [5, 25, 50, 100]",
+        ),
+        (SPLIT + ", rollout: {steps: [0, 100]}", "rollout.steps[0]: 0: must be greater than 0"),
+        (SPLIT + ", rollout: {version: '3'}", 'rollout.version: "3": must be one of the split: 1, 2'),
+        (
+            "serve: split, split: [{version: '1', weight: 0}, {version: '2', weight: 5}], rollout: {}",
+            (
+                "rollout: an empty mapping: needs another version than 2 with a weight over 0: "
+                "there is nothing to compare it with"
+            ),
+        ),
+        (SPLIT + ", rollout: {max_p95_ratio: 0.5}", "rollout.max_p95_ratio: 0.5: must be at least 1"),
         ("mirror: {version: '2', share: 1.5}", "mirror.share: 1.5: must be at most 1"),
         ("mirror: {version: '2', most: 0}", "mirror.most: 0: must be at least 1"),
         ("mirror: {share: 1}", 'mirror.version: missing: add "version" (version, as its workers report it)'),
