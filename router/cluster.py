@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from router.endpoint import Candidate, Endpoint
-    from router.model import LoadReport, PeerObserved, StoreMode, Tick
+    from router.model import LoadReport, LoadsReported, PeerObserved, StoreMode, Tick
     from router.policy import BreakerPolicy, ModelPolicy, Policies
     from router.protocols import Filter, PickerFactory, Rng, Scorer
 
@@ -120,6 +120,7 @@ class Cluster:
             model.EndpointReturned: self._on_returned,
             model.PeerObserved: self._on_peer_observed,
             model.VersionsSteered: fleet.steered,
+            model.LoadsReported: self._on_loads_reported,
             model.Tick: self._on_tick,
         }
 
@@ -782,6 +783,12 @@ class Cluster:
                 candidate.latency.merge(seen.buckets, now)
                 out += self._count(candidate, now, seen.successes, seen.failures, seen.unanswered, seen.slow)
         return tuple(out)
+
+    def _on_loads_reported(self, event: LoadsReported, now: float) -> None:
+        for id_, report in event.reports:
+            endpoint = self._fleet.endpoints.get(id_)
+            if endpoint is not None:
+                self._take_report(endpoint, report, event.at)
 
     def _on_tick(self, event: Tick, now: float) -> None:
         self._fleet.watch_silence(now)

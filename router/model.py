@@ -316,6 +316,14 @@ class VersionsSteered:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadsReported:
+    """What workers said of their load at ``at``, beside their answers; by endpoint id."""
+
+    reports: tuple[tuple[str, LoadReport], ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed: rebuild what ages. The shell sends it about ten times a second."""
 
@@ -331,6 +339,7 @@ Event = (
     | EndpointEjected
     | EndpointReturned
     | PeerObserved
+    | LoadsReported
     | VersionsSteered
     | Tick
 )

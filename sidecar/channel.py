@@ -164,6 +164,7 @@ _TYPES: tuple[type, ...] = (
     GuardsInForce,
     CacheCleared,
     model.VersionsSteered,
+    model.LoadsReported,
 )
 _CODES = {kind: code for code, kind in enumerate(_TYPES)}
 _ENCODER = msgspec.msgpack.Encoder()

@@ -21,6 +21,7 @@ from sidecar.admin.context import Context
 from sidecar.boot import ControlPlan
 from sidecar.channel import Channel
 from sidecar.discovery.dns import DnsSource, dns_plans, lookups_of, without_twins
+from sidecar.discovery.load_streams import LoadStreams
 from sidecar.discovery.planned import static_endpoints
 from sidecar.discovery.static import FIRST_PROBES_S, SUCCESSOR_PROBES_S, StaticSource
 from sidecar.discovery.warming import WarmedSource, asked_shards, warmups
@@ -116,6 +117,9 @@ class Control:
             clock=clock,
             models=model_policies(settings),
         )
+        self._streams = LoadStreams(
+            static_endpoints(settings), self._prober, keeper.loads_reported, clock=clock, rng=rng
+        )
         keeper.on_ejected = self._warmed.ejected
         self._warmed.answered_at = keeper.answered_at
         if store is not None:
@@ -127,6 +131,7 @@ class Control:
             store=store,
             static=static,
             warmed=self._warmed,
+            streams=self._streams,
             dns=self._dns,
             probe_costs=self._prober.costs,
             version=metadata.version("warmroute"),
@@ -154,6 +159,7 @@ class Control:
                     tasks.create_task(source.run(context.keeper.emit_for(source)), name=source.name)
                     for source in self._sources
                 ]
+                running.append(tasks.create_task(self._streams.run(), name="load-streams"))
                 running.append(tasks.create_task(self._tick(), name="tick"))
                 running.append(tasks.create_task(context.certificates.run(), name="certificates"))
                 await self._ended.wait()
@@ -203,6 +209,7 @@ class Control:
         settings = self.context.settings
         endpoints = without_twins(static_endpoints(settings, warmups=False), self._dns.endpoints)
         self.context.static.configure(endpoints, settings.limits.probes_per_s)
+        self._streams.configure(endpoints)
 
     def _on_term(self) -> None:
         """Drain. It may come from the supervisor and from who stops all processes at once, so a second one is none."""

@@ -30,6 +30,7 @@ from router.model import (
     EndpointSeen,
     EndpointsHeard,
     Evidence,
+    LoadsReported,
     PeerObserved,
     SnapshotBegan,
     SnapshotEnded,
@@ -88,6 +89,7 @@ _ROUTER_EVENTS = (
     EndpointEjected,
     EndpointReturned,
     PeerObserved,
+    LoadsReported,
     SnapshotBegan,
     VersionsSteered,
 )

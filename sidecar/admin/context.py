@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from router.protocols import Rng
     from sidecar.config.state import ConfigState
     from sidecar.discovery.dns import DnsSource
+    from sidecar.discovery.load_streams import LoadStreams
     from sidecar.discovery.static import StaticSource
     from sidecar.discovery.warming import WarmedSource
     from sidecar.settings import Settings
@@ -31,6 +32,7 @@ class Context:
     store: RedisSource | None
     static: StaticSource
     warmed: WarmedSource
+    streams: LoadStreams
     dns: DnsSource
     probe_costs: Costs
     version: str

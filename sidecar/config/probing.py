@@ -39,3 +39,10 @@ def examine_probe(
             if url.startswith("unix:"):
                 remedy = f"the metrics page is on port {port}, which {url} has not: set load: false"
                 yield path, remedy, True
+    if probe.orca is not None:
+        for url in urls:
+            if url.startswith("unix:") and probe.orca.port is not None:
+                yield (*path, "orca", "port"), f"{url} has no other port: leave it out of the models with this", False
+            elif protocol_of(url) == HTTP and probe.orca.port is None:
+                yield (*path, "orca"), f"{url} speaks HTTP/1.1: set orca.port to that of its gRPC server", False
+                break

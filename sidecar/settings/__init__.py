@@ -6,7 +6,7 @@ from sidecar.settings.dns import Dns, DnsServers, DnsType
 from sidecar.settings.groups import Shards
 from sidecar.settings.ladder import Cache, CachedMethod, FallbackOn, StaticAnswer
 from sidecar.settings.models import Endpoint, Key, Model, ModelTimeouts
-from sidecar.settings.probes import PROBE_PATH, Expectation, Probe, ProbeKind
+from sidecar.settings.probes import PROBE_PATH, Expectation, OrcaStream, Probe, ProbeKind
 from sidecar.settings.sockets import Admin, ClientAuth, Listener, ListenerTls, Protocol, TlsVersion, UpstreamTls
 from sidecar.settings.store import StateStore, StateTls
 from sidecar.settings.versions import Mirror, Rollout, Split, StickyKey, Versions, serve_policy
@@ -38,6 +38,7 @@ __all__ = [
     "Model",
     "ModelTimeouts",
     "Overload",
+    "OrcaStream",
     "PROBE_PATH",
     "Policy",
     "Probe",

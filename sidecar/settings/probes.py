@@ -38,6 +38,25 @@ class Expectation(Base, frozen=True):
     ] = None
 
 
+class OrcaStream(Base, frozen=True):
+    """Load reports that an endpoint streams out of band, over gRPC (ORCA's OpenRcaService)."""
+
+    port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        doc(Reload.LIVE, "port of its gRPC server; null: the endpoint's", "port"),
+    ] = None
+    interval_s: Annotated[
+        float,
+        doc(
+            Reload.LIVE,
+            "time between reports; servers may choose a longer one",
+            "seconds",
+            ge=0.1,
+            le=3600,
+        ),
+    ] = 1.0
+
+
 class Probe(Base, frozen=True):
     """An active probe of static endpoints: whether they are ready, and what they say of their load."""
 
@@ -76,6 +95,9 @@ class Probe(Base, frozen=True):
     metrics_port: Annotated[
         Annotated[int, Meta(ge=1, le=65535)] | None,
         doc(Reload.LIVE, "its port; null: the kind's own (triton: 8002, mlserver: 8082), else the endpoint's", "port"),
+    ] = None
+    orca: Annotated[
+        OrcaStream | None, doc(Reload.LIVE, "have it stream its load reports besides; null: it is not asked to")
     ] = None
     interval_s: Annotated[
         float, doc(Reload.LIVE, "time between probes, give or take a tenth", "seconds", ge=0.05, le=3600)

@@ -25,6 +25,7 @@ from router.model import (
     EndpointSeen,
     EndpointsHeard,
     GoneReason,
+    LoadsReported,
     PeerObserved,
     Tick,
 )
@@ -298,6 +299,14 @@ class Keeper:
             for index in sorted(self._expecting):
                 self.feed.send_snapshot(index)
             self._expecting.clear()
+
+    def loads_reported(self, event: LoadsReported) -> None:
+        """Take in what endpoints said of their load out of band."""
+        there = tuple((id_, report) for id_, report in event.reports if id_ in self.roster)
+        if there:
+            known = LoadsReported(there, event.at)
+            self._own(known)
+            self.feed.send(known)
 
     # --- operators ----------------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from router.explain import RouteRow
     from sidecar.config.state import ConfigState
     from sidecar.discovery.dns import DnsSource
+    from sidecar.discovery.load_streams import LoadStreams
     from sidecar.discovery.static import StaticSource
     from sidecar.discovery.warming import WarmedSource
     from sidecar.state.keeper import Keeper
@@ -142,6 +143,7 @@ class Seen(Protocol):
     store: RedisSource | None
     static: StaticSource
     warmed: WarmedSource
+    streams: LoadStreams
     dns: DnsSource
     probe_costs: Costs
     version: str
@@ -312,6 +314,10 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
         out.add(f.WARMUP_SECONDS, seconds, model, shape_class)
     for model, count in seen.warmed.warming.items():
         out.add(f.WARMING, count, model)
+    out.add(f.LOAD_STREAMS, seen.streams.open_now)
+    out.add(f.LOADS_STREAMED, seen.streams.taken)
+    for reason in REASONS:
+        out.add(f.SIGNALS_REFUSED, seen.streams.refused[reason], "stream", reason)
     for reason in REFUSALS:
         out.add(f.SIGNALS_REFUSED, seen.static.refused[reason], "probe", reason)
     for reason, scalar in zip(REASONS, REFUSED, strict=True):

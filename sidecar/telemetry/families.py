@@ -199,6 +199,8 @@ DNS_PASSED_OVER = Family(
     "warmroute_dns_passed_over", _G, "What the last answer listed beyond the most that is taken.", ("name",)
 )
 LOAD_REPORTS = Family("warmroute_load_reports_total", _C, "Load reports (ORCA) in answers that were taken.")
+LOAD_STREAMS = Family("warmroute_load_streams", _G, "Endpoints that stream load reports (ORCA) out of band just now.")
+LOADS_STREAMED = Family("warmroute_load_reports_streamed_total", _C, "Load reports taken from such streams.")
 SIGNALS_REFUSED = Family(
     "warmroute_signals_refused_total",
     _C,

@@ -1,10 +1,10 @@
-"""ORCA load reports in answers' header fields: what a worker says of its own load. Pure.
+"""ORCA load reports: what a worker says of its own load, with its answers or beside them. Pure.
 
-Three forms are in use: ``endpoint-load-metrics: TEXT k=v,...``, the same with ``JSON {...}``, and a binary protobuf in
-base64, as ``endpoint-load-metrics: BIN ...`` or in ``endpoint-load-metrics-bin`` (``OrcaLoadReport`` of cncf/xds,
-``orca_load_report.proto``). Servers spell them freely, so they are read leniently: the form's name may be missing,
-``k:v`` is taken for ``k=v``, what has no meaning here is passed over. But a report of which one value is NaN, infinite,
-negative or no number, which names anything twice, or is larger than it may be, is refused as a whole.
+Three forms of fields are in use: ``endpoint-load-metrics: TEXT k=v,...``, the same with ``JSON {...}``, and a binary
+protobuf in base64, as ``endpoint-load-metrics: BIN ...`` or in ``endpoint-load-metrics-bin`` (``OrcaLoadReport`` of
+cncf/xds, ``orca_load_report.proto``). Servers spell them freely, so they are read leniently: the form's name may be
+missing, ``k:v`` is taken for ``k=v``, what has no meaning here is passed over. But a report of which one value is
+NaN, infinite, negative or no number, which names anything twice, or is larger than it may be, is refused as a whole.
 """
 
 from __future__ import annotations
@@ -240,6 +240,15 @@ def _binary(text: bytes) -> OrcaReport:
         )
     except (binascii.Error, ValueError):
         raise ReportError(MALFORMED, "no base64") from None
+    return parse_message(raw)
+
+
+def parse_message(raw: bytes) -> OrcaReport:
+    """Return the report in a binary ``OrcaLoadReport``.
+
+    Raises:
+        ReportError: it is refused.
+    """
     report = OrcaReport()
     doubles: dict[str, float] = {}
     for number_, value in _message(raw):

@@ -100,8 +100,10 @@ class HttpProber:
         except (OSError, ValueError, EOFError) as error:
             return visit.failed(question, f"{visit.address}: {plain(error)}")
 
-    async def connect(self, address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect as requests would, to another ``port`` of the same host where that is not 0.
+    async def connect(
+        self, address: str, port: int, *, http2: bool = False
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect as requests would, or to speak ``http2``; to another ``port`` of the same host where that is not 0.
 
         Raises:
             OSError, ValueError: it cannot be done.
@@ -113,7 +115,8 @@ class HttpProber:
             return await asyncio.open_unix_connection(socket_path, limit=_HEAD_BYTES)
         if not address.startswith((SECURE, SECURE_GRPC)):
             return await asyncio.open_connection(host, port or own_port, limit=_HEAD_BYTES)
-        terms = await self._terms(self._grpc_follower if protocol_of(address) == GRPC else self._follower)
+        http2 = http2 or protocol_of(address) == GRPC
+        terms = await self._terms(self._grpc_follower if http2 else self._follower)
         name = terms.server_name or host
         reader, writer = await asyncio.open_connection(
             host, port or own_port, limit=_HEAD_BYTES, ssl=terms.context, server_hostname=name

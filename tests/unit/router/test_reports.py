@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.model import LoadReport, PeerObserved
+from router.model import LoadReport, LoadsReported, PeerObserved
 from router.policy import FreshnessPolicy
 from tests.support.fleet import Driven, record
 
@@ -76,3 +76,16 @@ def test_a_report_that_says_the_same_again_makes_it_last() -> None:
         driven.cluster.reported(endpoint, LoadReport(0.5), driven.now)
         driven.wait(TTL_S / 2)
         assert endpoint.record.cpu_load == 0.5
+
+
+def test_what_was_said_out_of_band_counts_as_what_came_with_an_answer() -> None:
+    driven = pair()
+    reports = (("a", LoadReport(0.5, 3, 0.25)), ("nobody", LoadReport(1.0)))
+    driven.apply(LoadsReported(reports, driven.now))
+    assert driven.cluster.endpoints["a"].report == LoadReport(0.5, 3, 0.25)
+    assert not driven.shared, "every process hears it from the control process"
+    assert driven.cluster.observe(driven.now) == ()
+    driven.apply(LoadsReported((("a", LoadReport(0.9)),), driven.now - 1.0))
+    assert driven.cluster.endpoints["a"].report == LoadReport(0.5, 3, 0.25), "an older one"
+    driven.wait(TTL_S + 2.0)
+    assert driven.cluster.endpoints["a"].report is None

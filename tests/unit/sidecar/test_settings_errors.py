@@ -880,6 +880,15 @@ def probed(probe: str, *, urls: str = "'http://w:1'", models: str = "m") -> str:
             probed("{kind: vllm, served_as: x}", models="m, n"),
             'probe.served_as: "x": is one name for 2 models: leave it out, or say "*"',
         ),
+        (
+            probed("{orca: {}}"),
+            "probe.orca: an empty mapping: http://w:1 speaks HTTP/1.1: set orca.port to that of its gRPC server",
+        ),
+        (
+            probed("{orca: {port: 1}}", urls="'unix:/w'"),
+            "probe.orca.port: 1: unix:/w has no other port: leave it out of the models with this",
+        ),
+        (probed("{orca: {port: 1, interval_s: 0}}"), "probe.orca.interval_s: 0: must be at least 0.1"),
         (probed("{expect: {status: 99}}"), "probe.expect.status: 99: must be at least 100"),
         (probed("{kind: triton, metrics_port: 65536}"), "probe.metrics_port: 65536: must be at most 65535"),
         (
