@@ -30,9 +30,9 @@ from router.model import (
     ModelObservation,
     Observation,
 )
-from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, UNANSWERED, AttemptResult, Blame, Reason
+from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, TOO_MUCH, UNANSWERED, AttemptResult, Blame, Reason
 from router.pickers import AliasPicker
-from router.policy import ServeRule
+from router.policy import ConcurrencyMode, OnNoCandidate, ServeRule
 from router.retry import RetryBudget, RetryVerdict, judge_retry
 from router.routes import BACKGROUND, PROBE, TRIAL, Attempt, NoCandidate, Route, VersionPick
 from router.scorers import default_scorers
@@ -321,6 +321,8 @@ class Cluster:
         self, route: Route, now: float, rng: Rng, tried: Endpoint | None, key: bytes | None
     ) -> Attempt | NoCandidate:
         """Choose where something is due: a table, a probe, a trial, or nobody is left."""
+        if route.queued is not None and tried is None:
+            return route.queued
         route.used = USED_FOR
         tables = self._tables
         tables.catch_up(route, now)
@@ -341,8 +343,24 @@ class Cluster:
         tables.plan_due(route)
         return attempt
 
+    def hold_back(self, route: Route, none: NoCandidate | None) -> None:
+        """Have first attempts on a route told ``none`` from now on, because others wait for it; None: no longer."""
+        route.queued = none
+        route.due = -inf  # the next choice looks closer
+
+    def let_in(self, route: Route, *, counted: bool) -> None:
+        """Let the next choice on a route through: it is that of a request whose turn it is.
+
+        ``counted``: it has been counted as a request when it was told to wait, and will be again.
+        """
+        route.queued = None
+        if counted and self._calls.yes:
+            self._calls.yes -= 1
+
     def routable(self, now: float, protocol: str = "") -> bool:
         """Return whether a request for any model would find a replica now, a due probe included; begins nothing.
+
+        A replica that a request would have loaded counts too.
 
         ``protocol``: of that protocol only.
         """
@@ -357,6 +375,12 @@ class Cluster:
         self._tables.catch_up(route, now)
         if any(now < candidate.fit_until and route.takes(candidate) for candidate in route.candidates):
             return True
+        if (
+            route.protocol == HTTP
+            and route.policy.on_no_candidate is OnNoCandidate.LAZY
+            and any(candidate.reason is Reason.NOT_WARM for candidate in route.candidates)
+        ):
+            return True  # it takes a request to have it loaded
         return self._due_probe(route, now, None) is not None
 
     def version_of(self, route: Route, now: float, rng: Rng, key: bytes | None = None) -> VersionPick:
@@ -524,6 +548,9 @@ class Cluster:
 
         Returns events for sibling processes: they may all have been much slower than usual.
         """
+        limiter = candidate.endpoint.limiter
+        if limiter is not None:
+            limiter.take((candidate.model, candidate.version), seconds)
         slow = candidate.latency.count(seconds)
         if not slow:
             candidate.breaker.calls.add(len(seconds), 0, now)
@@ -574,6 +601,11 @@ class Cluster:
         untold.others += result is AttemptResult.CLIENT_ERROR
         if endpoint.gone:
             return ()
+        if endpoint.limiter is not None:
+            if result is _SUCCESS:
+                endpoint.limiter.take((candidate.model, candidate.version), (ms / 1000,))
+            elif result in TOO_MUCH:
+                endpoint.limiter.dropped()
         became_busy = result in BACK_PRESSURE and endpoint.pushed_back(now + self._busy_s(retry_after_s), now)
         events: list[Event] = []
         began, permits = attempt.began, attempt.permits
@@ -792,6 +824,10 @@ class Cluster:
 
     def _on_tick(self, event: Tick, now: float) -> None:
         self._fleet.watch_silence(now)
+        if self.policies.concurrency.mode is ConcurrencyMode.ADAPTIVE:
+            for endpoint in self._fleet.endpoints.values():
+                if endpoint.limiter is not None:
+                    endpoint.adapt(endpoint.limiter, now)
         if now - self._swept_at >= IDLE_REBUILD_S:
             self._swept_at = now
             silent_since = now - self.policies.freshness.ttl_s

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from router.baseline import Baseline
 from router.breaker import Breaker, GuardState, Quarantine
+from router.concurrency import AdaptiveLimit
 from router.model import HTTP, Replica, State
+from router.policy import ConcurrencyMode
 from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow, rebucketed
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from router.groups import Group, Lack, Offer
     from router.model import EndpointRecord, Evidence, LoadReport
     from router.outcomes import Reason
-    from router.policy import LatencyPolicy, Policies
+    from router.policy import ConcurrencyPolicy, LatencyPolicy, Policies
     from router.routes import Route
 
 _LEAST_S: Final = LEAST_MS / 1000
@@ -206,7 +208,7 @@ class Endpoint:
 
     ``limit`` is how many attempts may be in flight here (:func:`limit_of`); ``cap`` the same, or less while its pool
     has no connection for more all the same: some may be in the making for callers that left. ``passed_over`` counts
-    draws that found it full, until the shell takes them.
+    draws that found it full, until the shell takes them. ``limiter`` is there where the limit follows latency.
 
     ``record`` is the last word of whoever names the endpoint, and of its load what it last said itself in an answer
     (``report``, at ``report_at``), where that is newer; ``report_unsent``: siblings have not heard of it yet.
@@ -216,7 +218,8 @@ class Endpoint:
         "id", "address", "epoch", "record", "in_flight", "shell",
         "cap", "capped_until", "limit", "passed_over",
         "busy_until", "candidates", "first_seen_at", "gone", "heard_at", "held", "peers", "peers_in_flight",
-        "quarantine", "report", "report_at", "report_unsent", "reported_in_flight", "several", "_told",
+        "limiter", "quarantine", "report", "report_at", "report_unsent", "reported_in_flight", "several",
+        "_limit_at_most", "_passed_over", "_told",
     )  # fmt: skip
 
     def __init__(self, record: EndpointRecord, policies: Policies, at: float) -> None:
@@ -237,20 +240,48 @@ class Endpoint:
         self.heard_at = at
         self.held = False
         self.gone = False
-        self.limit = self.cap = limit_of(record, policies)
+        self._limit_at_most = self.limit = self.cap = limit_of(record, policies)
+        self.limiter: AdaptiveLimit | None = None
         self.capped_until = -inf
         self.passed_over = 0
+        self._passed_over = 0  # of these, as last looked at
+        self._adapt_by(policies.concurrency, at)
         self.peers: dict[int, tuple[int, float]] = {}  # source: in flight, when reported
         self.peers_in_flight = 0
         self.reported_in_flight = 0
 
     def configure(self, policies: Policies, buckets: LogBuckets, now: float) -> None:
         """Go by other policies from now on; counts, guards and what was measured stay."""
-        self.limit = limit_of(self.record, policies)
+        self._limit_at_most = self.limit = limit_of(self.record, policies)
+        self._adapt_by(policies.concurrency, now)
         self.quarantine.policy = policies.quarantine
         for candidate in self.candidates.values():
             candidate.configure(policies, buckets, now)
         self.uncap()
+
+    def _adapt_by(self, policy: ConcurrencyPolicy, now: float) -> None:
+        """Have the limit follow latency, where that is the policy."""
+        limiter = self.limiter
+        if policy.mode is not ConcurrencyMode.ADAPTIVE:
+            self.limiter = None
+        elif limiter is None:
+            self.limiter = AdaptiveLimit(self.id, policy, now)
+        else:
+            limiter.configure(policy, now)
+        if self.limiter is not None:
+            self.limit = self.cap = min(self._limit_at_most, self.limiter.limit)
+
+    def adapt(self, limiter: AdaptiveLimit, now: float) -> None:
+        """Take a new limit, where enough was learned for one."""
+        wanted, self._passed_over = self.passed_over != self._passed_over, self.passed_over
+        limit = min(self._limit_at_most, limiter.update(self.in_flight, wanted=wanted, now=now))
+        if limit != self.limit:
+            self.limit = limit
+            if now >= self.capped_until:
+                self.uncap()
+            else:
+                self.cap = min(self.cap, limit)
+                self.regard()
 
     def hear(self, record: EndpointRecord) -> None:
         """Take a new record of it; what it said of its load itself goes on to hold."""
@@ -315,7 +346,7 @@ class Endpoint:
 
     def full_everywhere(self) -> bool:
         """Return whether this process, or each sibling process that reports, has as much in flight as may be."""
-        if self.peers and self.limit < NO_LIMIT:
+        if self.peers and self.limit < NO_LIMIT and self.limiter is None:
             return all(count >= self.limit for count, _ in self.peers.values())
         return self.full
 

@@ -443,7 +443,9 @@ def nobody(route: Route, out: Sequence[tuple[Glance, Reason]], policy: Freshness
 def at_limit(key: str, full: Sequence[Endpoint], policies: Policies) -> NoCandidate:
     """Say that whoever could take the request has as much in flight as may be."""
     least = min(endpoint.limit for endpoint in full)
-    if least != policies.requests_per_endpoint or any(endpoint.cap < endpoint.limit for endpoint in full):
+    if any(endpoint.limiter is not None and endpoint.limiter.limit == endpoint.limit for endpoint in full):
+        named = f"policies.concurrency: {least} at the moment"
+    elif least != policies.requests_per_endpoint or any(endpoint.cap < endpoint.limit for endpoint in full):
         named = "limits.connections_per_endpoint"
     else:
         named = f"limits.requests_per_endpoint: {least}"

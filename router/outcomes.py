@@ -44,6 +44,7 @@ class Outcome(StrEnum):
     TUNNEL_IDLE = "tunnel_idle"
     DEGRADED_CACHE = "degraded_cache"
     DEGRADED_STATIC = "degraded_static"
+    OVER_SHARE = "over_share"
 
 
 OUTCOME_INDEX: dict[Outcome, int] = {outcome: index for index, outcome in enumerate(Outcome)}
@@ -129,6 +130,13 @@ UNANSWERED: frozenset[AttemptResult] = frozenset(
 
 BACK_PRESSURE: frozenset[AttemptResult] = frozenset({AttemptResult.BUSY, AttemptResult.TURNED_AWAY})
 """Results after which others are picked for a while."""
+
+TOO_MUCH: frozenset[AttemptResult] = BACK_PRESSURE | {
+    AttemptResult.CONNECT_TIMEOUT,
+    AttemptResult.HEAD_TIMEOUT,
+    AttemptResult.TRY_TIMEOUT,
+}
+"""Results that say that less should be in flight there."""
 
 BROKEN_OFF: frozenset[AttemptResult] = frozenset({AttemptResult.RESET, AttemptResult.CUT})
 """Those of them after which it may well accept the next connection: no reason to turn away the last that is left."""
@@ -240,5 +248,8 @@ OUTCOMES: dict[Outcome, OutcomeSpec] = {
     Outcome.DEGRADED_STATIC: OutcomeSpec(0, "", "nobody could answer, and the declared answer was told"),
     Outcome.FAULT: OutcomeSpec(503, "Service Unavailable", "an injected fault"),
     Outcome.INTERNAL: OutcomeSpec(500, "Internal Server Error", "an error inside the proxy", close=True),
+    Outcome.OVER_SHARE: OutcomeSpec(
+        429, "Too Many Requests", "this tenant has more waiting than its share", "rate_limit_error", retry_after=True
+    ),
     Outcome.DEADLINE_EXCEEDED: OutcomeSpec(504, "Gateway Timeout", "the request's time is over"),
 }

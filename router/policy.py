@@ -281,10 +281,51 @@ class LatencyPolicy:
             _positive("latency", name, getattr(self, name))
 
 
+class ConcurrencyMode(StrEnum):
+    """Whether the limit on what is in flight at an endpoint follows its latency (``router/concurrency.py``)."""
+
+    OFF = "off"
+    ADAPTIVE = "adaptive"
+
+
+@dataclass(frozen=True, slots=True)
+class ConcurrencyPolicy:
+    """A limit per endpoint and process that falls where latency rises over ``tolerance`` times its own low.
+
+    Learned from batches of ``samples`` answers, or what came in ``most_s``. Every ``probe_s`` the limit is halved for a
+    batch, so that the low is measured without the queue that the limit itself lets build up. ``initial`` counts within
+    ``min`` and ``max``.
+    """
+
+    mode: ConcurrencyMode = ConcurrencyMode.OFF
+    min: int = 4
+    max: int = 1000
+    initial: int = 20
+    tolerance: float = 1.5
+    samples: int = 20
+    most_s: float = 5.0
+    probe_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min <= self.max:
+            raise PolicyError("concurrency.min", self.min, f"must lie between 1 and max ({self.max})")
+        if self.max > 1 << 20:
+            raise PolicyError("concurrency.max", self.max, f"must be at most {1 << 20}")
+        _positive("concurrency", "initial", self.initial)
+        if not 1 < self.tolerance <= 10:
+            raise PolicyError("concurrency.tolerance", self.tolerance, "must be greater than 1 and at most 10")
+        if not 1 <= self.samples <= 10_000:
+            raise PolicyError("concurrency.samples", self.samples, "must lie between 1 and 10000")
+        for name in ("most_s", "probe_s"):
+            _positive("concurrency", name, getattr(self, name))
+
+
 class OnNoCandidate(StrEnum):
-    """What a model does with a request that no replica can take. ``wait`` and ``lazy`` come with the queue."""
+    """What a model does with a request that no replica can take (``docs/admission.md``)."""
 
     FAIL = "fail"
+    WAIT = "wait"
+    LAZY = "lazy"
 
 
 class BalancerName(StrEnum):
@@ -462,6 +503,7 @@ class Policies:
     latency: LatencyPolicy = field(default_factory=LatencyPolicy)
     hedging: HedgingPolicy = field(default_factory=HedgingPolicy)
     ladder: LadderPolicy = field(default_factory=LadderPolicy)
+    concurrency: ConcurrencyPolicy = field(default_factory=ConcurrencyPolicy)
     requests_per_endpoint: int | None = None  # in flight at one endpoint at most, counted by each process for itself
     connections_per_endpoint: int | None = None  # the same of connections: over HTTP/1.1 each attempt takes one
 

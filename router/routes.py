@@ -121,13 +121,14 @@ class Route:
     requests here, None where all do; ``mixed`` counts the endpoints that hold several versions. ``due`` is when the
     next choice must look closer, ``rebuild_at`` when the tables have to be made again; ``used`` counts down from the
     last choice.
+    ``queued`` is set while requests wait for this route in a queue of the shell's: what those are told who come now.
     """
 
     __slots__ = (
         "key", "model", "version", "policy", "hedging", "protocol",
         "due", "drawn", "table", "used", "balancer",
         "built_at", "busy", "busy_balancer", "candidates", "dirty", "empty_since", "interval_s", "learned", "mixed",
-        "none", "none_at", "rebuild_at", "serve", "shard", "shard_map", "shards", "waiting", "withdrawn",
+        "none", "none_at", "queued", "rebuild_at", "serve", "shard", "shard_map", "shards", "waiting", "withdrawn",
     )  # fmt: skip
 
     def __init__(
@@ -171,6 +172,7 @@ class Route:
         self.empty_since = now
         self.none: NoCandidate | None = None
         self.none_at = -inf
+        self.queued: NoCandidate | None = None
 
     def takes(self, candidate: Candidate) -> bool:
         """Return whether a candidate's version may take requests here, now or later."""

@@ -132,7 +132,7 @@ class Tables:
 
     def plan_due(self, route: Route) -> None:
         """Set when the next choice must look closer."""
-        if not route.drawn:
+        if not route.drawn or route.queued is not None:
             route.due = -inf
             return
         due = route.rebuild_at

@@ -47,10 +47,26 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Control → data, twice a second: the control process is alive. ``epoch`` is random per control process."""
+    """Control → data, twice a second: the control process is alive. ``epoch`` is random per control process.
+
+    ``alive`` are the indices of the data processes that are, over which limits of the sidecar are divided; empty: not
+    known yet. A change of it is told at once.
+    """
 
     at: float
     epoch: str = ""
+    alive: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWanted:
+    """Data → control: requests wait for a model that nobody has loaded, and its configuration says to have it loaded.
+
+    Said again every two seconds while that is so.
+    """
+
+    model: str
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +181,7 @@ _TYPES: tuple[type, ...] = (
     CacheCleared,
     model.VersionsSteered,
     model.LoadsReported,
+    LoadWanted,
 )
 _CODES = {kind: code for code, kind in enumerate(_TYPES)}
 _ENCODER = msgspec.msgpack.Encoder()

@@ -25,6 +25,7 @@ from sidecar.discovery.load_streams import LoadStreams
 from sidecar.discovery.planned import static_endpoints
 from sidecar.discovery.static import FIRST_PROBES_S, SUCCESSOR_PROBES_S, StaticSource
 from sidecar.discovery.warming import WarmedSource, asked_shards, warmups
+from sidecar.loading import Loader
 from sidecar.settings import model_policies, router_policies
 from sidecar.state.keeper import SPEAKS_S, Keeper
 from sidecar.state.memory import Memory
@@ -124,6 +125,9 @@ class Control:
         self._warmed.answered_at = keeper.answered_at
         if store is not None:
             store.answered_at = keeper.answered_at
+        self._load_asker = HttpProber(settings.upstream_tls)
+        loader = Loader(keeper.cluster, self._load_asker, clock=clock, rng=rng)
+        keeper.load_wanted = loader.wanted
         self.context = Context(
             settings=settings,
             keeper=keeper,
@@ -142,6 +146,7 @@ class Control:
             started_at=clock(),
             certificates=ExpiryWatch(settings, time.time),
             config=plan.config,
+            loader=loader,
             ask_reload=self._ask_reload,
         )
 
@@ -162,6 +167,7 @@ class Control:
                 running.append(tasks.create_task(self._streams.run(), name="load-streams"))
                 running.append(tasks.create_task(self._tick(), name="tick"))
                 running.append(tasks.create_task(context.certificates.run(), name="certificates"))
+                running.append(tasks.create_task(context.loader.run(), name="loads"))
                 await self._ended.wait()
                 await end_all(running)
         finally:
@@ -200,7 +206,7 @@ class Control:
         self._dns.configure(dns_plans(settings), settings.dns)
         self._take_endpoints()
         context.certificates.configure(settings)
-        for prober in (self._prober, self._warmer):
+        for prober in (self._prober, self._warmer, self._load_asker):
             prober.configure(settings.upstream_tls)
         _log.info("config.in_force", revision=plan.config.revision)
 

@@ -47,6 +47,7 @@ from sidecar.channel import (
     FaultsChanged,
     Hello,
     Listening,
+    LoadWanted,
     Ping,
     guard_messages,
     observation_messages,
@@ -148,6 +149,8 @@ class DataProcess:
         self._plane.drained = self._finish
         self._membership = Membership(self._plane, settings, now)
         processes = max(listener.processes for listener in settings.listeners)
+        self._plane.admission.divide(plan.index, processes)
+        self._plane.want_load = self._want_load
         self._guard = Guard(self._plane, settings.overload, processes)
         self._tick_due = now
         self._tls = ProcessTls(settings, loop=loop, page=self._page, clock=self._clock)
@@ -342,6 +345,8 @@ class DataProcess:
             self._loop.remove_reader(self._channel.fileno())  # the supervisor is gone too: SIGTERM follows
             self._log.error("channel.closed")
         self._bury()
+        if self._plane.admission.waiting:
+            self._plane.admission.released()  # a replica may be warm now
 
     def _take(self, message: object) -> None:
         now = self._clock()
@@ -351,6 +356,7 @@ class DataProcess:
             self._share(self._cluster.apply(message, now))
         elif isinstance(message, Ping):
             self._membership.pinged(message.epoch, now)
+            self._divide(message.alive)
             self._pinged = now
             if message.epoch != self._control_epoch:  # a new control process, which knows nothing of us
                 self._control_epoch = message.epoch
@@ -375,6 +381,17 @@ class DataProcess:
         elif isinstance(message, CacheCleared) and self._plane.ladders is not None:
             forgotten = self._plane.ladders.clear(message.model)
             self._log.info("cache.cleared", model=message.model, answers=forgotten)
+
+    def _divide(self, alive: tuple[int, ...]) -> None:
+        """Take this process's part of what must hold for the sidecar; one that nobody has heard yet counts as well."""
+        index = self._plan.index
+        if alive:
+            before = sum(other < index for other in alive)
+            self._plane.admission.divide(before, len(alive) + (index not in alive))
+
+    def _want_load(self, model: str, version: str) -> None:
+        if not self._channel.send(LoadWanted(model, version)):
+            self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
 
     def _set_mode(self, mode: StoreMode, now: float) -> None:
         self._cluster.apply(StoreChanged(mode, now), now)
@@ -417,6 +434,7 @@ class DataProcess:
         self._share(self._cluster.apply(Tick(), now))
         if self._cluster.half_opened:
             self._log_trials()
+        self._plane.admission.tick(now)
         self._plane.hangups.look()
         if now >= self._sweep_due:
             self._plane.gauge(Scalar.LOOP_LAG_US_NOW, int(max(0.0, now - self._sweep_due) * 1e6))

@@ -51,6 +51,7 @@ class Membership:
         self._pinged = now
         self._epoch = ""
         self._settled_by = now
+        plane.admission.configure(settings.policies.admission, settings.models)
 
     def configure(self, settings: Settings, places: tuple[int, ...], now: float) -> None:
         """Go by another configuration, in which the open listeners have these places."""
@@ -126,6 +127,7 @@ class Membership:
         self._cluster.configure(router_policies(settings), models, now)
         if self._plane.ladders is not None:
             self._plane.ladders.configure(settings.models, settings.policies.ladder, now)
+        self._plane.admission.configure(settings.policies.admission, settings.models)
         self._plane.configure(settings.limits, settings.timeouts, timeouts)
         for place, rules in zip(self._places, self.rules, strict=False):
             listener = settings.listeners[place]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sidecar.discovery.load_streams import LoadStreams
     from sidecar.discovery.static import StaticSource
     from sidecar.discovery.warming import WarmedSource
+    from sidecar.loading import Loader
     from sidecar.settings import Settings
     from sidecar.state.keeper import Keeper
     from sidecar.state.store import RedisSource
@@ -43,6 +44,7 @@ class Context:
     started_at: float
     certificates: ExpiryWatch
     config: ConfigState
+    loader: Loader
     ask_reload: Callable[[], bool]
     """Has the supervisor look at the configuration again; False where it cannot."""
     draining: bool = False

@@ -11,12 +11,14 @@ import msgspec
 
 from router.breaker import GuardState
 from router.evidence import breaker_row
-from router.model import WHOLE
+from router.model import HTTP, WHOLE
 from router.outcomes import Reason
 from router.overload import Level
+from router.policy import OnNoCandidate
 from router.urls import masked_url
 from sidecar.admin.ladders import ladder_of, ladders
 from sidecar.admin.moments import moment
+from sidecar.admin.queues import endpoint_limits, queues
 from sidecar.telemetry.page import OVERLOAD_NOW, Scalar
 
 if TYPE_CHECKING:
@@ -90,7 +92,8 @@ def not_ready(context: Context, now: float) -> list[str]:
     """Return why this sidecar should get no traffic; nothing where it should. The store alone is never a reason.
 
     A worker whose quarantine is over counts: only a request finds out whether it answers again. So does one at its
-    limit, which has room again with the next request that ends there.
+    limit, which has room again with the next request that ends there, and a cold replica of a lazy model: the first
+    request has it loaded.
     """
     reasons: list[str] = []
     if context.draining and not context.handed_over:
@@ -99,12 +102,19 @@ def not_ready(context: Context, now: float) -> list[str]:
         reasons.append("no data process speaks")
     reasons += _overloaded(context, now)
     routes = context.keeper.cluster.routes(now)
-    if not any(_routable(row) for route in routes for row in route.candidates):
+    lazy = {model.name for model in context.settings.models if model.on_no_candidate is OnNoCandidate.LAZY}
+    if not any(_routable(row, lazy=_loads(route, lazy)) for route in routes for row in route.candidates):
         reasons.append(f"no routable worker for any model ({_why_nobody(routes)})")
     return reasons
 
 
-def _routable(row: CandidateRow) -> bool:
+def _loads(route: RouteRow, lazy: set[str]) -> bool:
+    return route.model in lazy and route.protocol == HTTP
+
+
+def _routable(row: CandidateRow, *, lazy: bool) -> bool:
+    if lazy and row.reason is Reason.NOT_WARM:
+        return True
     return row.reason is None or row.reason is Reason.AT_LIMIT or row.probe_due
 
 
@@ -139,13 +149,15 @@ def routes(context: Context, now: float) -> dict[str, Any]:
         "listeners": list(context.listen_addresses),
         "routes": context.keeper.cluster.routes(now),
         "ladders": ladders(context, now),
+        "queues": queues(context),
+        "endpoint_limits": endpoint_limits(context),
     }
 
 
 def explain(context: Context, model: str, now: float, key: str = "") -> dict[str, Any]:
     """Return the decision that would be made now for ``NAME[@VERSION][#SHARD]``, and a request with ``key``.
 
-    ``ladder`` is how far the model is degraded, where it has steps for that.
+    ``ladder`` is how far the model is degraded, where it has steps for that. ``queue`` is what waits for it.
 
     Raises:
         UnknownModelError: there is no such route.
@@ -166,7 +178,8 @@ def explain(context: Context, model: str, now: float, key: str = "") -> dict[str
         raise UnknownModelError(model, shards, " itself, as each shard answers for itself: name one, or a key")
     explanation = cluster.explain(route, now, context.rng, key.encode("utf-8", "surrogatepass") or None)
     document: dict[str, Any] = msgspec.to_builtins(explanation)
-    return document | {"ladder": ladder_of(context, route.model, now)}
+    queue = next((row for row in queues(context) if row["model"] == route.model), None)
+    return document | {"ladder": ladder_of(context, route.model, now), "queue": queue}
 
 
 def endpoints(context: Context, now: float) -> dict[str, Any]:

@@ -210,6 +210,15 @@ class Ladder(msgspec.Struct, frozen=True):
     cache: Cache
 
 
+class Queue(msgspec.Struct, frozen=True):
+    """What waits for a model. ``limit`` is on what is in flight of it; both are None where there is none."""
+
+    waiting: int
+    turned_away: int
+    in_flight: int | None
+    limit: int | None
+
+
 class Explanation(msgspec.Struct, frozen=True):
     """One decision laid open."""
 
@@ -224,6 +233,7 @@ class Explanation(msgspec.Struct, frozen=True):
     serve: str = "any"
     versions: tuple[VersionShare, ...] = ()
     ladder: Ladder | None = None
+    queue: Queue | None = None
 
 
 class Routes(msgspec.Struct, frozen=True):

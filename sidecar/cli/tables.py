@@ -91,6 +91,11 @@ def explanation_parts(explanation: Explanation) -> list[RenderableType]:
         parts.append(Text(f"nobody: {nobody.detail}; 503, Retry-After {seconds(nobody.retry_after_s)}", style="red"))
     if explanation.ladder is not None:
         parts.append(ladder_line(explanation.ladder))
+    queue = explanation.queue
+    if queue is not None and queue.limit is not None:
+        parts.append(Text(f"in flight of the model: {queue.in_flight} of {queue.limit}"))
+    if queue is not None and (queue.waiting or queue.turned_away):
+        parts.append(Text(f"queue: {queue.waiting} waiting, {queue.turned_away} turned away so far"))
     return parts
 
 

@@ -15,7 +15,7 @@ from sidecar.settings import Model, Settings
 FIELD_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 """Form of a header field's name; longer ones and other characters are legal, and nobody's."""
 
-_NO_KEYS = frozenset(
+NO_KEYS = frozenset(
     {
         "connection",
         "content-length",
@@ -69,7 +69,7 @@ def check_key_field(name: str) -> Iterator[str]:
     """Yield why a field is no use as a key."""
     if not FIELD_NAME.fullmatch(name):
         yield "must be a field name: 1 to 64 letters, digits or hyphens"
-    elif name.lower() in _NO_KEYS or is_forwarding(name.lower().encode()):
+    elif name.lower() in NO_KEYS or is_forwarding(name.lower().encode()):
         yield "says nothing of who asks: choose another field, for example x-session-id"
 
 

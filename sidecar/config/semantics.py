@@ -21,6 +21,7 @@ from sidecar.config.addresses import (
     split_address,
     unix_path,
 )
+from sidecar.config.admitting import admitting
 from sidecar.config.choosing import FIELD_NAME, choosing
 from sidecar.config.degrading import degrading
 from sidecar.config.probing import examine_probe
@@ -59,7 +60,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _too_many_models(settings)
     yield from _dns(settings)
     yield from _times(settings)
-    for path, remedy in (*choosing(settings), *sharding(settings), *degrading(settings)):
+    found = (*choosing(settings), *sharding(settings), *degrading(settings), *admitting(settings))
+    for path, remedy in found:
         yield Finding(path, remedy)
     for path, remedy, warning in versioning(settings):
         yield Finding(path, remedy, warning=warning)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from router.routes import Route
     from sidecar.grpc.heads import AnswerHead
     from sidecar.grpc.upstream import WorkerConnection
+    from sidecar.http1.admission import Ticket
     from sidecar.http1.keys import KeySource
     from sidecar.http1.targets import Target
 
@@ -89,14 +90,21 @@ class Call(CallEnds):
         if target.watched and self._started + target.times.total_s < self._deadline:
             self._deadline = self._started + target.times.total_s
             self._limit = target.times.total_text
+        special = None
         if target.route is None:
+            special = target.special
             target = self._of_version(target, plane.clock())
+            if special is not None and target.route is None:
+                self._target = target = special.target
         if target.route is None:
             self.fail(Outcome.NO_ROUTE, target.why, status=plane.missing(named[0]))
             return
         if target.route.shards and not self._to_shard(target.route, target.key_source):
             return
-        self._dispatch(plane.clock())
+        if special is None:
+            self._dispatch(plane.clock())
+        else:
+            self._admit(plane.clock())
 
     def _of_version(self, target: Target, now: float) -> Target:
         """Return the target of the version that takes the call, where calls of its target are divided over several."""
@@ -117,6 +125,18 @@ class Call(CallEnds):
             return False
         self._target = self._plane.of_shard(route, key)
         return True
+
+    def _admit(self, now: float) -> None:
+        """Dispatch a call whose model may have so many in flight, or have it wait."""
+        admission = self._plane.shared.admission
+        route = self._target.route
+        self._permit = permit = admission.permit_for(route)
+        if route is None or permit is None or (route.queued is None and permit.take()):
+            self._dispatch(now)
+            return
+        none = route.queued or permit.gate.full()
+        if not self._waits_for(route, none, now):
+            self.fail(none.outcome, none.detail or none.reason.value, retry_after_s=none.retry_after_s)
 
     def _matched(self, data: bytes) -> None:
         """Look at what there is of the first message, and go on where it says enough, or never will."""
@@ -148,7 +168,8 @@ class Call(CallEnds):
             if failed is not None:
                 self.fail(failed.outcome, failed.detail + NOBODY_ELSE)
                 return
-            self.fail(attempt.outcome, attempt.detail or attempt.reason.value, retry_after_s=attempt.retry_after_s)
+            if not shared.admission.keeps(self, attempt) and not self._waits_for(route, attempt, now):
+                self.fail(attempt.outcome, attempt.detail or attempt.reason.value, retry_after_s=attempt.retry_after_s)
             return
         self._attempt = attempt
         self._upstream = upstream = attempt.endpoint.shell or plane.pool(attempt.endpoint)
@@ -163,6 +184,47 @@ class Call(CallEnds):
                     self._timer_for(action.delay_s, self._held_back)
                 return
         upstream.submit(self, now)
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def _waits_for(self, route: Route, none: NoCandidate, now: float) -> bool:
+        """Have the call wait where such calls do; False where this is none of them."""
+        admission = self._plane.shared.admission
+        if not admission.takes(route, none):
+            return False
+        asking = admission.sorting.of_fields(
+            self.head.asked.forward, self._seen_bytes, self._deadline, trusted=self._connection.trusted
+        )
+        ticket = admission.enter(self, route, none, asking, now, permit=self._permit)
+        if ticket is not None:
+            self._wait_on(ticket)
+        return True
+
+    def _wait_on(self, ticket: Ticket) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = ticket
+
+    def turn_came(self, ticket: Ticket) -> None:
+        """Go on with a call that waited; it waits on where nobody can be picked for it after all."""
+        self._timer = None
+        now = self._plane.clock()
+        self._quiet_since = now
+        try:
+            self._rearm(now)
+            self._dispatch(now)
+        except Exception as error:  # noqa: BLE001
+            self.crashed(error)
+        if self._plane.shared.admission.kept:
+            self._wait_on(ticket)
+
+    def turned_away(self, outcome: Outcome, detail: str, retry_after_s: float | None) -> None:
+        """End a call that may not wait, or not any longer."""
+        self._timer = None
+        try:
+            self.fail(outcome, detail, retry_after_s=retry_after_s)
+        except Exception as error:  # noqa: BLE001
+            self.crashed(error)
 
     def _held_back(self) -> None:
         """An injected delay is over."""

@@ -54,6 +54,7 @@ class CallerConnection(Connection):
         "_rules",
         "_unsent",
         "deadline",
+        "trusted",
     )
 
     def __init__(self, plane: GrpcPlane, rules: ListenerRules) -> None:
@@ -66,6 +67,7 @@ class CallerConnection(Connection):
         self._early = 0.0  # calls given up early lately
         self._over = 0  # streams that have ended: each may be reset once more, for that crosses its end
         self._heads = CallHeads(STRANGER)
+        self.trusted = False  # what it says of whom it speaks for is believed
         self._retire_at = NEVER
         self.deadline = 0.0
         self._leaving = 0.0  # when the final GOAWAY is due, 0: not leaving
@@ -88,6 +90,7 @@ class CallerConnection(Connection):
         secure = transport.get_extra_info("ssl_object") is not None
         peer = self._rules.peer(transport.get_extra_info("peername"), secure=secure)
         self._heads = CallHeads(peer)
+        self.trusted = peer.trusted
         if peer.trusted:
             self._most_early *= TRUSTED_CALLS
         if shared.timeouts.connection_age_s is not None:

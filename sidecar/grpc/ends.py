@@ -12,17 +12,18 @@ from router.outcomes import OUTCOME_OF, OUTCOMES, AttemptResult, Outcome
 from router.retry import Failed
 from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, OVER, WAITING
 from sidecar.grpc.statuses import Status, encode_message, status_of
+from sidecar.http1.admission import Ticket
 from sidecar.http1.retrying import retry_after
 from sidecar.http2.frames import Code, name_of
 
 if TYPE_CHECKING:
-    import asyncio
-
     from router.routes import Attempt
     from sidecar.grpc.downstream import CallerConnection
     from sidecar.grpc.heads import CallHead
     from sidecar.grpc.plane import GrpcPlane
     from sidecar.grpc.pool import WorkerPool
+    from sidecar.http1.caller import Timer
+    from sidecar.http1.gates import Permit
     from sidecar.http1.targets import Target
     from sidecar.http2.hpack import Field
     from sidecar.http2.stream import Stream
@@ -46,6 +47,7 @@ class CallEnds:
         "_match",
         "_own",
         "_partial",
+        "_permit",
         "_plane",
         "_quiet_since",
         "_request_id",
@@ -88,7 +90,8 @@ class CallEnds:
         self._quiet_since = now
         self._deadline = inf if head.timeout_s is None else now + head.timeout_s
         self._limit = ""  # what is over at the deadline, where it is not the caller's own
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
+        self._permit: Permit | None = None  # where the model may have so many in flight
         self._tries = 0
         self._resends = 0
         self._seen: list[bytes] = []  # of the request, to be sent or sent again
@@ -141,6 +144,8 @@ class CallEnds:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._permit is not None:
+            self._permit.give_back()
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
@@ -335,6 +340,8 @@ class CallEnds:
             idle_s = self._plane.shared.timeouts.client_body_idle_s
             if now - self._quiet_since >= idle_s:
                 self.fail(Outcome.CLIENT_TIMEOUT, f"no first message in {idle_s} s")
+        elif isinstance(self._timer, Ticket):
+            pass  # it waits in a queue, which has a time of its own
         elif self.active:
             self.active = False
             self._quiet_since = now

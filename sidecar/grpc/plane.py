@@ -12,6 +12,7 @@ from sidecar.grpc.matching import PROTOCOL
 from sidecar.grpc.pool import WorkerPool
 from sidecar.grpc.statuses import Status
 from sidecar.http1.caller import LAME_DUCK_S
+from sidecar.http1.steps import Special
 from sidecar.http1.targets import NO_MODEL, Target
 from sidecar.http1.versions import Split, is_split
 from sidecar.http2.sending import Flusher
@@ -107,17 +108,23 @@ class GrpcPlane:
             route = cluster.default_route_of(PROTOCOL)
         target = self.plain(Surface.PLAIN, route)
         target.why = why
-        if not is_split(route):
+        step = self.shared.admission.step_of(target)
+        if step is None and not is_split(route):
             return target
         outer = self.plain(Surface.PLAIN, None)
         outer.row, outer.times = target.row, target.times
-        self.splits[outer] = Split(target)
+        if is_split(route):
+            self.splits[outer] = Split(target)
+        if step is not None:
+            outer.special = Special(target, (step,))
         return outer
 
     def route_of(self, target: Target) -> Route | None:
         """Return the route of a target, that of all versions where its calls are divided over them."""
         split = self.splits.get(target)
-        return target.route if split is None else split.target.route
+        if split is not None:
+            return split.target.route
+        return target.route if target.special is None else target.special.target.route
 
     def plain(self, surface: Surface, route: Route | None) -> Target:
         """Return a target of calls on a route that are picked for at once."""

@@ -7,7 +7,7 @@ What concerns requests stands above it: ``endings`` ends a request, ``exchange``
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from sidecar.http1.forwarding import STRANGER, ListenerRules
 from sidecar.http1.head import NO_HEAD
@@ -52,6 +52,16 @@ SHUT: Final = -2
 HEALTH_ONLY: Final = -3
 """Gates that every request stops at (the lengths of bodies begin at -1, for chunks): there is no room for work, or this
 is a connection over the limit, of which only questions for the process's health are answered."""
+
+
+class Timer(Protocol):
+    """What a request waits for: a timer of the loop, or its place in a queue."""
+
+    def cancel(self) -> None:
+        """Wait for it no more."""
+
+    def when(self) -> float:
+        """Return when it is over at the latest, loop time."""
 
 
 class CallerConnection(asyncio.Protocol):
@@ -129,7 +139,7 @@ class CallerConnection(asyncio.Protocol):
         self._upstream: UpstreamConnection | None = None
         self._scanner: ChunkScanner | None = None
         self._look: Look | None = None  # at a body that is to name its model
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._watch: Watch | None = None  # of the request in hand, where it has limits of its own
         self._calm: Watch | None = None  # one that may be used again
         self._left = 0

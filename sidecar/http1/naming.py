@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from router.outcomes import Outcome
-from sidecar.http1.degrading import DegradingConnection
 from sidecar.http1.look import Look
 from sidecar.http1.model_field import MAX_MEMBERS, MAX_REST_BYTES, MAX_TIMES, ModelField, read_whole
+from sidecar.http1.queueing import QueueingConnection
 from sidecar.http1.renaming import is_json
 
 if TYPE_CHECKING:
     from sidecar.http1.targets import Target
 
 
-class NamingConnection(DegradingConnection):
+class NamingConnection(QueueingConnection):
     """A caller's connection whose requests may name their model in their body."""
 
     __slots__ = ()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from router.model import EndpointEjected
 from router.outcomes import OUTCOME_INDEX, AttemptResult, Outcome
+from sidecar.http1.admission import AdmissionPlane
 from sidecar.http1.caller import HEALTH_ONLY, LAME_DUCK_S, NEVER, SHUT
 from sidecar.http1.hangups import Hangups
 from sidecar.http1.shapes import Shapes
@@ -20,6 +21,7 @@ from sidecar.telemetry.page import (
     ENDPOINT_EJECTIONS,
     ENDPOINT_HISTOGRAM,
     ENDPOINT_IN_FLIGHT,
+    ENDPOINT_LIMIT,
     ENDPOINT_PASSED_OVER,
     MODEL_OUTCOMES,
     OVERFLOW_KEY,
@@ -141,7 +143,9 @@ class Plane:
         self.shapes = Shapes()
         self.names = Names(loop, clock, self.count, timeouts.name_refresh_s)
         self.hangups = Hangups(loop)
-        self.targets = Targets(cluster, page, self.times_of, step_makers)
+        self.want_load: Callable[[str, str], None] = lambda model, version: None  # somebody waits for it
+        self.admission = AdmissionPlane(self)
+        self.targets = Targets(cluster, page, self.times_of, (*step_makers, self.admission.step_of))
         self.configure(limits, timeouts, model_timeouts)
 
     def configure(
@@ -233,7 +237,11 @@ class Plane:
             self.settle(now)
 
     def _begin_to_count(self, candidate: Candidate, row: int) -> list[float]:
-        taken = candidate.taken.setdefault(row, [])
+        taken: list[float] = []
+        if self.admission.waiting:  # who waits is told of each answer: it is not kept, so that the next comes here too
+            self.admission.released()
+        else:
+            taken = candidate.taken.setdefault(row, taken)
         self._unsettled.append((candidate, row, taken))
         return taken
 
@@ -265,6 +273,8 @@ class Plane:
         self, attempt: Attempt, result: AttemptResult, now: float, retry_after_s: float | None = None
     ) -> None:
         """Settle one attempt with the router and the metrics; one of the background is counted as such and no more."""
+        if self.admission.waiting:
+            self.admission.released()
         if attempt.background:
             self.count(Scalar.BACKGROUND_TOTAL)
             self.cluster.done(attempt, result, now)
@@ -299,6 +309,8 @@ class Plane:
         words[row + ENDPOINT_HISTOGRAM + bucket(opened_s)] += 1
         words[row + _ATTEMPT_SUM] += int(opened_s * 1e6)
         self.cluster.closed(attempt)
+        if self.admission.waiting:
+            self.admission.released()
 
     def request_ended(self, row: int, outcome: Outcome, seconds: float) -> None:
         """Count one request."""
@@ -451,6 +463,7 @@ class Plane:
                 self.count(Scalar.CONNECTIONS_AGED_TOTAL)
         self.gauge(Scalar.REQUESTS_NOW, busy)
         self.gauge(Scalar.TUNNELS_NOW, self.tunnels)
+        self.admission.flush()
         pooled = opened = sent = 0
         words = self.words
         for endpoint in self.cluster.endpoints.values():
@@ -464,6 +477,7 @@ class Plane:
                 words[pool.row + ENDPOINT_IN_FLIGHT] = endpoint.in_flight
                 words[pool.row + ENDPOINT_PASSED_OVER] += endpoint.passed_over
                 endpoint.passed_over = 0
+                words[pool.row + ENDPOINT_LIMIT] = 0 if endpoint.limiter is None else endpoint.limit
         for pool in self._leaving:
             sent += pool.sent_bytes
             pool.sent_bytes = 0

@@ -1,5 +1,6 @@
 """The configuration schema: what a user may set, with each field's default, unit and reload class."""
 
+from sidecar.settings.admission import MOST_CLASSES, Admission, ModelAdmission, Priority, Tenant, Trust, Wait
 from sidecar.settings.base import LABEL, Base, Reload, doc
 from sidecar.settings.bounds import Limits, Overload, Timeouts
 from sidecar.settings.dns import Dns, DnsServers, DnsType
@@ -15,6 +16,7 @@ from sidecar.settings.whole import LogFormat, Logging, LogLevel, Policy, Setting
 
 __all__ = [
     "Admin",
+    "Admission",
     "BODY_FILE_BYTES",
     "Base",
     "Cache",
@@ -36,11 +38,14 @@ __all__ = [
     "Logging",
     "Mirror",
     "Model",
+    "MOST_CLASSES",
+    "ModelAdmission",
     "ModelTimeouts",
     "Overload",
     "OrcaStream",
     "PROBE_PATH",
     "Policy",
+    "Priority",
     "Probe",
     "ProbeKind",
     "Protocol",
@@ -53,12 +58,15 @@ __all__ = [
     "StaticAnswer",
     "StateTls",
     "StickyKey",
+    "Tenant",
     "Timeouts",
     "TlsVersion",
+    "Trust",
     "UpstreamTls",
     "Warmup",
     "WarmupRequest",
     "Versions",
+    "Wait",
     "doc",
     "model_policies",
     "router_policies",

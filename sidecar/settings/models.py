@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from router.policy import BalancerName, OnNoCandidate
+from sidecar.settings.admission import ModelAdmission, Wait
 from sidecar.settings.base import LABEL, Base, Reload, Seconds, doc
 from sidecar.settings.dns import Dns
 from sidecar.settings.groups import Shards
@@ -76,7 +77,12 @@ class Model(Base, frozen=True):
         Dns | None, doc(Reload.LIVE, "a name whose addresses or SRV records are endpoints, looked up again and again")
     ] = None
     default: Annotated[bool, doc(Reload.LIVE, "takes requests that name no known model; at most one")] = False
-    on_no_candidate: Annotated[OnNoCandidate, doc(Reload.LIVE, "fail: 503 with Retry-After")] = OnNoCandidate.FAIL
+    on_no_candidate: Annotated[
+        OnNoCandidate,
+        doc(Reload.LIVE, "fail: 503 with Retry-After; wait: until a replica is warm; lazy: have one loaded, and wait"),
+    ] = OnNoCandidate.FAIL
+    wait: Wait = msgspec.field(default_factory=Wait)
+    admission: ModelAdmission = msgspec.field(default_factory=ModelAdmission)
     probe: Annotated[
         Probe | None, doc(Reload.LIVE, "readiness probe of the static endpoints; null counts them as warm")
     ] = None

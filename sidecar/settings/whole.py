@@ -11,6 +11,7 @@ from msgspec import Meta
 from router.policy import (
     BackPressurePolicy,
     BreakerPolicy,
+    ConcurrencyPolicy,
     FreshnessPolicy,
     HedgingPolicy,
     KeyPolicy,
@@ -25,6 +26,7 @@ from router.policy import (
     ShardPolicy,
     WarmthPolicy,
 )
+from sidecar.settings.admission import Admission
 from sidecar.settings.base import Base, Reload, doc
 from sidecar.settings.bounds import Limits, Overload, Timeouts
 from sidecar.settings.dns import DnsServers
@@ -48,6 +50,8 @@ class Policy(Base, frozen=True):
     latency: LatencyPolicy = msgspec.field(default_factory=LatencyPolicy)
     hedging: HedgingPolicy = msgspec.field(default_factory=HedgingPolicy)
     ladder: LadderPolicy = msgspec.field(default_factory=LadderPolicy)
+    concurrency: ConcurrencyPolicy = msgspec.field(default_factory=ConcurrencyPolicy)
+    admission: Admission = msgspec.field(default_factory=Admission)
 
 
 class LogFormat(StrEnum):
@@ -113,7 +117,11 @@ def model_policies(settings: Settings) -> tuple[ModelPolicy, ...]:
 def router_policies(settings: Settings) -> Policies:
     """Return the router's tunables."""
     return Policies(
-        **{field: getattr(settings.policies, field) for field in settings.policies.__struct_fields__},
+        **{
+            field: getattr(settings.policies, field)
+            for field in settings.policies.__struct_fields__
+            if field != "admission"
+        },
         requests_per_endpoint=settings.limits.requests_per_endpoint,
         connections_per_endpoint=settings.limits.connections_per_endpoint,
     )

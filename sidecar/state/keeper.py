@@ -29,7 +29,8 @@ from router.model import (
     PeerObserved,
     Tick,
 )
-from sidecar.channel import FaultRule, GuardsInForce, Hello, Listening, Ping
+from sidecar.channel import FaultRule, GuardsInForce, Hello, Listening, LoadWanted, Ping
+from sidecar.pids import start_ticks
 from sidecar.state.feed import Feed
 from sidecar.state.memory import Remembered
 from sidecar.state.roster import RECALLED, Guarded, Roster, guarded, heard_messages
@@ -81,7 +82,10 @@ class DataProcess:
 
 
 class Keeper:
-    """The fleet as the control process keeps it. ``clock`` gives monotonic seconds."""
+    """The fleet as the control process keeps it. ``clock`` gives monotonic seconds.
+
+    ``runs`` says whether a process lives. ``load_wanted`` hears of models that requests wait for and nobody has loaded.
+    """
 
     def __init__(
         self,
@@ -93,6 +97,7 @@ class Keeper:
         clock: Callable[[], float],
         models: Iterable[ModelPolicy] = (),
         wall: Callable[[], float] = time.time,
+        runs: Callable[[int], bool] = lambda pid: start_ticks(pid) is not None,
     ) -> None:
         self.cluster = cluster
         self.roster = Roster(clock())
@@ -100,6 +105,9 @@ class Keeper:
         self.processes = tuple(DataProcess(index) for index in range(len(channels)))
         self.sources = tuple(sources)
         self._clock = clock
+        self._runs = runs
+        self._began_at = clock()
+        self._alive: tuple[int, ...] = ()
         self._epoch = secrets.token_hex(8)
         self._sequence = 0
         self._heard: dict[str, None] = {}
@@ -125,6 +133,7 @@ class Keeper:
             self._own(event)
         self._remember_due = 0.0
         self._unsaved = False
+        self.load_wanted: Callable[[str, str], None] = lambda model, version: None
 
     @property
     def observed(self) -> bool:
@@ -216,6 +225,8 @@ class Keeper:
             self._guards(process, message)
         elif isinstance(message, Hello):
             self._hello(process, message)
+        elif isinstance(message, LoadWanted):
+            self.load_wanted(message.model, message.version)
         elif isinstance(message, Listening):
             process.listeners[message.listener] = message
             _log.info(
@@ -381,7 +392,23 @@ class Keeper:
         self.feed.send(self._ping())
 
     def _ping(self) -> Ping:
-        return Ping(self._clock(), self._epoch)
+        return Ping(self._clock(), self._epoch, self._alive)
+
+    def _look_who_lives(self, now: float) -> None:
+        """Find out over which data processes limits are divided; not before each had its time to be heard."""
+        heard = all(process.spoke_at is not None for process in self.processes)
+        if not heard and now - self._began_at <= SPEAKS_S:
+            return
+        alive = tuple(
+            process.index
+            for process in self.processes
+            if process.speaks(now) and (not process.pid or self._runs(process.pid))
+        )
+        if alive != self._alive:
+            self._alive = alive
+            self._ping_due = now
+            if len(self.processes) > 1:
+                _log.info("limits.divided", data_processes=alive)
 
     def tick(self) -> None:
         """Let time pass; called about ten times a second."""
@@ -405,6 +432,7 @@ class Keeper:
         if self._unsaved and now >= self._remember_due:
             self._remember_due = now + REMEMBER_S
             self._remember()
+        self._look_who_lives(now)
         if now >= self._ping_due:
             self._ping_due = now + PING_S
             self.feed.ping(self._ping())

@@ -7,11 +7,14 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
+from router.admission import Refusal
 from router.breaker import GuardState
 from router.model import StoreMode
 from router.outcomes import AttemptResult, Outcome
 from sidecar.cache.terms import Refused
 from sidecar.http1.reports import REFUSED
+from sidecar.http1.sorting import kinds_of
+from sidecar.loading import RESULTS
 from sidecar.state.steering import Stage
 from sidecar.state.view import Count
 from sidecar.telemetry import families as f
@@ -21,14 +24,22 @@ from sidecar.telemetry.page import (
     ENDPOINT_EJECTIONS,
     ENDPOINT_HISTOGRAM,
     ENDPOINT_IN_FLIGHT,
+    ENDPOINT_LIMIT,
     ENDPOINT_PASSED_OVER,
     ENDPOINT_WORDS,
     MAGIC,
+    MODEL_ADMITTED_NOW,
+    MODEL_ADMITTED_SHARE,
     MODEL_LADDER,
     MODEL_OUTCOMES,
+    MODEL_QUEUE_NOW,
+    MODEL_QUEUED,
+    MODEL_TURNED_AWAY,
+    MODEL_TURNED_AWAY_END,
     MODEL_WORDS,
     OVERFLOW_KEY,
     OVERLOAD_NOW,
+    REFUSAL_WORDS,
     LadderWord,
     Page,
     Scalar,
@@ -47,6 +58,8 @@ if TYPE_CHECKING:
     from sidecar.discovery.load_streams import LoadStreams
     from sidecar.discovery.static import StaticSource
     from sidecar.discovery.warming import WarmedSource
+    from sidecar.loading import Loader
+    from sidecar.settings import Settings
     from sidecar.state.keeper import Keeper
     from sidecar.state.steering import Steering
     from sidecar.state.store import RedisSource
@@ -55,6 +68,7 @@ if TYPE_CHECKING:
 
 _BUCKETS = len(BUCKETS_S) + 1
 _OUTCOMES = [outcome.value for outcome in Outcome]
+_REFUSALS = [refusal.value for refusal in Refusal]
 _RESULTS = [result.value for result in AttemptResult]
 _GUARD = {GuardState.CLOSED: 0, GuardState.OPEN: 1, GuardState.HALF_OPEN: 2}
 
@@ -151,6 +165,8 @@ class Seen(Protocol):
     draining: bool
     certificates: ExpiryWatch
     config: ConfigState
+    loader: Loader
+    settings: Settings
 
 
 def render(seen: Seen, now: float) -> bytes:
@@ -159,6 +175,7 @@ def render(seen: Seen, now: float) -> bytes:
     pages = [page for page in seen.pages if page.words[0] == MAGIC]
     _models(out, pages)
     _ladders(out, seen.pages)
+    _queues(out, pages, seen)
     _endpoints(out, pages, seen)
     _scalars(out, seen, now)
     _fleet(out, seen, now)
@@ -216,6 +233,30 @@ def _ladders(out: Exposition, pages: Sequence[Page]) -> None:
                 out.add(f.CACHE_REFUSED, words[LadderWord.REFUSED + why], key, why.name.lower())
 
 
+def _queues(out: Exposition, pages: Sequence[Page], seen: Seen) -> None:
+    kinds = kinds_of(seen.settings.policies.admission)
+    sums: dict[str, list[int]] = {}
+    for page in pages:
+        for key, row in page.models():
+            _add_row(sums, key, page.words[row : row + MODEL_WORDS].tolist())
+    for key, row_sum in sorted(sums.items()):
+        waited = any(row_sum[MODEL_QUEUED : MODEL_QUEUED + _BUCKETS])
+        refused = any(row_sum[MODEL_TURNED_AWAY:MODEL_TURNED_AWAY_END])
+        if waited or refused or row_sum[MODEL_QUEUE_NOW]:
+            out.add(f.QUEUED, row_sum[MODEL_QUEUE_NOW], key)
+            _histogram(out, f.QUEUE_WAIT, row_sum, MODEL_QUEUED, key)
+            for kind, name in enumerate(kinds):
+                at = MODEL_TURNED_AWAY + kind * REFUSAL_WORDS
+                for index, reason in enumerate(_REFUSALS):
+                    if row_sum[at + index]:
+                        out.add(f.TURNED_AWAY, row_sum[at + index], key, name, reason)
+        if row_sum[MODEL_ADMITTED_SHARE]:
+            out.add(f.ADMITTED, row_sum[MODEL_ADMITTED_NOW], key)
+            out.add(f.ADMITTED_LIMIT, row_sum[MODEL_ADMITTED_SHARE], key)
+    for result in RESULTS:
+        out.add(f.LOADS, seen.loader.counts[result], result)
+
+
 def _endpoints(out: Exposition, pages: Sequence[Page], seen: Seen) -> None:
     sums: dict[str, list[int]] = {}
     for page in pages:
@@ -232,6 +273,8 @@ def _endpoints(out: Exposition, pages: Sequence[Page], seen: Seen) -> None:
         out.add(f.ATTEMPTS_NOW, row_sum[ENDPOINT_IN_FLIGHT], key)
         out.add(f.EJECTIONS, row_sum[ENDPOINT_EJECTIONS], key)
         out.add(f.AT_LIMIT, row_sum[ENDPOINT_PASSED_OVER], key)
+        if row_sum[ENDPOINT_LIMIT]:
+            out.add(f.ENDPOINT_LIMIT, row_sum[ENDPOINT_LIMIT], key)
         _histogram(out, f.ATTEMPT_DURATION, row_sum, ENDPOINT_HISTOGRAM, key)
 
 

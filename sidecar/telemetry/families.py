@@ -57,6 +57,21 @@ CACHE_MISSES = Family("warmroute_cache_misses_total", _C, "Requests for which no
 CACHE_REFUSED = Family(
     "warmroute_cache_refused_total", _C, "Answers not kept, and requests not looked up, by reason.", ("model", "reason")
 )
+QUEUED = Family("warmroute_queue_requests", _G, "Requests that wait for room or for a replica.", ("model",))
+QUEUE_WAIT = Family(
+    "warmroute_queue_wait_seconds", _H, "Wait of requests that were served after one, up to the pick.", ("model",)
+)
+TURNED_AWAY = Family(
+    "warmroute_queue_turned_away_total",
+    _C,
+    "Requests rejected before queueing or evicted from the queue, by class and why.",
+    ("model", "class", "reason"),
+)
+ADMITTED = Family("warmroute_model_requests_in_flight", _G, "Of a model with a limit: requests in flight.", ("model",))
+ADMITTED_LIMIT = Family(
+    "warmroute_model_requests_limit", _G, "How many that may be, added up over the data processes.", ("model",)
+)
+LOADS = Family("warmroute_loads_total", _C, "Loads of models that requests waited for.", ("result",))
 FAULTS_INJECTED = Family("warmroute_faults_injected_total", _C, "Requests that an injected fault touched.")
 
 VERSION_MOVED = Family(
@@ -129,6 +144,12 @@ BACKGROUND = Family(
 EJECTIONS = Family("warmroute_endpoint_ejections_total", _C, "Times an endpoint was taken out or let in.", _ENDPOINT)
 AT_LIMIT = Family(
     "warmroute_endpoint_at_limit_total", _C, "Times a choice passed it over because it was at its limit.", _ENDPOINT
+)
+ENDPOINT_LIMIT = Family(
+    "warmroute_endpoint_requests_limit",
+    _G,
+    "Where that adapts to latency: how much may be in flight there, added up over the data processes.",
+    _ENDPOINT,
 )
 UPSTREAM = Family("warmroute_upstream_connections_total", _C, "Connections opened to workers.")
 UPSTREAM_NOW = Family("warmroute_upstream_connections", _G, "Connections to workers open.", _PROCESS)

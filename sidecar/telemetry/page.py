@@ -20,6 +20,7 @@ from bisect import bisect_left
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from router.admission import Refusal
 from router.outcomes import AttemptResult, Outcome
 from router.overload import Resource
 from sidecar.cache.terms import Refused
@@ -148,7 +149,15 @@ MODEL_OUTCOMES = 48
 MODEL_FIRST_BYTE = MODEL_OUTCOMES + _HISTOGRAM + 1
 MODEL_QUEUED = MODEL_FIRST_BYTE + _HISTOGRAM + 1
 MODEL_COUNTERS = MODEL_QUEUED + _HISTOGRAM + 1
-MODEL_WORDS = MODEL_COUNTERS + 64
+MODEL_WORDS = MODEL_COUNTERS + 160
+# of these counters: what waits, what is in flight of the model and may be, then who was turned away, by class
+MODEL_QUEUE_NOW = MODEL_COUNTERS + 64
+MODEL_ADMITTED_NOW = MODEL_QUEUE_NOW + 1
+MODEL_ADMITTED_SHARE = MODEL_QUEUE_NOW + 2
+MODEL_TURNED_AWAY = MODEL_QUEUE_NOW + 4
+REFUSAL_WORDS = 8
+MODEL_TURNED_AWAY_END = MODEL_TURNED_AWAY + 8 * REFUSAL_WORDS
+QUEUED_SUM = MODEL_QUEUED + _HISTOGRAM
 MODEL_LADDER = MODEL_COUNTERS + 32
 """Where a model's ladder counts: LadderWord."""
 # endpoint row: attempt results, gauges, then the histogram of attempt durations, then its sum in microseconds
@@ -156,6 +165,7 @@ ENDPOINT_RESULTS = 24
 ENDPOINT_IN_FLIGHT = ENDPOINT_RESULTS
 ENDPOINT_EJECTIONS = ENDPOINT_RESULTS + 1
 ENDPOINT_PASSED_OVER = ENDPOINT_RESULTS + 2
+ENDPOINT_LIMIT = ENDPOINT_RESULTS + 7  # on what may be in flight, where that adapts
 ENDPOINT_HISTOGRAM = ENDPOINT_RESULTS + 8
 ENDPOINT_WORDS = ENDPOINT_HISTOGRAM + _HISTOGRAM + 1
 
@@ -167,6 +177,8 @@ PAGE_BYTES = PAGE_WORDS * 8
 
 assert len(Outcome) <= MODEL_OUTCOMES  # noqa: S101  the layout must be enlarged with the enum
 assert len(AttemptResult) <= ENDPOINT_RESULTS  # noqa: S101
+assert len(Refusal) <= REFUSAL_WORDS  # noqa: S101
+assert MODEL_TURNED_AWAY_END <= MODEL_WORDS  # noqa: S101
 assert len(Scalar) <= SCALAR_WORDS  # noqa: S101
 assert MODEL_LADDER + LadderWord.REFUSED + len(Refused) <= MODEL_WORDS  # noqa: S101
 
@@ -210,6 +222,7 @@ class Page:
             for word in LadderWord:
                 if word.name.endswith("_NOW"):
                     words[row + MODEL_LADDER + word] = 0
+            words[row + MODEL_QUEUE_NOW] = words[row + MODEL_ADMITTED_NOW] = words[row + MODEL_ADMITTED_SHARE] = 0
         for key, row in self.endpoints():
             self._rows[(1, key)] = row
             words[row + ENDPOINT_IN_FLIGHT] = 0

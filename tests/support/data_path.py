@@ -31,7 +31,7 @@ from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.ladders import Ladders
 from sidecar.http1.plane import Plane
-from sidecar.settings import Limits, Model, ModelTimeouts, Timeouts
+from sidecar.settings import Admission, Limits, Model, ModelTimeouts, Timeouts
 from sidecar.telemetry.page import BUCKETS_S, MODEL_OUTCOMES, Page, Scalar, create
 
 P = ParamSpec("P")
@@ -426,6 +426,8 @@ async def data_path(
     replicas: tuple[Replica, ...],
     rules: ListenerRules,
     model_timeouts: ModelTimeouts | None,
+    admission: Admission,
+    configured: tuple[Model, ...],
     sweep: bool,
     ladders: tuple[Model, ...],
     held: tuple[tuple[Replica, ...], ...],
@@ -454,10 +456,13 @@ async def data_path(
     )
     plane.ladders = degrading
 
+    plane.admission.configure(admission, configured)
+
     async def tick() -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
             cluster.apply(Tick(), time.monotonic())
+            plane.admission.tick(time.monotonic())
             plane.hangups.look()
             plane.sweep(time.monotonic())
 
@@ -496,6 +501,8 @@ def on_data_path(
     replicas: tuple[Replica, ...] = (Replica("m"),),
     rules: ListenerRules = ANY_LISTENER,
     model_timeouts: ModelTimeouts | None = None,
+    admission: Admission | None = None,
+    configured: tuple[Model, ...] = (),
     sweep: bool = True,
     ladders: tuple[Model, ...] = (),
     held: tuple[tuple[Replica, ...], ...] = (),
@@ -504,6 +511,7 @@ def on_data_path(
 
     ``ladders`` is what configuration says of models that degrade, ``held`` what each origin holds where it is not the
     same ``replicas``.
+    ``configured`` is what the queue goes by of models; what the cluster does stands in ``models``.
     """
 
     def decorate(scenario: Callable[Concatenate[DataPath, P], Awaitable[None]]) -> Callable[P, None]:
@@ -520,6 +528,8 @@ def on_data_path(
                     replicas=replicas,
                     rules=rules,
                     model_timeouts=model_timeouts,
+                    admission=admission or Admission(),
+                    configured=configured,
                     sweep=sweep,
                     ladders=ladders,
                     held=held,

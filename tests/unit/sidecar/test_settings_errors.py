@@ -408,6 +408,95 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
         ],
     ),
     (
+        "a priority in no field",
+        GOOD + 'policies: {admission: {priority: {header: "x y"}}}\n',
+        [
+            (
+                'w.yaml:4:43: policies.admission.priority.header: "x y": must be a field name: '
+                "1 to 64 letters, digits or hyphens"
+            )
+        ],
+    ),
+    (
+        "a tenant in a field that says nothing of who asks",
+        GOOD + "policies: {admission: {tenant: {header: Traceparent}}}\n",
+        [
+            (
+                'w.yaml:4:41: policies.admission.tenant.header: "Traceparent": says nothing of who asks: '
+                "choose another field, for example x-priority"
+            )
+        ],
+    ),
+    (
+        "anybody's priority in a field that is taken from strangers",
+        GOOD + "policies: {admission: {trust: anybody, priority: {classes: {a: 1}}}}\n",
+        [
+            (
+                'w.yaml:4:50: policies.admission.priority.header: "warmroute-priority": is taken out of what '
+                "strangers send: choose another field, for example x-priority"
+            )
+        ],
+    ),
+    (
+        "a class with the name of those without",
+        GOOD + "policies: {admission: {priority: {classes: {Default: 1}}}}\n",
+        [
+            (
+                "w.yaml:4:54: policies.admission.priority.classes.Default: 1: is the class of requests that name none, "
+                "of rank 0: choose another name"
+            )
+        ],
+    ),
+    (
+        "a class that is no name",
+        GOOD + 'policies: {admission: {priority: {classes: {"a b": 1}}}}\n',
+        [
+            (
+                "w.yaml:4:52: policies.admission.priority.classes.a b: 1: must be 1 to 64 letters, digits, dots, "
+                "underscores or hyphens"
+            )
+        ],
+    ),
+    (
+        "more classes than there may be",
+        GOOD + "policies: {admission: {priority: {classes: {a: 1, b: 1, c: 1, d: 1, e: 1, f: 1, g: 1, h: 1}}}}\n",
+        ["w.yaml:4:44: policies.admission.priority.classes: a mapping: 8 classes, at most 7"],
+    ),
+    (
+        "a rank out of bounds",
+        GOOD + "policies: {admission: {priority: {classes: {a: 1001}}}}\n",
+        ["w.yaml:4:48: policies.admission.priority.classes.a: 1001: must be at most 1000"],
+    ),
+    (
+        "less of a model than there are processes",
+        GOOD.replace('8080"}', '8080", processes: 4}')[:-3] + ", admission: {requests: 3}}]\n",
+        [
+            (
+                "w.yaml:3:85: models[0].admission.requests: 3: must be at least 4, the number of data processes: "
+                "each has a part of it"
+            )
+        ],
+    ),
+    (
+        "a lazy model that nobody can be asked to load",
+        GOOD.replace("http://127.0.0.1:9001", "grpc://127.0.0.1:9001")[:-3] + ", on_no_candidate: lazy}]\n",
+        [
+            (
+                'w.yaml:2:13: listeners[0].protocol: "http": no endpoint speaks it: give a model endpoints that start '
+                "with http://"
+            ),
+            (
+                'w.yaml:3:80: models[0].on_no_candidate: "lazy": lazy asks endpoints to load over HTTP, and this model '
+                "has none: give it one, or use wait"
+            ),
+        ],
+    ),
+    (
+        "a least limit over the largest",
+        GOOD + "policies: {concurrency: {min: 20, max: 10}}\n",
+        ["w.yaml:4:31: policies.concurrency.min: 20: must lie between 1 and max (10)"],
+    ),
+    (
         "a key in no field",
         GOOD[:-3] + ', balancer: keyed, key: {header: "x key"}}]\n',
         ['w.yaml:3:94: models[0].key.header: "x key": must be a field name: 1 to 64 letters, digits or hyphens'],

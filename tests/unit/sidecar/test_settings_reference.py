@@ -22,6 +22,7 @@ MAPPINGS = {
     "policies.scoring.coefficients",
     "models[].warmup.requests[].headers",
     "models[].static_answer.headers",
+    "policies.admission.priority.classes",
 }
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -24,7 +24,7 @@ from router.model import (
 )
 from router.policy import ModelPolicy, Policies
 from sidecar import channel
-from sidecar.channel import Channel, FaultRule, FaultsChanged, GuardsInForce, Hello, Ping
+from sidecar.channel import Channel, FaultRule, FaultsChanged, GuardsInForce, Hello, LoadWanted, Ping
 from sidecar.discovery.source import Emit
 from sidecar.state.keeper import SPEAKS_S, Keeper
 from sidecar.state.memory import Memory
@@ -47,14 +47,16 @@ class Source:
 class Bench:
     """A keeper with two data processes' ends, at time ``now``."""
 
-    def __init__(self, memory: Memory | None = None) -> None:
+    def __init__(self, memory: Memory | None = None, runs: Callable[[int], bool] = lambda pid: True) -> None:
         self.now = 100.0
         pairs = [channel.pair() for _ in range(2)]
         self.data = [Channel(data) for _, data in pairs]
         self.control = [Channel(control) for control, _ in pairs]
         self.source = Source()
         cluster = Cluster(Policies(), [ModelPolicy("m")], self.now)
-        self.keeper = Keeper(cluster, self.control, [self.source], memory or Memory(None), clock=lambda: self.now)
+        self.keeper = Keeper(
+            cluster, self.control, [self.source], memory or Memory(None), clock=lambda: self.now, runs=runs
+        )
 
     def seen(self, name: str, epoch: str = "e1") -> EndpointSeen:
         event = EndpointSeen(EndpointRecord(name, "http://127.0.0.1:1", epoch, replicas=(Replica("m"),)), self.now)
@@ -299,3 +301,64 @@ def test_a_new_control_process_goes_by_the_last_good_view_while_the_store_is_awa
     for made in (before, after, third):
         made.close()
     os.close(fd)
+
+
+# --- over whom limits are divided ------------------------------------------------------------------------------------
+
+
+def alive(bench: Bench, index: int = 0) -> list[tuple[int, ...]]:
+    return [message.alive for message in bench.data[index].receive(10_000) if isinstance(message, Ping)]
+
+
+def hello(bench: Bench, index: int, pid: int) -> None:
+    bench.keeper.from_data(index, Hello(index, pid, f"e{pid}"))
+
+
+def test_limits_are_divided_over_the_processes_that_live() -> None:
+    running = {1, 2}
+    bench = Bench(runs=running.__contains__)
+    hello(bench, 0, 1)
+    bench.keeper.tick()
+    assert set(alive(bench)) <= {()}  # the other one has had no time yet
+    hello(bench, 1, 2)
+    bench.keeper.tick()
+    assert alive(bench)[-1] == (0, 1)
+    running.discard(2)
+    bench.now += 0.1
+    bench.keeper.tick()
+    assert alive(bench) == [(0,)]  # at once
+    running.add(3)
+    hello(bench, 1, 3)
+    bench.now += 0.1
+    bench.keeper.tick()
+    assert alive(bench) == [(0, 1)]
+    bench.close()
+
+
+def test_a_process_that_hangs_has_no_part_of_limits_after_a_while() -> None:
+    bench = Bench(runs=lambda pid: True)
+    hello(bench, 0, 1)
+    hello(bench, 1, 2)
+    bench.keeper.tick()
+    bench.now += SPEAKS_S + 0.1
+    hello(bench, 0, 1)
+    alive(bench)
+    bench.keeper.tick()
+    assert alive(bench) == [(0,)]
+    bench.close()
+
+
+def test_a_process_that_never_spoke_is_not_waited_for_without_end() -> None:
+    bench = Bench(runs=lambda pid: True)
+    bench.now += SPEAKS_S + 0.1
+    hello(bench, 1, 2)
+    bench.keeper.tick()
+    assert alive(bench, 1) == [(1,)]
+    bench.close()
+
+
+def test_what_data_processes_want_loaded_is_passed_on(bench: Bench) -> None:
+    wanted: list[tuple[str, str]] = []
+    bench.keeper.load_wanted = lambda model, version: wanted.append((model, version))
+    bench.keeper.from_data(1, LoadWanted("m", "2"))
+    assert wanted == [("m", "2")]

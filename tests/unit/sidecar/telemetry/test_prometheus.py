@@ -83,7 +83,7 @@ def test_the_alert_on_failed_requests_names_every_outcome_that_is_one() -> None:
     others = {  # fine, the caller's own doing, meant, or alerted on by themselves
         *("ok", "upstream_4xx", "bad_request", "target_too_long", "head_too_large", "body_too_large"),
         *("expectation_failed", "not_implemented", "http_version", "client_timeout", "client_abort", "no_route"),
-        *("draining", "drain_cut", "fault", "tunnel_idle", "deadline_exceeded"),
+        *("draining", "drain_cut", "fault", "tunnel_idle", "deadline_exceeded", "over_share"),
         *("degraded_cache", "degraded_static"),
     }
     assert {outcome.value for outcome in Outcome if not re.fullmatch(pattern, outcome.value)} == others

@@ -1,0 +1,462 @@
+"""Requests that wait for room, or for a replica, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from router.admission import Refusal
+from router.model import EndpointRecord, EndpointSeen, Replica, State
+from router.policy import ModelPolicy, OnNoCandidate
+from sidecar.http1.forwarding import ListenerRules
+from sidecar.settings import Admission, Model, ModelAdmission, Priority, Tenant, Wait
+from sidecar.telemetry.page import (
+    MODEL_QUEUE_NOW,
+    MODEL_QUEUED,
+    MODEL_TURNED_AWAY,
+    QUEUED_SUM,
+    REFUSAL_WORDS,
+)
+from tests.support.data_path import (
+    CHUNKED,
+    POLICIES,
+    Client,
+    DataPath,
+    OriginConnection,
+    answer,
+    chunk,
+    echo,
+    on_data_path,
+    post,
+    request,
+)
+
+ONE = replace(POLICIES, requests_per_endpoint=1)
+TRUSTED = ListenerRules(trusted_networks=("127.0.0.1",))
+CLASSES = Priority(classes={"gold": 10, "batch": -10})
+PATIENT = Admission(queue_wait_s=5.0)
+WAITS = ModelPolicy("m", default=True, on_no_candidate=OnNoCandidate.WAIT)
+LAZY = ModelPolicy("m", default=True, on_no_candidate=OnNoCandidate.LAZY)
+COLD = (Replica("m", state=State.COLD),)
+
+
+async def brisk(origin: OriginConnection) -> None:
+    """Take 5 ms for each request."""
+    while True:
+        message = await origin.request()
+        await asyncio.sleep(0.005)
+        await origin.send(answer(message.body))
+
+
+class Held:
+    """A worker that answers when it is told to, in the order in which requests came."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+        self.allowed = asyncio.Semaphore(0)
+
+    async def __call__(self, origin: OriginConnection) -> None:
+        while True:
+            message = await origin.request()
+            self.seen.append(message.body)
+            await self.allowed.acquire()
+            await origin.send(answer(message.body))
+
+
+def held(path: DataPath) -> Held:
+    script = path.origin.script
+    assert isinstance(script, Held)
+    return script
+
+
+def waiting(path: DataPath) -> int:
+    return sum(int(path.plane.words[row + MODEL_QUEUE_NOW]) for _, row in path.plane.page.models())
+
+
+def turned_away(path: DataPath, kind: int = 0) -> dict[Refusal, int]:
+    counts = dict.fromkeys(Refusal, 0)
+    for _, row in path.plane.page.models():
+        for index, refusal in enumerate(Refusal):
+            counts[refusal] += int(path.plane.words[row + MODEL_TURNED_AWAY + kind * REFUSAL_WORDS + index])
+    return {refusal: count for refusal, count in counts.items() if count}
+
+
+async def queue(path: DataPath, body: bytes, *fields: bytes) -> Client:
+    """Send a request that has to wait, and return once it does."""
+    before = waiting(path)
+    client = await path.connect()
+    await client.send(post(body, *fields))
+    await path.until(lambda: waiting(path) == before + 1, "in the queue")
+    return client
+
+
+async def occupy(path: DataPath) -> Client:
+    client = await path.connect()
+    await client.send(post(b"first"))
+    await path.until(lambda: held(path).seen, "at the worker")
+    return client
+
+
+# --- room at endpoints ---------------------------------------------------------------------------------------------
+
+
+@on_data_path(brisk, policies=ONE)
+async def test_a_short_burst_over_a_limit_is_served(path: DataPath) -> None:
+    clients = [await path.connect() for _ in range(6)]
+    for turn, client in enumerate(clients):
+        await client.send(post(b"%d" % turn))
+    assert [(await client.answer()).body for client in clients] == [b"%d" % turn for turn in range(6)]
+    assert path.outcomes == {"ok": 6}
+    (row,) = (row for model, row in path.plane.page.models() if model == "m")
+    assert sum(path.plane.words[row + MODEL_QUEUED : row + QUEUED_SUM]) == 5
+    assert 0.005 < path.plane.words[row + QUEUED_SUM] / 1e6 < 1
+    assert waiting(path) == 0
+    (candidate,) = path.cluster.endpoints["o0"].candidates.values()
+    latency = candidate.latency
+    assert latency.ewma_ms < 20  # waiting here is not held against the worker
+
+
+@on_data_path(Held(), policies=ONE)
+async def test_the_longest_wait_is_50_ms_by_default(path: DataPath) -> None:
+    first = await occupy(path)
+    late = await path.connect()
+    began = time.monotonic()
+    got = await late.ask(post(b"late"))
+    assert 0.045 < time.monotonic() - began < 1
+    assert (got.status, got.value(b"warmroute-outcome"), got.value(b"Retry-After")) == (503, b"overloaded", b"1")
+    assert b"at their limit (limits.requests_per_endpoint: 1); its turn did not come in time (0.05" in got.body
+    assert turned_away(path) == {Refusal.TIMEOUT: 1}
+    held(path).allowed.release()
+    assert (await first.answer()).status == 200
+    assert path.results == {"success": 1}
+
+
+@on_data_path(Held(), policies=ONE, admission=Admission(queue_wait_s=0))
+async def test_nobody_waits_where_that_is_turned_off(path: DataPath) -> None:
+    first = await occupy(path)
+    got = await (await path.connect()).ask(post(b"late"))
+    assert got.status == 503
+    assert b"turn" not in got.body
+    assert turned_away(path) == {}
+    held(path).allowed.release()
+    await first.answer()
+
+
+@on_data_path(Held(), policies=ONE, admission=Admission(queue_wait_s=5, queue_requests=2))
+async def test_a_full_queue_refuses_at_once(path: DataPath) -> None:
+    first = await occupy(path)
+    second, third = await queue(path, b"2"), await queue(path, b"3")
+    began = time.monotonic()
+    got = await (await path.connect()).ask(post(b"4"))
+    assert time.monotonic() - began < 0.5
+    assert (got.status, got.value(b"warmroute-outcome")) == (503, b"overloaded")
+    assert b"the queue is full" in got.body
+    for client in (first, second, third):
+        held(path).allowed.release()
+        assert (await client.answer()).status == 200
+    assert held(path).seen == [b"first", b"2", b"3"]
+    assert turned_away(path) == {Refusal.FULL: 1}
+
+
+@on_data_path(
+    Held(), policies=ONE, admission=Admission(queue_wait_s=5, queue_requests=2, priority=CLASSES), rules=TRUSTED
+)
+async def test_the_highest_class_goes_first_and_the_lowest_is_shed(path: DataPath) -> None:
+    first = await occupy(path)
+    older = await queue(path, b"older", b"warmroute-priority: batch")
+    younger = await queue(path, b"younger", b"Warmroute-Priority: BATCH ")
+    gold = await path.connect()
+    await gold.send(post(b"gold", b"warmroute-priority: gold"))
+    got = await younger.answer()
+    assert (got.status, got.value(b"warmroute-outcome")) == (503, b"overloaded")
+    assert b"a request of a higher class took its place" in got.body
+    refused = await (await path.connect()).ask(post(b"late", b"warmroute-priority: batch"))
+    assert refused.status == 503
+    for client in (first, gold, older):
+        held(path).allowed.release()
+        assert (await client.answer()).status == 200
+    assert held(path).seen == [b"first", b"gold", b"older"]
+    kinds = path.plane.admission.sorting.kinds
+    assert kinds == ("default", "batch", "gold")
+    assert turned_away(path, 1) == {Refusal.FULL: 1, Refusal.DISPLACED: 1}
+    assert turned_away(path, 0) == turned_away(path, 2) == {}
+
+
+@on_data_path(Held(), policies=ONE, admission=Admission(queue_wait_s=5, priority=CLASSES))
+async def test_strangers_name_no_class(path: DataPath) -> None:
+    first = await occupy(path)
+    plain = await queue(path, b"plain")
+    gold = await queue(path, b"gold", b"warmroute-priority: gold")
+    for client in (first, plain, gold):
+        held(path).allowed.release()
+        await client.answer()
+    assert held(path).seen == [b"first", b"plain", b"gold"]
+
+
+@on_data_path(
+    Held(),
+    policies=ONE,
+    admission=Admission(queue_wait_s=5, queue_requests=4, tenant=Tenant(header="x-tenant")),
+    rules=TRUSTED,
+)
+async def test_tenants_take_turns_and_who_floods_is_told_429(path: DataPath) -> None:
+    first = await occupy(path)
+    flood = [await queue(path, b"a%d" % turn, b"x-tenant: a") for turn in range(4)]
+    small = await path.connect()
+    await small.send(post(b"b", b"x-tenant: b"))
+    got = await flood[3].answer()
+    assert (got.status, got.value(b"warmroute-outcome"), got.value(b"Retry-After")) == (429, b"over_share", b"1")
+    again = await (await path.connect()).ask(post(b"a9", b"x-tenant: a"))
+    assert (again.status, again.value(b"warmroute-outcome")) == (429, b"over_share")
+    for client in (first, flood[0], small, flood[1], flood[2]):
+        held(path).allowed.release()
+        assert (await client.answer()).status == 200
+    assert held(path).seen == [b"first", b"a0", b"b", b"a1", b"a2"]
+
+
+@on_data_path(Held(), policies=ONE, admission=PATIENT)
+async def test_a_callers_own_time_ends_its_wait(path: DataPath) -> None:
+    first = await occupy(path)
+    late = await path.connect()
+    began = time.monotonic()
+    got = await late.ask(post(b"late", b"x-request-timeout-ms: 40"))
+    assert 0.035 < time.monotonic() - began < 1
+    assert (got.status, got.value(b"warmroute-outcome")) == (504, b"deadline_exceeded")
+    assert turned_away(path) == {Refusal.DEADLINE: 1}
+    held(path).allowed.release()
+    await first.answer()
+    assert held(path).seen == [b"first"]
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_a_caller_that_leaves_the_queue(how: str) -> None:
+    @on_data_path(Held(), policies=ONE, admission=PATIENT)
+    async def scenario(path: DataPath) -> None:
+        first = await occupy(path)
+        late = await queue(path, b"late")
+        getattr(late, how)()
+        await path.until(lambda: not waiting(path), "out of the queue")
+        assert turned_away(path) == {Refusal.LEFT: 1}
+        held(path).allowed.release()
+        await first.answer()
+        assert path.outcomes == {"ok": 1, "client_abort": 1}
+        assert held(path).seen == [b"first"]
+
+    scenario()
+
+
+@on_data_path(Held(), policies=ONE, admission=PATIENT)
+async def test_a_body_is_not_read_while_its_request_waits(path: DataPath) -> None:
+    first = await occupy(path)
+    late = await path.connect()
+    await late.send(request(b"POST / HTTP/1.1", CHUNKED) + chunk(b"a" * 1000))
+    await path.until(lambda: waiting(path) == 1, "in the queue")
+    received = path.plane.received_bytes
+    late.writer.write(chunk(b"b" * 300_000) + b"0\r\n\r\n")
+    await asyncio.sleep(0.05)
+    assert path.plane.received_bytes <= received + 300_000  # at most what the loop had read already
+    held(path).allowed.release()
+    await first.answer()
+    held(path).allowed.release()
+    assert (await late.answer()).body == b"a" * 1000 + b"b" * 300_000
+
+
+@on_data_path(Held(), policies=ONE, admission=PATIENT)
+async def test_a_caller_that_leaves_with_half_a_body_is_noticed(path: DataPath) -> None:
+    first = await occupy(path)
+    late = await path.connect()
+    await late.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhalf")
+    await path.until(lambda: waiting(path) == 1, "in the queue")
+    late.reset()
+    await path.until(lambda: not waiting(path), "noticed")
+    held(path).allowed.release()
+    await first.answer()
+    assert path.outcomes == {"ok": 1, "client_abort": 1}
+
+
+@on_data_path(brisk, policies=ONE, admission=PATIENT)
+async def test_nobody_overtakes_who_waits(path: DataPath) -> None:
+    done: list[int] = []
+
+    async def ask(turn: int) -> None:
+        client = await path.connect()
+        await asyncio.sleep(turn / 1000)
+        assert (await client.ask(post(b"%d" % turn))).status == 200
+        done.append(turn)
+
+    await asyncio.gather(*map(ask, range(0, 60, 3)))
+    assert done == sorted(done)
+    assert path.outcomes == {"ok": 20}
+
+
+@on_data_path(Held(), policies=ONE, admission=PATIENT, idempotent=True)
+async def test_a_worker_that_dies_makes_room_for_who_waits(path: DataPath) -> None:
+    first = await occupy(path)
+    late = await queue(path, b"late")
+    path.origin.script = echo
+    path.origin.connections[0].reset()
+    assert (await first.answer()).status in (200, 502)
+    assert (await late.answer()).body == b"late"
+
+
+@on_data_path(Held(), policies=ONE, admission=PATIENT)
+async def test_the_end_of_a_drain_ends_the_wait(path: DataPath) -> None:
+    first = await occupy(path)
+    late = await queue(path, b"late")
+    path.plane.drain(path.plane.clock())
+    assert waiting(path) == 1
+    path.plane.cut_all()
+    got = await late.answer()
+    assert (got.status, got.value(b"warmroute-outcome")) == (503, b"draining")
+    assert (await first.answer()).status == 503
+    assert waiting(path) == 0
+
+
+# --- a model's own limit -------------------------------------------------------------------------------------------
+
+
+def limited(requests: int) -> tuple[Model, ...]:
+    return (Model(name="m", admission=ModelAdmission(requests=requests)),)
+
+
+class Counting:
+    """A worker that notes how many requests it has at most at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    async def __call__(self, origin: OriginConnection) -> None:
+        while True:
+            message = await origin.request()
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0.003)
+            self.now -= 1
+            await origin.send(answer(message.body))
+
+
+@on_data_path(Counting(), admission=PATIENT, configured=limited(2))
+async def test_a_model_has_no_more_in_flight_than_it_may(path: DataPath) -> None:
+    clients = [await path.connect() for _ in range(8)]
+    for turn, client in enumerate(clients):
+        await client.send(post(b"%d" % turn))
+    for turn, client in enumerate(clients):
+        assert (await client.answer()).body == b"%d" % turn
+    assert isinstance(path.origin.script, Counting)
+    assert path.origin.script.most == 2
+    assert path.outcomes == {"ok": 8}
+
+
+@on_data_path(Held(), configured=limited(1), admission=Admission(queue_wait_s=0))
+async def test_over_a_models_limit_without_a_queue(path: DataPath) -> None:
+    first = await occupy(path)
+    late = await path.connect()
+    got = await late.ask(post(b"late"))
+    assert (got.status, got.value(b"warmroute-outcome")) == (503, b"overloaded")
+    assert b"m: 1 requests are in flight, of 1 that may be in this process" in got.body
+    first.reset()
+    await path.until(lambda: path.outcomes.get("client_abort"), "noticed")
+    for _ in range(2):  # the worker has yet to find out that the first is gone
+        held(path).allowed.release()
+    assert (await late.ask(post(b"again"))).body == b"again"  # its place was given back
+
+
+@on_data_path(Held(), configured=limited(2), admission=PATIENT)
+async def test_a_share_of_the_sidecars_limit_grows_when_a_sibling_dies(path: DataPath) -> None:
+    path.plane.admission.divide(0, 2)
+    first = await occupy(path)
+    late = await queue(path, b"late")
+    path.plane.admission.divide(0, 1)
+    await path.until(lambda: len(held(path).seen) == 2, "the other one too")
+    path.plane.admission.divide(1, 2)  # what runs goes on
+    third = await queue(path, b"third")
+    for client in (first, late, third):
+        held(path).allowed.release()
+        assert (await client.answer()).status == 200
+
+
+@on_data_path(Held(), policies=ONE, configured=limited(2), admission=PATIENT)
+async def test_a_place_within_the_model_is_not_kept_while_waiting_for_an_endpoint(path: DataPath) -> None:
+    first = await occupy(path)
+    late = await queue(path, b"late")
+    assert path.plane.admission.permit_for(path.cluster.route("m")).gate.in_flight == 1  # type: ignore[union-attr]
+    for client in (first, late):
+        held(path).allowed.release()
+        assert (await client.answer()).status == 200
+    assert path.plane.admission.permit_for(path.cluster.route("m")).gate.in_flight == 0  # type: ignore[union-attr]
+
+
+# --- a replica that is warm ----------------------------------------------------------------------------------------
+
+
+def becomes(path: DataPath, state: State) -> None:
+    record = path.cluster.endpoints["o0"].record
+    record = EndpointRecord(record.id, record.address, replicas=(Replica("m", state=state),), static=True)
+    path.cluster.apply(EndpointSeen(record, time.monotonic()), time.monotonic())
+
+
+@on_data_path(echo, models=(WAITS,), replicas=COLD)
+async def test_requests_wait_until_a_replica_is_warm(path: DataPath) -> None:
+    clients = [await queue(path, b"%d" % turn) for turn in range(3)]
+    await asyncio.sleep(0.1)  # longer than for room
+    becomes(path, State.WARM)
+    for turn, client in enumerate(clients):
+        assert (await client.answer()).body == b"%d" % turn
+    assert path.outcomes == {"ok": 3}
+
+
+@on_data_path(echo, models=(WAITS,), replicas=COLD, configured=(Model(name="m", wait=Wait(max_s=0.05, requests=1)),))
+async def test_waiting_for_a_replica_has_bounds(path: DataPath) -> None:
+    first = await queue(path, b"1")
+    got = await (await path.connect()).ask(post(b"2"))
+    assert (got.status, got.value(b"warmroute-outcome")) == (503, b"no_candidate")
+    assert b"the queue is full" in got.body
+    got = await first.answer()
+    assert (got.status, got.value(b"warmroute-outcome")) == (503, b"no_candidate")
+    assert b"none of 1 can be picked: 1 not_warm; its turn did not come in time" in got.body
+    assert turned_away(path) == {Refusal.FULL: 1, Refusal.TIMEOUT: 1}
+
+
+@on_data_path(echo, models=(LAZY,), replicas=COLD)
+async def test_one_request_has_a_cold_model_loaded(path: DataPath) -> None:
+    wanted: list[tuple[str, str]] = []
+    path.plane.want_load = lambda model, version: wanted.append((model, version))
+    clients = [await queue(path, b"%d" % turn) for turn in range(3)]
+    assert wanted == [("m", "")]
+    becomes(path, State.LOADING)
+    await asyncio.sleep(0.05)
+    becomes(path, State.WARM)
+    for turn, client in enumerate(clients):
+        assert (await client.answer()).body == b"%d" % turn
+    assert wanted == [("m", "")]
+
+
+@on_data_path(echo, replicas=COLD)
+async def test_a_model_that_fails_does_not_wait(path: DataPath) -> None:
+    got = await (await path.connect()).ask(post(b"x"))
+    assert (got.status, got.value(b"warmroute-outcome")) == (503, b"no_candidate")
+    assert turned_away(path) == {}
+
+
+@on_data_path(Held(), policies=ONE, models=(replace(WAITS, hedge=True, idempotent=True),), admission=PATIENT)
+async def test_a_request_that_may_be_hedged_waits_as_others_do(path: DataPath) -> None:
+    first = await occupy(path)
+    late = await queue(path, b"late")
+    for client in (first, late):
+        held(path).allowed.release()
+        assert (await client.answer()).status == 200
+
+
+@on_data_path(Held(), policies=ONE, admission=PATIENT)
+async def test_a_crash_in_its_turn_ends_that_request(path: DataPath) -> None:
+    first = await occupy(path)
+    late, last = await queue(path, b"late"), await queue(path, b"last")
+    path.plane.faults = (object(),)  # type: ignore[assignment]
+    held(path).allowed.release()
+    assert (await first.answer()).status == 200
+    assert [(await late.answer()).status, (await last.answer()).status] == [500, 500]
+    assert len(path.errors) == 2
+    path.errors.clear()
