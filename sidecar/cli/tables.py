@@ -51,7 +51,7 @@ def routes_table(routes: Iterable[Route]) -> Table:
         for candidate in route.candidates:
             made.add_row(
                 name,
-                _place(candidate),
+                _place(candidate, several=len(route.versions) > 1),
                 _state(candidate),
                 f"{candidate.weight:.3f}",
                 f"{candidate.share:.1%}",
@@ -73,7 +73,7 @@ def explanation_parts(explanation: Explanation) -> list[RenderableType]:
         Text(explanation.law),
         *_versions_parts(explanation),
         Text(),
-        _candidates_table(explanation.rows),
+        _candidates_table(explanation.rows, several=len(explanation.versions) > 1),
     ]
     if any(row.terms for row in explanation.rows):
         parts += [Text(), _terms_table(explanation.rows)]
@@ -130,7 +130,7 @@ def caches_table(caches: Iterable[Cache]) -> Table:
     return made
 
 
-def _candidates_table(rows: Iterable[Candidate]) -> Table:
+def _candidates_table(rows: Iterable[Candidate], *, several: bool) -> Table:
     numbers = ("share", "weight", "freshness", "ramp", "EWMA", "in flight", "wait", "reported")
     made = table("candidate", "state", *numbers, "why", right=numbers)
     for row in rows:
@@ -138,7 +138,7 @@ def _candidates_table(rows: Iterable[Candidate]) -> Table:
         ewma = milliseconds(row.ewma_ms) + ("" if row.ewma_known or row.ewma_ms is None else " (median)")
         out = row.reason is not None
         made.add_row(
-            _place(row),
+            _place(row, several=several),
             _state(row),
             f"{row.share:.1%}",
             f"{row.weight:.3f}" + (" (floor)" if row.floored else ""),
@@ -262,8 +262,10 @@ def milliseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
 
 
-def _place(candidate: Candidate) -> str:
-    return candidate.endpoint if candidate.shard is None else f"{candidate.endpoint} #{candidate.shard}"
+def _place(candidate: Candidate, *, several: bool) -> str:
+    """Name a candidate: its endpoint, its version where the model is there in ``several``, its shard."""
+    version = f" @{candidate.version}" if several and candidate.version else ""
+    return candidate.endpoint + version + ("" if candidate.shard is None else f" #{candidate.shard}")
 
 
 def _state(candidate: Candidate) -> Text:

@@ -25,7 +25,11 @@ def versioning(settings: Settings) -> Iterator[Found]:
         yield from _split(path, versions)
         if versions.key is not None:
             if versions.serve != "split":
-                yield (*path, "key"), f"has no effect while serve is {versions.serve}: only a split goes by it", True
+                yield (
+                    (*path, "key"),
+                    f"has an effect in a split only, and serve is {versions.serve}: one by command goes by it, too",
+                    True,
+                )
             for remedy in check_key_field(versions.key.header):
                 yield (*path, "key", "header"), remedy, False
         if versions.rollout is not None:

@@ -7,8 +7,7 @@ the body was not kept, or where the version has nobody to spare for it.
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from router.outcomes import AttemptResult
 from sidecar.http1.steps import MIRRORED
@@ -16,6 +15,7 @@ from sidecar.http1.versions import with_version
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterable
 
     from router.policy import MirrorPolicy
@@ -32,17 +32,17 @@ FIELD: Final = b"warmroute-mirror: 1\r\n"
 """Tells a worker that nobody waits for its answer."""
 
 
-class Nowhere(asyncio.Transport):
-    """Where answers go that nobody wants."""
+class Nowhere:
+    """Where answers go that nobody wants: as much of a transport as an upstream connection writes to."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Throw it away."""
 
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Throw it away."""
+    def writelines(self, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Throw them away."""
 
 
-_NOWHERE: Final = Nowhere()
+_NOWHERE: Final = cast("asyncio.Transport", Nowhere())
 
 
 class Mirrors:
@@ -62,10 +62,9 @@ class Mirrors:
 class MirrorStep:
     """Has a share of a target's requests copied."""
 
-    rank = MIRRORED
-    body_bytes = 0
-
     def __init__(self, mirrors: Mirrors, policy: MirrorPolicy) -> None:
+        self.rank = MIRRORED
+        self.body_bytes = 0
         self._mirrors = mirrors
         self._policy = policy
 

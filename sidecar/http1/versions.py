@@ -78,10 +78,9 @@ class Split:
 class VersionStep:
     """Gives each request of a target its version, or has it named to the worker."""
 
-    rank = VERSION
-    body_bytes = 0
-
     def __init__(self, split: Split | None) -> None:
+        self.rank = VERSION
+        self.body_bytes = 0
         self._split = split
 
     def take(self, caller: SpecialConnection, course: Course, now: float) -> bool:

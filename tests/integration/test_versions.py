@@ -153,6 +153,15 @@ class Load:
         self._caller.close()
 
 
+def post(address: str, path: str) -> int:
+    connection = http.client.HTTPConnection(address, timeout=10)
+    try:
+        connection.request("POST", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
 def warmroute(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [WARMROUTE, *arguments, "--admin", f"unix:{directory}/admin.sock"]
     return subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=30, check=False)
@@ -248,6 +257,10 @@ def test_commands_steer_every_process_at_once_and_outlive_the_control_process(
         refused = warmroute(tmp_path, "versions", "promote", "m", "11")
         assert refused.returncode == 1
         assert "m: version '11' has no replica that may be picked; known here: 9, 10" in refused.stderr
+        assert post(sidecar.admin, "/versions/m/promote") == 403  # over TCP, without a token
+        assert warmroute(tmp_path, "versions", "promote", "nope").stderr.startswith("warmroute: no model 'nope'")
+        assert warmroute(tmp_path, "versions", "split", "m", "9").returncode == 2
+        assert "w10 @10" in warmroute(tmp_path, "routes").stdout
         assert warmroute(tmp_path, "versions", "reset", "m").returncode == 0
         assert sidecar.json("/versions")["models"][0]["steered"] is None
 

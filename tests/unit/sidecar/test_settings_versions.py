@@ -119,7 +119,7 @@ def test_what_makes_no_sense(versions: str, problem: str) -> None:
         (
             "serve: latest, key: {header: x-user}",
             "'http://w:1'",
-            "key: a mapping: has no effect while serve is latest: only a split goes by it",
+            "key: a mapping: has an effect in a split only, and serve is latest: one by command goes by it, too",
         ),
         (
             "split: [{version: '1', weight: 1}]",
