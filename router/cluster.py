@@ -36,15 +36,16 @@ from router.policy import ConcurrencyMode, OnNoCandidate, ServeRule
 from router.retry import RetryBudget, RetryVerdict, judge_retry
 from router.routes import BACKGROUND, PROBE, TRIAL, Attempt, NoCandidate, Route, VersionPick
 from router.scorers import default_scorers
+from router.sketches import ReplicaKey, Row
 from router.stats import LEAST_MS, MOST_MS
 from router.tables import IDLE_REBUILD_S, REBUILD_S, USED_FOR, Tables
 from router.versions import share_at_random, share_by_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from router.endpoint import Candidate, Endpoint
-    from router.model import LoadReport, LoadsReported, PeerObserved, StoreMode, Tick
+    from router.model import FleetMeasured, LoadReport, LoadsReported, PeerObserved, StoreMode, Tick
     from router.policy import BreakerPolicy, ModelPolicy, Policies
     from router.protocols import Filter, PickerFactory, Rng, Scorer
 
@@ -119,6 +120,7 @@ class Cluster:
             model.EndpointEjected: self._on_ejected,
             model.EndpointReturned: self._on_returned,
             model.PeerObserved: self._on_peer_observed,
+            model.FleetMeasured: self._on_fleet_measured,
             model.VersionsSteered: fleet.steered,
             model.LoadsReported: self._on_loads_reported,
             model.Tick: self._on_tick,
@@ -821,6 +823,28 @@ class Cluster:
             endpoint = self._fleet.endpoints.get(id_)
             if endpoint is not None:
                 self._take_report(endpoint, report, event.at)
+
+    def _on_fleet_measured(self, event: FleetMeasured, now: float) -> None:
+        for one in event.measured:
+            candidate = self.replica(ReplicaKey(one.id, one.epoch, one.model, one.version, one.shard))
+            if candidate is not None:
+                candidate.latency.told(one.buckets, one.sidecars, event.at)
+
+    def replica(self, key: ReplicaKey) -> Candidate | None:
+        """Return the replica of this name; None where it, or this process under its endpoint's id, is not there."""
+        endpoint = self._fleet.endpoints.get(key.endpoint)
+        if endpoint is None or endpoint.epoch != key.epoch:
+            return None
+        return endpoint.candidates.get((key.model, key.version, key.shard))
+
+    def measured(self) -> Iterator[Row]:
+        """Yield what was measured at each replica: what other sidecars are to be told of."""
+        for endpoint in self._fleet.endpoints.values():
+            for candidate in endpoint.candidates.values():
+                latency = candidate.latency
+                if latency.counts:
+                    of = (candidate.model, candidate.version, candidate.shard)
+                    yield Row(ReplicaKey(endpoint.id, endpoint.epoch, *of), latency.changes, latency.counts)
 
     def _on_tick(self, event: Tick, now: float) -> None:
         self._fleet.watch_silence(now)

@@ -12,7 +12,7 @@ from router.breaker import Breaker, GuardState, Quarantine
 from router.concurrency import AdaptiveLimit
 from router.model import HTTP, Replica, State
 from router.policy import ConcurrencyMode
-from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow, rebucketed
+from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow, quantiles_of, rebucketed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,13 +47,16 @@ class Latency:
 
     ``ewma_ms`` is sensitive to peaks: a longer sample replaces it, shorter ones pull it down over ``ewma_decay_s``;
     0 where nothing is known. ``slow_above`` is the bucket above which an attempt is a slow one. A sketch over the
-    window gives ``p95_ms`` and ``p50_ms``. A sample costs one bucket of ``fresh``; :meth:`settle` moves those to the
-    window.
+    window gives ``own_p95_ms`` and ``p50_ms``; ``p95_ms`` is that of all sidecars, of which ``sidecars`` others count
+    in it. ``changes`` counts the window's changes. A sample costs one bucket of ``fresh``; :meth:`settle` moves those
+    to the window.
     """
 
     __slots__ = (
-        "_buckets", "_changed", "_decay", "_drifted_at", "_settled_at", "_slots", "_unsent", "_window", "_window_s",
-        "ewma_at", "ewma_ms", "fresh", "p50_ms", "p95_ms", "sampled_at", "slow_above",
+        "_buckets", "_changed", "_decay", "_drifted_at", "_others", "_others_at", "_settled_at", "_slots", "_unsent",
+        "_window", "_window_s",
+        "changes", "ewma_at", "ewma_ms", "fresh", "own_p95_ms", "p50_ms", "p95_ms", "sampled_at", "sidecars",
+        "slow_above",
     )  # fmt: skip
 
     def __init__(self, policy: LatencyPolicy, buckets: LogBuckets, now: float) -> None:
@@ -73,6 +76,11 @@ class Latency:
         self.sampled_at = -inf
         self.p95_ms: float | None = None
         self.p50_ms: float | None = None
+        self.own_p95_ms: float | None = None
+        self.changes = 0
+        self._others: dict[int, int] = {}
+        self._others_at = -inf
+        self.sidecars = 0
 
     def configure(self, policy: LatencyPolicy, buckets: LogBuckets, now: float) -> None:
         """Go by another policy from now on; what was measured stays."""
@@ -88,7 +96,9 @@ class Latency:
             self._buckets = buckets
             self.fresh = rebucketed(self.fresh, old, buckets)
             self._unsent = rebucketed(self._unsent, old, buckets)
+        self._others, self.sidecars = {}, 0  # whoever goes by this policy too will tell again
         self._changed = True
+        self.changes += 1
 
     def sample(self, ms: float, now: float) -> None:
         """Take the duration of an attempt that succeeded."""
@@ -140,7 +150,23 @@ class Latency:
         if pairs:
             self._filled(now).add(pairs, now)
             self._changed = True
+            self.changes += 1
             self.sampled_at = now
+
+    def told(self, pairs: tuple[tuple[int, int], ...], sidecars: int, at: float) -> None:
+        """Take what other sidecars measured, in place of what they told before. It counts for one window from ``at``.
+
+        It counts in ``p95_ms`` alone: averages, and what this sidecar tells in its turn, are of its own attempts.
+        """
+        self._others = dict(pairs)
+        self._others_at = at
+        self.sidecars = sidecars if pairs else 0
+        self._changed = True
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """What this sidecar measured within the window, as of the last settling: counts by bucket. For reading."""
+        return {} if self._window is None else self._window.counts
 
     def _filled(self, now: float) -> SketchWindow:
         if self._window is None:
@@ -150,7 +176,7 @@ class Latency:
     @property
     def idle(self) -> bool:
         """True where nothing was ever measured: there is nothing to settle or to tell."""
-        return self._window is None and not self.fresh
+        return self._window is None and not self.fresh and not self._others and not self._changed
 
     def settle_seldom(self, now: float) -> None:
         """Settle where that was not done lately, or nothing is known yet."""
@@ -166,13 +192,26 @@ class Latency:
                 self._unsent[index] = self._unsent.get(index, 0) + count
             self.fresh = {}
             self._changed = True
+            self.changes += 1
             self.sampled_at = max(self.sampled_at, self.ewma_at)
         elif self._window is not None and self._window.total and self._window.advance(now):
             self._changed = True
-        if self._changed and self._window is not None:
-            values = self._window.quantiles((0.5, 0.95))
-            self.p50_ms, self.p95_ms = values or (None, None)
+            self.changes += 1
+        if self._others and now - self._others_at >= self._window_s:
+            self._others, self.sidecars = {}, 0
+            self._changed = True
+        if self._changed:
             self._changed = False
+            counts = self.counts
+            values = quantiles_of(counts, self._buckets, (0.5, 0.95))
+            self.p50_ms, self.own_p95_ms = values or (None, None)
+            self.p95_ms = self.own_p95_ms
+            if self._others:
+                counts = counts.copy()
+                for index, count in self._others.items():
+                    counts[index] = counts.get(index, 0) + count
+                values = quantiles_of(counts, self._buckets, (0.95,))
+                self.p95_ms = values[0] if values else None
         if self.ewma_ms:
             self._drift(now)
 
@@ -497,7 +536,7 @@ class Candidate:
 
     @property
     def p95_ms(self) -> float | None:
-        """P95 of attempts on it over the window, None where nothing was measured."""
+        """P95 of attempts on it over the window, of all sidecars together; None where nothing was measured."""
         return self.latency.p95_ms
 
     @property

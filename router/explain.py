@@ -89,6 +89,8 @@ class CandidateRow:
     ``lasting`` the share of the warmth that this leaves. ``proven_ago_s``: warm-up requests of this sidecar proved it.
     ``shard`` is None where it is all of the version, ``group`` where it answers for itself; ``lacks`` is what the group
     is incomplete for. ``ewma_known`` is false where ``ewma_ms`` stands for the candidates' median.
+    ``p95_ms`` is of this sidecar's
+    attempts and those of ``sidecars`` others, ``own_p95_ms`` of its own alone.
     """
 
     endpoint: str
@@ -122,6 +124,8 @@ class CandidateRow:
     shard: int | None = None
     group: str | None = None
     lacks: tuple[str, ...] = ()
+    own_p95_ms: float | None = None
+    sidecars: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,6 +572,8 @@ def _row(
         shard=None if candidate.shard == WHOLE else candidate.shard,
         group=None if candidate.group is None else candidate.group.name,
         lacks=tuple(map(str, glance.lacks)),
+        own_p95_ms=candidate.latency.own_p95_ms,
+        sidecars=candidate.latency.sidecars,
     )
 
 

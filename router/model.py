@@ -324,6 +324,27 @@ class LoadsReported:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaMeasured:
+    """What other sidecars together measured at one replica within their window; no ``buckets``: nothing any more."""
+
+    id: str
+    epoch: str
+    model: str
+    version: str
+    shard: int
+    sidecars: int
+    buckets: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetMeasured:
+    """What other sidecars measured; it replaces what they said of these replicas before, and counts for one window."""
+
+    measured: tuple[ReplicaMeasured, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed: rebuild what ages. The shell sends it about ten times a second."""
 
@@ -340,6 +361,7 @@ Event = (
     | EndpointReturned
     | PeerObserved
     | LoadsReported
+    | FleetMeasured
     | VersionsSteered
     | Tick
 )

@@ -103,19 +103,30 @@ class SketchWindow:
 
     def quantiles(self, ratios: Sequence[float]) -> list[float] | None:
         """Return the values at ``ratios`` (ascending, each in [0, 1]), or None where nothing was measured."""
-        if not self.total:
-            return None
-        ordered = sorted(self._counts.items())
-        last = len(ordered) - 1
-        out: list[float] = []
-        position, below = 0, ordered[0][1]
-        for ratio in ratios:
-            rank = ceil(ratio * self.total)  # nearest rank: with few values the larger one
-            while below < rank and position < last:
-                position += 1
-                below += ordered[position][1]
-            out.append(self._buckets.value(ordered[position][0]))
-        return out
+        return quantiles_of(self._counts, self._buckets, ratios)
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Counts by bucket of all that is in the window, as of the last :meth:`advance`. Not to be changed."""
+        return self._counts
+
+
+def quantiles_of(counts: dict[int, int], buckets: LogBuckets, ratios: Sequence[float]) -> list[float] | None:
+    """Return the values at ``ratios`` (ascending, each in [0, 1]) of a sketch, or None where it is empty."""
+    if not counts:
+        return None
+    ordered = sorted(counts.items())
+    total = sum(counts.values())
+    last = len(ordered) - 1
+    out: list[float] = []
+    position, below = 0, ordered[0][1]
+    for ratio in ratios:
+        rank = ceil(ratio * total)  # nearest rank: with few values the larger one
+        while below < rank and position < last:
+            position += 1
+            below += ordered[position][1]
+        out.append(buckets.value(ordered[position][0]))
+    return out
 
 
 class SlidingCounts:

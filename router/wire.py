@@ -33,6 +33,9 @@ MAX_ID_CHARS = 128
 MAX_RECORD_BYTES = 90 * 1024
 """Largest record, by :func:`record_bytes`: one datagram of the sidecar's channel (sidecar/channel.py) must hold it."""
 
+CONTENT_FIELD = "crev"
+"""Field of a record: the revision at which anything but its revision last changed. Writers before it had none."""
+
 MAX_INTEGER = (1 << 63) - 1
 """Largest number taken from the store: what every encoding of it can hold."""
 
@@ -73,12 +76,27 @@ class Keys:
         """The publish/subscribe channel of deltas."""
         return f"wr:{{{self.namespace}}}:delta"
 
+    def latencies(self, sidecar: str) -> str:
+        """Return the key of one sidecar's latencies (router/sketches.py)."""
+        return f"wr:{{{self.namespace}}}:lat:{sidecar}"
+
+    @property
+    def latency_index(self) -> str:
+        """The sorted set of sidecars that tell latencies."""
+        return f"wr:{{{self.namespace}}}:lats"
+
+    @property
+    def latency_channel(self) -> str:
+        """The publish/subscribe channel of latencies."""
+        return f"wr:{{{self.namespace}}}:latd"
+
 
 WRITE_LUA = """
 -- KEYS: endpoint hash, revision, index.  ARGV: id, epoch, ttl_ms, channel, schema version, then field/value pairs.
--- Sets the changed fields, refreshes the TTL, bumps the revision and publishes the delta. A whole record is told by its
--- field 'addr', which never changes within an epoch. Where the hash had expired or belongs to another epoch, anything
--- less than a whole record changes nothing and returns -1: the writer must send everything.
+-- Sets the changed fields, refreshes the TTL, bumps the revision and publishes the delta. 'crev' is the revision at
+-- which a field last changed: by it a reader knows what it has. A whole record is told by its field 'addr', which never
+-- changes within an epoch. Where the hash had expired or belongs to another epoch, anything less than a whole record
+-- changes nothing and returns -1: the writer must send everything.
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 local whole = false
 for i = 6, #ARGV, 2 do
@@ -98,7 +116,7 @@ local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 redis.call('ZADD', KEYS[3], now + ARGV[3], ARGV[1])
 local kind = 'set'
-if #ARGV == 5 then kind = 'beat' end
+if #ARGV == 5 then kind = 'beat' else redis.call('HSET', KEYS[1], 'crev', rev) end
 local msg = {v = tonumber(ARGV[5]), id = ARGV[1], epoch = ARGV[2], rev = rev, kind = kind}
 if kind == 'set' then msg.f = fields end
 redis.call('PUBLISH', ARGV[4], cjson.encode(msg))
@@ -119,12 +137,22 @@ return rev
 """
 
 READ_LUA = """
--- KEYS: revision, index.  ARGV: prefix of endpoint keys.
--- Returns the revision, then id and flat hash of each live endpoint; drops index entries whose hash expired.
+-- KEYS: revision, index.  ARGV: prefix of endpoint keys, then id and 'crev' of each endpoint that the reader has.
+-- Returns the revision, then id and flat hash of each live endpoint, or id and revision where the reader has the rest;
+-- drops index entries whose hash expired.
 local out = {tonumber(redis.call('GET', KEYS[1]) or '0')}
+local has = {}
+for i = 2, #ARGV, 2 do has[ARGV[i]] = ARGV[i + 1] end
 for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-  local hash = redis.call('HGETALL', ARGV[1] .. id)
-  if #hash == 0 then redis.call('ZREM', KEYS[2], id) else out[#out + 1] = id; out[#out + 1] = hash end
+  local key = ARGV[1] .. id
+  local told = redis.call('HMGET', key, 'rev', 'crev')
+  if not told[1] then redis.call('ZREM', KEYS[2], id)
+  else
+    local rev = tonumber(told[1])
+    out[#out + 1] = id
+    if rev and told[2] and has[id] == told[2] then out[#out + 1] = rev
+    else out[#out + 1] = redis.call('HGETALL', key) end
+  end
 end
 return out
 """

@@ -182,6 +182,7 @@ _TYPES: tuple[type, ...] = (
     model.VersionsSteered,
     model.LoadsReported,
     LoadWanted,
+    model.FleetMeasured,
 )
 _CODES = {kind: code for code, kind in enumerate(_TYPES)}
 _ENCODER = msgspec.msgpack.Encoder()

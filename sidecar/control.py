@@ -28,6 +28,7 @@ from sidecar.discovery.warming import WarmedSource, asked_shards, warmups
 from sidecar.loading import Loader
 from sidecar.settings import model_policies, router_policies
 from sidecar.state.keeper import SPEAKS_S, Keeper
+from sidecar.state.latencies import LatencyExchange
 from sidecar.state.memory import Memory
 from sidecar.state.store import RedisSource
 from sidecar.telemetry.logs import get_log
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 CANCEL_AGAIN_S = 0.5
 TICK_S = 0.1
+LATENCIES_S = 1.0
+"""What other sidecars measured is passed on to data processes this often."""
 ALONE_S = SPEAKS_S + 1.0
 """After a SIGTERM: a data process that still speaks has run since then, and would be draining if it had got one."""
 
@@ -71,6 +74,7 @@ class Control:
         self._ended = asyncio.Event()
         self._orphan_until: float | None = None
         self._alone_from = inf
+        self._latencies_due = 0.0
         self._runner: AppRunner | None = None
         clock, rng, settings = time.monotonic, random.SystemRandom().random, plan.settings
         policies = router_policies(settings)
@@ -125,6 +129,16 @@ class Control:
         self._warmed.answered_at = keeper.answered_at
         if store is not None:
             store.answered_at = keeper.answered_at
+            if settings.state.share_latencies:
+                store.latencies = exchange = LatencyExchange(
+                    plan.sidecar_id,
+                    policies.latency,
+                    rows=keeper.cluster.measured,
+                    known=lambda key: keeper.cluster.replica(key) is not None,
+                    clock=clock,
+                    rng=rng,
+                )
+                keeper.latencies = exchange.heard.all
         self._load_asker = HttpProber(settings.upstream_tls)
         loader = Loader(keeper.cluster, self._load_asker, clock=clock, rng=rng)
         keeper.load_wanted = loader.wanted
@@ -202,6 +216,8 @@ class Control:
         context.keeper.configure(models)
         if context.store is not None:
             context.store.configure(policies.freshness)
+            if context.store.latencies is not None:
+                context.store.latencies.configure(policies.latency)
         self._warmed.configure(warmups(settings), asked_shards(settings))
         self._dns.configure(dns_plans(settings), settings.dns)
         self._take_endpoints()
@@ -249,9 +265,19 @@ class Control:
             if context.store is not None:
                 context.store.observed = context.keeper.observed
             context.keeper.tick()
+            self._pass_latencies_on()
             self._leave_if_alone()
             await self._leave_if_orphaned()
             await asyncio.sleep(TICK_S)
+
+    def _pass_latencies_on(self) -> None:
+        """Have data processes know what other sidecars measured."""
+        store, now = self.context.store, self.context.clock()
+        if store is None or store.latencies is None or now < self._latencies_due:
+            return
+        self._latencies_due = now + LATENCIES_S
+        store.latencies.heard.expire(now)
+        self.context.keeper.measured(store.latencies.heard.changed())
 
     async def _serve_or_not(self) -> None:
         """Serve the admin API where that is ours to do, and no longer than it is."""

@@ -30,6 +30,7 @@ from router.model import (
     EndpointSeen,
     EndpointsHeard,
     Evidence,
+    FleetMeasured,
     LoadsReported,
     PeerObserved,
     SnapshotBegan,
@@ -91,6 +92,7 @@ _ROUTER_EVENTS = (
     EndpointReturned,
     PeerObserved,
     LoadsReported,
+    FleetMeasured,
     SnapshotBegan,
     VersionsSteered,
 )

@@ -96,6 +96,8 @@ class Candidate(msgspec.Struct, frozen=True):
     shard: int | None = None
     group: str | None = None
     lacks: tuple[str, ...] = ()
+    own_p95_ms: float | None = None
+    sidecars: int = 0
 
 
 class VersionShare(msgspec.Struct, frozen=True):

@@ -167,10 +167,18 @@ def _terms_table(rows: Iterable[Candidate]) -> Table:
                 _number(term.coefficient, "g"),
                 _number(term.contribution, ".3f"),
                 seconds(term.age_s),
-                "unknown: the candidates' median" if term.unknown else "",
+                "unknown: the candidates' median" if term.unknown else _of_whom(row, term),
             )
             name = ""
     return made
+
+
+def _of_whom(row: Candidate, term: Term) -> str:
+    """Return who measured a latency, where other sidecars did."""
+    if term.name != "speed" or not row.sidecars:
+        return ""
+    own = "nothing measured here" if row.own_p95_ms is None else f"{milliseconds(row.own_p95_ms)} here"
+    return f"with {row.sidecars} other sidecar{'s' * (row.sidecars > 1)}; {own}"
 
 
 def _warmth_table(rows: Iterable[Candidate]) -> Table:

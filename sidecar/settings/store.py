@@ -35,4 +35,8 @@ class StateStore(Base, frozen=True):
     password_file: Annotated[
         str | None, doc(Reload.RESTART, "file with the password, instead of one in the URL", "path")
     ] = None
+    share_latencies: Annotated[
+        bool,
+        doc(Reload.RESTART, "tell other sidecars of the namespace what replicas took, and count what they measured"),
+    ] = True
     tls: StateTls = msgspec.field(default_factory=StateTls)

@@ -24,9 +24,11 @@ from router.model import (
     EndpointReturned,
     EndpointSeen,
     EndpointsHeard,
+    FleetMeasured,
     GoneReason,
     LoadsReported,
     PeerObserved,
+    ReplicaMeasured,
     Tick,
 )
 from sidecar.channel import FaultRule, GuardsInForce, Hello, Listening, LoadWanted, Ping
@@ -38,11 +40,12 @@ from sidecar.state.steering import Steering
 from sidecar.telemetry.logs import Throttle, get_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from router.cluster import Cluster
     from router.model import Event
     from router.policy import ModelPolicy
+    from router.sketches import Merged
     from sidecar.channel import Channel
     from sidecar.discovery.source import DiscoverySource, Found
     from sidecar.state.memory import Memory
@@ -50,6 +53,9 @@ if TYPE_CHECKING:
 PING_S = 0.5
 SPEAKS_S = 3.0
 """A data process that said nothing for this long is not up (it speaks once a second)."""
+
+MEASURED_ROWS = 48
+"""Replicas in one FleetMeasured: what a message holds even where every name and sketch is as long as it may be."""
 
 REMEMBER_S = 1.0
 """The last good view is kept at most this often."""
@@ -121,6 +127,8 @@ class Keeper:
         self.on_ejected: Callable[[EndpointEjected], None] = _nobody
         """Told of each quarantine that a data process has seen, more than once perhaps."""
         self.opened: dict[str, Counter[tuple[str, str, int, BreakerRule]]] = {}  # how often breakers did, by endpoint
+        self.latencies: Callable[[], Iterable[Merged]] = tuple
+        """All that other sidecars measured, for a process that is new; set by the composition."""
         self._contested = Throttle(10.0)
         self._memory = memory
         remembered = memory.load()
@@ -188,13 +196,24 @@ class Keeper:
         self.cluster.departed.clear()  # pools and rows of their own only data processes have
         self.cluster.half_opened.clear()  # and it is they that send requests there
 
+    def measured(self, rows: Iterable[Merged]) -> None:
+        """Take in what other sidecars measured, and pass it on."""
+        for message in measured_messages(rows, self._clock()):
+            self._own(message)
+            self.feed.send(message)
+
     # --- data processes -----------------------------------------------------------------------------------------
 
     def snapshot_messages(self) -> list[object]:
         """Return all that a data process must know."""
         self._sequence += 1
-        snapshot = self.roster.snapshot(self._sequence, self._clock())
-        return [self._ping(), *self.steering.messages(), *snapshot]  # requests may come with the snapshot's end
+        now = self._clock()
+        return [
+            self._ping(),
+            *self.steering.messages(),  # requests may come with the snapshot's end
+            *self.roster.snapshot(self._sequence, now),
+            *measured_messages(self.latencies(), now),
+        ]
 
     def from_data(self, index: int, message: object) -> None:
         """Take in what data process ``index`` says."""
@@ -439,6 +458,13 @@ class Keeper:
         self._own(Tick())
         if self.steering.tick(now):
             self.steered()
+
+
+def measured_messages(rows: Iterable[Merged], at: float) -> Iterator[FleetMeasured]:
+    """Yield what other sidecars measured in pieces that fit a message."""
+    measured = [ReplicaMeasured(*key, sidecars, pairs) for key, pairs, sidecars in rows]
+    for start in range(0, len(measured), MEASURED_ROWS):
+        yield FleetMeasured(tuple(measured[start : start + MEASURED_ROWS]), at)
 
 
 def _nobody(event: EndpointEjected) -> None:

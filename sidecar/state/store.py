@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from router.protocols import Rng
     from sidecar.discovery.source import Emit, Found
     from sidecar.settings import StateStore
+    from sidecar.state.latencies import LatencyExchange
     from sidecar.state.view import Told
 
 RECONCILE_S = 10.0
@@ -81,6 +82,8 @@ class RedisSource:
         """Whether any endpoint has a latency measured here; set by the composition."""
         self.answered_at: Callable[[str], float] = _never
         """When an endpoint last answered a request of ours; set by the composition."""
+        self.latencies: LatencyExchange | None = None
+        """What sidecars tell each other of latency; set by the composition where they do."""
         self._ttl_s = policy.ttl_s
         self._run_id = ""
         self._whole_at = float("inf")
@@ -162,6 +165,8 @@ class RedisSource:
                 tasks.create_task(self._listen(pubsub), name="store-listen")
                 tasks.create_task(self._ping(client, pubsub), name="store-ping")
                 tasks.create_task(self._reads(client), name="store-read")
+                if self.latencies is not None:
+                    tasks.create_task(self.latencies.run(client, self._keys), name="store-latencies")
         finally:
             with suppress(*_DOWN):
                 await pubsub.aclose()  # type: ignore[no-untyped-call]
@@ -171,10 +176,12 @@ class RedisSource:
     async def _open(self, client: aioredis.Redis, pubsub: PubSub) -> None:
         """Subscribe, read everything and tell the modes."""
         run_id, uptime_s = await self._server(client)
+        if self.latencies is not None:
+            await self.latencies.subscribe(pubsub, self._keys, CONNECT_TIMEOUT_S)
         await pubsub.subscribe(self._keys.channel)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             while (answer := await pubsub.get_message(timeout=CONNECT_TIMEOUT_S)) is None or (
-                answer["type"] != "subscribe"
+                answer["type"] != "subscribe" or answer["channel"] != self._keys.channel
             ):
                 pass
         self.view.reconnected()
@@ -211,7 +218,12 @@ class RedisSource:
             message = await pubsub.get_message(timeout=QUIET_S)
             if message is None:
                 raise TimeoutError(f"the subscription was silent for {QUIET_S} s")
-            if message["type"] == "message":
+            if message["type"] != "message":
+                continue
+            if message["channel"] != self._keys.channel:
+                if self.latencies is not None:
+                    self.latencies.message(message["data"])
+            else:
                 self._take(self.view.message(message["data"], self._clock()))
                 if self.view.emptied:
                     self._was_emptied()
@@ -241,8 +253,9 @@ class RedisSource:
     async def _read(self, client: aioredis.Redis) -> list[str]:
         """Make one full read; return the endpoints that it showed to be new or newer."""
         self._wake.clear()
-        self.view.read_begins()
-        reply: Any = await client.eval(READ_LUA, 2, self._keys.revision, self._keys.index, self._keys.endpoint(""))
+        has = self.view.read_begins()
+        at = (self._keys.revision, self._keys.index, self._keys.endpoint(""))
+        reply: Any = await client.eval(READ_LUA, 2, *at, *has)
         heard = self._take(self.view.read_ended(reply, self._clock()))
         if self.view.needs_read:
             self._wake.set()

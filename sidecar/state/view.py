@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from router.model import EndpointGone, EndpointRecord, EndpointSeen, EndpointsHeard, GoneReason
-from router.wire import SCHEMA_VERSION, Delta, WireError, decode_delta, decode_fields, decode_revision
+from router.wire import CONTENT_FIELD, SCHEMA_VERSION, Delta, WireError, decode_delta, decode_fields, decode_revision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, KeysView, Sequence
@@ -64,6 +64,7 @@ class StoreView:
         self._base: int | None = None  # revision up to which everything is applied; None before the first read
         self._last_delta = _FORGOTTEN
         self._read_base: int | None = None
+        self._read_void = False  # the store was emptied since the current read began
         self._complete = False
         self._removed: dict[str, int] = {}  # since the current read began: a late reply must not bring them back
         self._refused: set[str] = set()  # what the last read showed and nobody here can read
@@ -101,11 +102,21 @@ class StoreView:
         for known in self._known.values():
             known.missing_since = None
 
-    def read_begins(self) -> None:
-        """A full read is about to be asked for; what happens from here on is covered by it."""
+    def read_begins(self) -> list[str]:
+        """A full read is about to be asked for; what happens from here on is covered by it.
+
+        Returns id and content revision, in turn, of what is known: the store need not tell again what did not change.
+        """
         self.needs_read = False
         self._read_base = self._base
+        self._read_void = False
         self._removed.clear()
+        has: list[str] = []
+        for id, known in self._known.items():  # noqa: A001
+            content = known.fields.get(CONTENT_FIELD)
+            if content is not None:
+                has += (id, content)
+        return has
 
     def read_ended(self, reply: Sequence[Any], now: float) -> Iterator[Told]:
         """Take in READ_LUA's reply. Where ``emptied`` is set afterwards, the store had lost its content.
@@ -115,13 +126,22 @@ class StoreView:
         """
         revision, told = _parse_read(reply)
         self.counts[Count.READS] += 1
-        if self._read_base is not None and revision < self._read_base:
+        if self._read_void:  # it may tell of the store as it was before
+            self.needs_read = True
+            return
+        emptied = self._read_base is not None and revision < self._read_base
+        if emptied:
             self.forget()
         self._refused.clear()
         lacked = set(self._known)
         for id, fields in told:  # noqa: A001
             lacked.discard(id)
-            yield from self._read_one(id, fields, now)
+            if not isinstance(fields, int):
+                yield from self._read_one(id, fields, now)
+            elif emptied:  # the same number in another store says nothing
+                self.needs_read = True
+            else:
+                yield from self._read_same(id, fields, now)
         for id in lacked:  # noqa: A001
             known = self._known[id]
             if known.missing_since is None:
@@ -159,8 +179,20 @@ class StoreView:
         known.fields, known.record = fields, record
         yield EndpointsHeard((id,), now) if same else EndpointSeen(record, now)
 
+    def _read_same(self, id: str, revision: int, now: float) -> Iterator[Told]:  # noqa: A002
+        """A read found what is known; its revision shows whether it was heard since."""
+        known = self._known.get(id)
+        if known is None:  # it said goodbye meanwhile
+            return
+        known.shown_at, known.missing_since = max(known.shown_at, now), None
+        if revision > known.record.revision:
+            known.fields["rev"] = str(revision)
+            known.record = replace(known.record, revision=revision)
+            yield EndpointsHeard((id,), now)
+
     def forget(self) -> None:
         """The store came back empty or another one: keep what is known, but let anything it says be newer."""
+        self._read_void = True
         self.counts[Count.EMPTIED] += 1
         self.emptied = True
         self._base = None
@@ -169,6 +201,7 @@ class StoreView:
         self._none_missing()
         for known in self._known.values():
             known.record = replace(known.record, revision=_FORGOTTEN)
+            known.fields.pop(CONTENT_FIELD, None)
 
     # --- deltas -------------------------------------------------------------------------------------------------
 
@@ -225,6 +258,7 @@ class StoreView:
             yield EndpointsHeard((delta.id,), now)
             return
         fields.setdefault("v", str(SCHEMA_VERSION))
+        fields[CONTENT_FIELD] = fields["rev"]
         try:
             record = decode_fields(delta.id, fields)
         except WireError as error:
@@ -278,21 +312,24 @@ class StoreView:
             self.complaints.append(text)
 
 
-def _parse_read(reply: Sequence[Any]) -> tuple[int, Iterator[tuple[str, dict[str, str]]]]:
-    """Return the revision and (id, hash) pairs; a hash is flat pairs, or a map where the server answers in RESP3."""
+def _parse_read(reply: Sequence[Any]) -> tuple[int, Iterator[tuple[str, dict[str, str] | int]]]:
+    """Return the revision, and id with hash, or with revision alone where that is what the reader lacked."""
     revision = decode_revision(reply[0] if reply else None)
     pairs = ((str(reply[at]), _as_hash(reply[at + 1])) for at in range(1, len(reply) - 1, 2))
     return revision, pairs
 
 
-def _as_hash(flat: Any) -> dict[str, str]:
+def _as_hash(flat: Any) -> dict[str, str] | int:
+    """Return a hash, which is flat pairs, or a map where the server answers in RESP3; or the number that it is."""
+    if isinstance(flat, int):
+        return flat
     if isinstance(flat, dict):
         return {str(name): str(value) for name, value in flat.items()}
     return {str(flat[at]): str(flat[at + 1]) for at in range(0, len(flat) - 1, 2)}
 
 
 def _told(fields: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in fields.items() if name != "rev"}
+    return {name: value for name, value in fields.items() if name not in ("rev", CONTENT_FIELD)}
 
 
 def _aged(record: EndpointRecord, by_s: float) -> EndpointRecord:

@@ -11,6 +11,7 @@ from router.admission import Refusal
 from router.breaker import GuardState
 from router.model import StoreMode
 from router.outcomes import AttemptResult, Outcome
+from router.sketches import Refused as RefusedRow
 from sidecar.cache.terms import Refused
 from sidecar.http1.reports import REFUSED
 from sidecar.http1.sorting import kinds_of
@@ -391,6 +392,8 @@ def _replicas(out: Exposition, route: RouteRow) -> None:
         out.add(f.REPLICA_STATE, 1, *labels, row.state)
         out.add(f.REPLICA_WEIGHT, row.weight, *labels)
         out.add(f.REPLICA_SHARE, row.share, *labels)
+        if row.p95_ms is not None:
+            out.add(f.REPLICA_P95, row.p95_ms / 1000, *labels)
         if row.reason is not None:
             out.add(f.REPLICA_OUT, 1, *labels, row.reason.value)
 
@@ -423,3 +426,10 @@ def _store(out: Exposition, seen: Seen) -> None:
     out.add(f.STORE_FAILURES, seen.store.counts.failures)
     for count, family in _COUNTED.items():
         out.add(family, seen.store.view.counts[count])
+    latencies = seen.store.latencies
+    if latencies is not None:
+        out.add(f.LATENCY_SIDECARS, latencies.heard.sidecars)
+        out.add(f.LATENCY_TOLD, latencies.told)
+        out.add(f.LATENCY_HEARD, latencies.heard.taken)
+        for reason in RefusedRow.ALL:
+            out.add(f.LATENCY_REFUSED, latencies.heard.refused[reason], reason)

@@ -180,6 +180,12 @@ HELD = Family("warmroute_endpoint_held", _G, "1 while an operator has drained th
 REPLICA_STATE = Family("warmroute_replica_state", _G, "1 for the state the replica is in.", (*_REPLICA, "state"))
 REPLICA_WEIGHT = Family("warmroute_replica_weight", _G, "Weight in its model's route; 0 where it is out.", _REPLICA)
 REPLICA_SHARE = Family("warmroute_replica_share_ratio", _G, "Probability that one draw hits the replica.", _REPLICA)
+REPLICA_P95 = Family(
+    "warmroute_replica_tail_latency_seconds",
+    _G,
+    "P95 of attempts over the window, of all sidecars that share latencies; absent where nothing was measured.",
+    _REPLICA,
+)
 REPLICA_OUT = Family(
     "warmroute_replica_out", _G, "1 with the reason that a replica may not be picked.", (*_REPLICA, "reason")
 )
@@ -262,6 +268,12 @@ STORE_GAPS = Family("warmroute_store_gaps_total", _C, "Gaps in the revisions, ea
 STORE_BAD = Family("warmroute_store_bad_records_total", _C, "Records and messages skipped because they made no sense.")
 STORE_EMPTIED = Family("warmroute_store_emptied_total", _C, "Times the store came back without its content.")
 STORE_EXPIRED = Family("warmroute_store_expired_total", _C, "Endpoints that fell silent and were let go.")
+LATENCY_SIDECARS = Family("warmroute_latency_sidecars", _G, "Other sidecars whose latencies count here now.")
+LATENCY_TOLD = Family("warmroute_latency_rows_told_total", _C, "Replicas' latencies told to other sidecars.")
+LATENCY_HEARD = Family("warmroute_latency_rows_heard_total", _C, "Replicas' latencies taken from other sidecars.")
+LATENCY_REFUSED = Family(
+    "warmroute_latency_rows_refused_total", _C, "Latencies of other sidecars that were refused.", ("reason",)
+)
 
 # --- the sidecar itself ---------------------------------------------------------------------------------------------
 BUILD = Family("warmroute_build_info", _G, "Always 1; the labels tell what runs.", ("version", "python", "compiled"))

@@ -53,7 +53,7 @@ def test_less_than_a_whole_record_never_makes_one(tmp_path: Path) -> None:
         assert await first.write(WHOLE)
         assert await first.write({"queue": "1"})
         assert await first.write({})
-        assert fields(client) == {**WHOLE, "queue": "1", "v": "1", "epoch": "e1", "rev": "3"}
+        assert fields(client) == {**WHOLE, "queue": "1", "v": "1", "epoch": "e1", "rev": "3", "crev": "2"}
 
     against_a_store(tmp_path, check)
 

@@ -72,6 +72,7 @@ def test_effective_settings_are_plain_complete_and_without_passwords() -> None:
         "url": "redis://***@h:1",
         "namespace": "default",
         "password_file": None,
+        "share_latencies": True,
         "tls": {"ca_file": None, "cert_file": None, "key_file": None},
     }
     assert isinstance(shown["policies"], dict)

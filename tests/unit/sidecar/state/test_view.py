@@ -37,7 +37,9 @@ class Store:
         held = self.hashes.get(record.id, {})
         if held.get("epoch") != record.epoch:
             held = {}
-        self.hashes[record.id] = held | fields | {"v": "1", "epoch": record.epoch, "rev": str(self.revision)}
+        revision = str(self.revision)
+        own = {"v": "1", "epoch": record.epoch, "rev": revision, "crev": revision}
+        self.hashes[record.id] = held | fields | own
         return self._message(record.id, record.epoch, "set", fields)
 
     def beat(self, name: str) -> str:
@@ -54,10 +56,13 @@ class Store:
         body: dict[str, Any] = {"v": 1, "id": name, "epoch": epoch, "rev": self.revision, "kind": kind}
         return json.dumps(body | ({"f": fields} if fields is not None else {}))
 
-    def reply(self) -> list[Any]:
+    def reply(self, has: list[str] | None = None) -> list[Any]:
+        """What READ_LUA returns; ``has`` as a view gave it at the read's beginning."""
+        known = dict(zip(has[::2], has[1::2], strict=True)) if has else {}
         out: list[Any] = [self.revision]
         for name, fields in self.hashes.items():
-            out += [name, [part for pair in fields.items() for part in pair]]
+            same = "crev" in fields and known.get(name) == fields["crev"]
+            out += [name, int(fields["rev"]) if same else [part for pair in fields.items() for part in pair]]
         return out
 
 
@@ -326,3 +331,78 @@ def test_a_reply_whose_hashes_are_maps_reads_the_same() -> None:
     store, view = Store(), StoreView(TTL_S)
     store.put(record("a"))
     assert seen(read(view, [1, "a", store.hashes["a"]])) == ["a"]
+
+
+# --- reads that tell only what is not known -------------------------------------------------------------------------
+
+
+def test_a_read_is_told_only_what_changed_and_hears_who_beat_since() -> None:
+    store, view = started("a", "b", "c")
+    store.beat("b")
+    store.put(record("c", free=9), "free")
+    reply = store.reply(view.read_begins())
+    assert [type(part) for part in reply[2::2]] == [int, int, list]
+    events = list(view.read_ended(reply, 2.0))
+    assert events[0] == EndpointsHeard(("b",), 2.0)
+    assert seen(events[1:]) == ["c"]
+    reply = store.reply(view.read_begins())
+    assert [type(part) for part in reply[2::2]] == [int, int, int]
+    assert list(view.read_ended(reply, 3.0)) == []
+    assert view.counts[Count.BAD_RECORDS] == 0
+
+
+def test_what_deltas_told_need_not_be_read_again() -> None:
+    store, view = started("a")
+    list(view.message(store.put(record("a", free=9), "free"), 1.0))
+    list(view.message(store.beat("a"), 1.0))
+    reply = store.reply(view.read_begins())
+    assert reply[2] == store.revision
+    assert list(view.read_ended(reply, 2.0)) == []
+
+
+def test_a_change_that_could_not_be_read_is_asked_for_again() -> None:
+    store, view = started("a")
+    store.put(record("a", free=9), "free")
+    store.hashes["a"]["free"] = "x"
+    reply = store.reply(view.read_begins())
+    assert list(view.read_ended(reply, 1.0)) == []
+    assert view.counts[Count.BAD_RECORDS] == 1
+    store.hashes["a"]["free"] = "9"
+    assert seen(list(view.read_ended(store.reply(view.read_begins()), 2.0))) == ["a"]
+
+
+def test_a_record_of_a_writer_without_content_revisions_is_told_whole_each_time() -> None:
+    store, view = Store(), StoreView(TTL_S)
+    store.put(record("a"))
+    del store.hashes["a"]["crev"]
+    read(view, store.reply())
+    assert isinstance(store.reply(view.read_begins())[2], list)
+
+
+def test_the_same_number_in_a_store_that_was_emptied_is_no_proof() -> None:
+    store, view = started("a", "b")
+    list(view.message(store.beat("b"), 0.5))
+    has = view.read_begins()
+    other = Store()
+    other.put(record("a", free=7, epoch="e2"))
+    assert isinstance(other.reply(has)[2], int)  # its first write has the number that the view knows
+    assert list(view.read_ended(other.reply(has), 1.0)) == []
+    assert view.emptied
+    assert view.needs_read
+    assert seen(list(view.read_ended(other.reply(view.read_begins()), 2.0))) == ["a"]
+
+
+def test_a_read_from_before_the_store_was_emptied_changes_nothing() -> None:
+    store, view = started("a")
+    for _ in range(5):
+        list(view.message(store.beat("a"), 0.1))
+    old = store.reply(view.read_begins())
+    other = Store()
+    list(view.message(other.put(record("a", free=7)), 1.0))  # live, and its revision went back
+    assert view.emptied
+    assert list(view.read_ended(old, 1.1)) == []
+    assert view.needs_read
+    (event,) = view.read_ended(other.reply(view.read_begins()), 1.2)
+    assert isinstance(event, EndpointSeen)
+    assert event.record.free_memory_bytes == 7
+    assert event.record.revision == 1
