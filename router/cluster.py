@@ -264,6 +264,11 @@ class Cluster:
         route = next((route for route in found if route.candidates), found[0])
         return version_rows(self._tables.view(), route, now)
 
+    def is_held(self, model: str, version: str) -> bool:
+        """Return whether an endpoint of any protocol has a version of a model."""
+        key = f"{model}@{version}" if version else model
+        return any(key in routes and routes[key].candidates for routes in self._fleet.routes_by.values())
+
     def _served_otherwise(self, route: Route) -> bool:
         """Return whether another protocol's endpoints serve what this route is for."""
         key = f"{route.model}@{route.version}" if route.version else route.model
@@ -385,6 +390,14 @@ class Cluster:
             return True  # it takes a request to have it loaded
         return self._due_probe(route, now, None) is not None
 
+    def _has_somebody(self, route: Route, now: float) -> bool:
+        """Return what :meth:`route_is_routable` does, without looking at all where the table has somebody."""
+        self._tables.catch_up(route, now)
+        for candidate in route.drawn:
+            if now < candidate.open_until:
+                return True
+        return self.route_is_routable(route, now)
+
     def version_of(self, route: Route, now: float, rng: Rng, key: bytes | None = None) -> VersionPick:
         """Say which version of a split takes a request, by its ``key``, or at random where it has none.
 
@@ -402,7 +415,7 @@ class Cluster:
                 break
             version = shares[index].version
             found = routes.get(f"{route.model}@{version}")
-            if found is not None and self.route_is_routable(found, now):
+            if found is not None and self._has_somebody(found, now):
                 return VersionPick(found, version, moved)
             shares, moved = shares[:index] + shares[index + 1 :], True
         return VersionPick(route, "", moved)

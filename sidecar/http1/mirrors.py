@@ -103,7 +103,11 @@ class MirrorStep:
         line = head.find(b"\r\n") + 2
         head = with_version(head[:line] + FIELD + head[line:], attempt.candidate)
         self._mirrors.now[model] = under_way + 1
-        Copy(self._mirrors, plane, attempt, head + body, caller.method).start(policy.timeout_s, now)
+        copy = Copy(self._mirrors, plane, attempt, head + body, caller.method)
+        try:
+            copy.start(policy.timeout_s, now)
+        except Exception as error:  # noqa: BLE001  the copy's end
+            copy.crashed(error)
 
 
 class Copy:

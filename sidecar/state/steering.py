@@ -305,7 +305,7 @@ class Steering:
         if now < self._look_due:
             return False
         self._look_due = now + LOOK_S
-        self._forget_departed(now)
+        self._forget_departed()
         moved = False
         for model in self._models:
             stage = self.stage_of(model)
@@ -354,13 +354,10 @@ class Steering:
         say = _log.warning if stage is Stage.ROLLED_BACK else _log.info
         say(f"rollout.{'stepped' if stage is Stage.RUNNING else stage.value}", model=model, step=step, why=why)
 
-    def _forget_departed(self, now: float) -> None:
+    def _forget_departed(self) -> None:
         """Let go what was counted of versions that nobody holds any more."""
-        there: dict[str, set[str]] = {}
-        for model in {model for model, _ in self.attempts}:
-            there[model] = {row.version for row in self._cluster.versions(model, now) or () if row.replicas}
         for model, version in list(self.attempts):
-            if version not in there[model]:
+            if not self._cluster.is_held(model, version):
                 del self.attempts[model, version]
 
 
