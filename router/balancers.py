@@ -87,6 +87,12 @@ def load_of(candidate: Choosable) -> int:
     return candidate.endpoint.in_flight + candidate.endpoint.peers_in_flight
 
 
+def load_bound(candidates: Sequence[Choosable], load_factor: float) -> int:
+    """Return how much one of ``candidates`` may have in flight: the mean, with one more request, x ``load_factor``."""
+    total = sum([load_of(candidate) for candidate in candidates])
+    return ceil(load_factor * (total + 1) / len(candidates))
+
+
 def wait_ms(candidate: Choosable) -> float:
     """Return the expected wait of one more attempt at a candidate, in ms."""
     endpoint = candidate.endpoint
@@ -98,6 +104,7 @@ class _Balancer:
 
     name = ""
     goes_by = ""
+    first = ""
     table: AliasPicker | None = None
 
     def __init__(self) -> None:
@@ -444,8 +451,7 @@ class Keyed(_Balancer):
         return otherwise
 
     def _bound(self) -> int:
-        total = sum([load_of(candidate) for candidate in self._candidates])
-        return ceil(self._load_factor * (total + 1) / len(self._candidates))
+        return load_bound(self._candidates, self._load_factor)
 
     def _ranked(self, key: bytes) -> Iterator[int]:
         """Yield indices of candidates in the order of the key's preference."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from router import explain as explaining
 from router import model
+from router.affinity import Affinity
 from router.balancers import FitAt
 from router.breaker import GuardState
 from router.explain_versions import explained, version_rows, versions_row
@@ -29,6 +30,7 @@ from router.model import (
     Event,
     ModelObservation,
     Observation,
+    PrefixesSeen,
 )
 from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, TOO_MUCH, UNANSWERED, AttemptResult, Blame, Reason
 from router.pickers import AliasPicker
@@ -44,6 +46,7 @@ from router.versions import share_at_random, share_by_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from router.affinity import AffinityCounts
     from router.endpoint import Candidate, Endpoint
     from router.model import FleetMeasured, LoadReport, LoadsReported, PeerObserved, StoreMode, Tick
     from router.policy import BreakerPolicy, ModelPolicy, Policies
@@ -121,6 +124,7 @@ class Cluster:
             model.EndpointReturned: self._on_returned,
             model.PeerObserved: self._on_peer_observed,
             model.FleetMeasured: self._on_fleet_measured,
+            model.PrefixesSeen: self._on_prefixes_seen,
             model.VersionsSteered: fleet.steered,
             model.LoadsReported: self._on_loads_reported,
             model.Tick: self._on_tick,
@@ -758,6 +762,20 @@ class Cluster:
                 endpoint.reported_in_flight = in_flight
         return tuple(out)
 
+    def take_prefixes(self) -> list[PrefixesSeen]:
+        """Return where prompts' beginnings were sent since the last call, for sibling processes, a route at a time."""
+        out: list[PrefixesSeen] = []
+        for route in self._fleet.affine_routes():
+            balancer = route.balancer
+            if isinstance(balancer, Affinity) and (seen := balancer.take_untold()):
+                out.append(PrefixesSeen(route.model, route.version, route.protocol, route.shard, seen))
+        return out
+
+    @property
+    def affinity(self) -> AffinityCounts:
+        """How often prompts' beginnings decided, in all."""
+        return self._fleet.affinity
+
     def guards(self) -> tuple[EndpointEjected, ...]:
         """Return every ejection in force here, those included that only wait for a probe or a trial to pass."""
         out: list[EndpointEjected] = []
@@ -858,6 +876,13 @@ class Cluster:
                 if latency.counts:
                     of = (candidate.model, candidate.version, candidate.shard)
                     yield Row(ReplicaKey(endpoint.id, endpoint.epoch, *of), latency.changes, latency.counts)
+
+    def _on_prefixes_seen(self, event: PrefixesSeen, now: float) -> None:
+        route = self.route(event.model, event.version, event.protocol)
+        if route is not None and event.shard is not None:
+            route = route.shards[event.shard] if event.shard < len(route.shards) else None
+        if route is not None and isinstance(route.balancer, Affinity):
+            route.balancer.learn(event.seen)
 
     def _on_tick(self, event: Tick, now: float) -> None:
         self._fleet.watch_silence(now)

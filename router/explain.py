@@ -638,10 +638,10 @@ def _comparable(row: CandidateRow, compared: Compared) -> float:
 def _law(view: View, standing: _Standing) -> str:
     balancer, weighing = standing.balancer, standing.weighing
     if not balancer.weighs(standing.key):
-        return f"{balancer.name}: {balancer.goes_by}"
+        return f"{balancer.first}{balancer.name}: {balancer.goes_by}"
     keyless = "without a key: " if balancer.weighs(None) and not balancer.weighs(b"") else ""
     if view.mode is StoreMode.UNIFORM:
-        return f"{keyless}weight = 1 for each (nothing known to go by)"
+        return f"{balancer.first}{keyless}weight = 1 for each (nothing known to go by)"
     terms = " + ".join(f"{column.coefficient:g} x {column.scorer.name}" for column in weighing.columns)
     law = f"weight = freshness x ramp x ({terms or 0}), at least {weighing.floor:.3g}; two drawn, lower wait wins"
-    return keyless + law
+    return balancer.first + keyless + law

@@ -6,6 +6,7 @@ from bisect import insort
 from math import inf
 from typing import TYPE_CHECKING
 
+from router.affinity import Affinity, AffinityCounts
 from router.ages import Ages
 from router.balancers import balancer_for
 from router.endpoint import Candidate, Endpoint, several_versions
@@ -73,6 +74,7 @@ class Fleet:
         self._buckets = LogBuckets(policies.latency.relative_error)
         self._models = {model.name: model for model in models}
         self._groups: dict[tuple[str, str, str, str], Group] = {}  # by model, version, protocol and name
+        self.affinity = AffinityCounts()
         self._held: set[str] = set()
         self._steered: dict[str, VersionSteering] = {}
         self._steered_next: dict[str, VersionSteering] = {}  # as far as a new list of them has come
@@ -119,7 +121,7 @@ class Fleet:
             elif route.model in before:
                 route.policy = ModelPolicy(route.model)
                 route.learned = route.withdrawn = True
-            if (route.policy.balancer, route.policy.key) != (was.balancer, was.key):
+            if _picked_by(route.policy) != _picked_by(was):
                 route.table = None
                 route.balancer, route.busy_balancer = self._balancers(route.policy)
             self._regard_hedging(route, now)
@@ -148,6 +150,11 @@ class Fleet:
             for route in routes.values():
                 yield route
                 yield from route.shards
+
+    def affine_routes(self) -> Iterator[Route]:
+        """Yield the routes whose requests prefer who has seen their prompt; at no cost where no model has that."""
+        if any(policy.affinity is not None for policy in self._models.values()):
+            yield from (route for route in self.all_routes() if route.policy.affinity is not None)
 
     def find(self, model: str, version: str, protocol: str, now: float) -> Route | None:
         """Return a route of another protocol than HTTP; a configured model has one, even while nobody serves it."""
@@ -463,7 +470,10 @@ class Fleet:
 
     def _balancers(self, policy: ModelPolicy) -> tuple[Balancer, Balancer]:
         """Return what picks for a route, and what does where only those are left that pushed back."""
-        return balancer_for(policy, self._picker), balancer_for(policy, self._picker)
+        picks, picks_busy = balancer_for(policy, self._picker), balancer_for(policy, self._picker)
+        if policy.affinity is not None:
+            picks = Affinity(picks, policy.affinity, self.affinity)
+        return picks, picks_busy
 
     def _regard_serving(self, route: Route) -> None:
         """Have a route of all versions go by who may take its requests."""
@@ -521,6 +531,10 @@ class Fleet:
                 self._judge_entries(group, now)
             else:
                 del self._groups[group.key]
+
+
+def _picked_by(policy: ModelPolicy) -> tuple[object, ...]:
+    return policy.balancer, policy.key, policy.affinity
 
 
 def _order(candidate: Candidate) -> tuple[str, str, int]:

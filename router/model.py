@@ -345,6 +345,17 @@ class FleetMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixesSeen:
+    """What beginnings of prompts one process sent where, on one route (``router/affinity.py``)."""
+
+    model: str
+    version: str
+    protocol: str
+    shard: int | None
+    seen: tuple[tuple[bytes, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed: rebuild what ages. The shell sends it about ten times a second."""
 
@@ -362,6 +373,7 @@ Event = (
     | PeerObserved
     | LoadsReported
     | FleetMeasured
+    | PrefixesSeen
     | VersionsSteered
     | Tick
 )

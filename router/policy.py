@@ -489,6 +489,33 @@ class ServePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class AffinityPolicy:
+    """Requests prefer who has seen the beginning of their prompt (``router/affinity.py``).
+
+    The first ``blocks`` whole blocks of ``block_bytes`` count, of a body of at most ``body_bytes``; ``least_blocks`` of
+    them must be known. ``remembered`` blocks are, for each route.
+    """
+
+    block_bytes: int = 512
+    blocks: int = 32
+    least_blocks: int = 2
+    load_factor: float = 1.25
+    remembered: int = 16384
+    body_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        for name, most in (("block_bytes", 65536), ("blocks", 256), ("remembered", 1 << 20), ("body_bytes", 1 << 26)):
+            if not 1 <= getattr(self, name) <= most:
+                raise PolicyError(f"affinity.{name}", getattr(self, name), f"must be between 1 and {most}")
+        if not 1 <= self.least_blocks <= self.blocks:
+            raise PolicyError(
+                "affinity.least_blocks", self.least_blocks, f"must be between 1 and blocks ({self.blocks})"
+            )
+        if not 1 <= self.load_factor < float("inf"):
+            raise PolicyError("affinity.load_factor", self.load_factor, "must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
 class Policies:
     """All policies of one sidecar."""
 
@@ -514,7 +541,7 @@ class ModelPolicy:
 
     ``hedge`` has no effect unless ``idempotent`` too, ``key`` none unless the balancer or the shards are ``keyed``.
     ``load_reports``: workers are asked for their load in answers. ``serve``: which versions take requests that name
-    none.
+    none. ``affinity`` goes with any balancer but ``keyed``.
     """
 
     name: str
@@ -527,3 +554,4 @@ class ModelPolicy:
     load_reports: bool = False
     serve: ServePolicy = field(default_factory=ServePolicy)
     shards: ShardPolicy = UNSPLIT
+    affinity: AffinityPolicy | None = None

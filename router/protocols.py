@@ -125,6 +125,8 @@ class Balancer(Protocol):
     name: str
     goes_by: str
     """What a choice goes by, in a sentence without its end. For explanations."""
+    first: str
+    """What comes before that, empty for most. For explanations."""
     table: AliasPicker | None
     """The table of which ``Cluster.choose`` draws two by hand and compares waits; None where it is to ask ``pick``."""
 

@@ -183,6 +183,7 @@ _TYPES: tuple[type, ...] = (
     model.LoadsReported,
     LoadWanted,
     model.FleetMeasured,
+    model.PrefixesSeen,
 )
 _CODES = {kind: code for code, kind in enumerate(_TYPES)}
 _ENCODER = msgspec.msgpack.Encoder()

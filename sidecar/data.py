@@ -33,6 +33,7 @@ from router.model import (
     FleetMeasured,
     LoadsReported,
     PeerObserved,
+    PrefixesSeen,
     SnapshotBegan,
     SnapshotEnded,
     StoreChanged,
@@ -93,6 +94,7 @@ _ROUTER_EVENTS = (
     PeerObserved,
     LoadsReported,
     FleetMeasured,
+    PrefixesSeen,
     SnapshotBegan,
     VersionsSteered,
 )
@@ -477,6 +479,9 @@ class DataProcess:
     def _observe(self, now: float) -> None:
         for message in observation_messages(self._plan.index, self._cluster.observe(now), now):
             if not self._channel.send(message):
+                self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
+        for prefixes in self._cluster.take_prefixes():
+            if not self._channel.send(prefixes):
                 self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
         self._say_guards()
 

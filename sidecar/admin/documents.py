@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from router.affinity import blocks_of
 from router.breaker import GuardState
 from router.evidence import breaker_row
 from router.model import HTTP, WHOLE
@@ -176,7 +177,10 @@ def explain(context: Context, model: str, now: float, key: str = "") -> dict[str
     if route.shards and not key:
         shards = [one.key for one in route.shards]
         raise UnknownModelError(model, shards, " itself, as each shard answers for itself: name one, or a key")
-    explanation = cluster.explain(route, now, context.rng, key.encode("utf-8", "surrogatepass") or None)
+    raw = key.encode("utf-8", "surrogatepass") or None
+    if raw is not None and not route.shards and route.policy.affinity is not None:
+        raw = blocks_of(raw, route.policy.affinity)
+    explanation = cluster.explain(route, now, context.rng, raw)
     document: dict[str, Any] = msgspec.to_builtins(explanation)
     queue = next((row for row in queues(context) if row["model"] == route.model), None)
     return document | {"ladder": ladder_of(context, route.model, now), "queue": queue}

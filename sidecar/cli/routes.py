@@ -39,7 +39,7 @@ def routes(*, admin: Admin = ADMIN, as_json: Json = False) -> int:
 def explain(
     *,
     model: Annotated[str, Parameter(help="NAME, or NAME@VERSION, with #SHARD where each shard answers for itself.")],
-    key: Annotated[str, Parameter(help="Key of a request, where the balancer, a split or shards go by one.")] = "",
+    key: Annotated[str, Parameter(help="Key of a request, or its prompt with affinity, where one matters.")] = "",
     admin: Admin = ADMIN,
     as_json: Json = False,
 ) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from router.policy import BalancerName, ShardMode
+import msgspec
+
+from router.policy import AffinityPolicy, BalancerName, PolicyError, ShardMode
 from router.scorers import default_scorers, scorer_names
 from sidecar.config.problems import Path, nearest
 from sidecar.http1.forwarding import is_forwarding
@@ -39,6 +41,7 @@ def choosing(settings: Settings) -> Iterator[tuple[Path, str]]:
     """Yield (path, remedy) of everything that makes no sense."""
     for index, model in enumerate(settings.models):
         yield from _key(("models", index), model)
+        yield from _affinity(("models", index, "affinity"), model)
     yield from _scorers(settings)
 
 
@@ -71,6 +74,18 @@ def check_key_field(name: str) -> Iterator[str]:
         yield "must be a field name: 1 to 64 letters, digits or hyphens"
     elif name.lower() in NO_KEYS or is_forwarding(name.lower().encode()):
         yield "says nothing of who asks: choose another field, for example x-session-id"
+
+
+def _affinity(path: Path, model: Model) -> Iterator[tuple[Path, str]]:
+    affinity = model.affinity
+    if affinity is None:
+        return
+    if model.balancer is BalancerName.KEYED:
+        yield path, "keyed says where a request goes already: choose another balancer, or leave this out"
+    try:
+        AffinityPolicy(**msgspec.structs.asdict(affinity))
+    except PolicyError as error:
+        yield (*path, error.field.rpartition(".")[2]), error.remedy
 
 
 def _scorers(settings: Settings) -> Iterator[tuple[Path, str]]:

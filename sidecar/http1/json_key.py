@@ -1,4 +1,4 @@
-"""The key of a request that stands in its JSON body: a text or a number, at a path of names.
+"""What a request is picked by that stands in its JSON body: a key at a path of names, or the beginning of its prompt.
 
 msgspec reads the body in one step and keeps nothing of it but that value. Of a name that comes twice the last one
 counts, as for most that read JSON. What is no JSON, or has something else at the path, has no key.
@@ -6,9 +6,14 @@ counts, as for most that read JSON. What is no JSON, or has something else at th
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+from router.affinity import blocks_of
+
+if TYPE_CHECKING:
+    from router.policy import AffinityPolicy
 
 MAX_DEPTH: Final = 8
 MAX_PATH: Final = 256
@@ -16,6 +21,41 @@ _QUOTE: Final = 0x22
 _MARK: Final = b"\xef\xbb\xbf"
 _NUMBER: Final = frozenset(b"-0123456789")
 _TEXT: Final = msgspec.json.Decoder(str)
+
+
+class _Prompts(msgspec.Struct):
+    """Where the bodies of OpenAI's interface have a prompt; what else there is, is passed over."""
+
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+
+_PROMPTS: Final = msgspec.json.Decoder(_Prompts)
+
+
+class PromptKey:
+    """The blocks of a prompt's beginning (``router.affinity``): of ``messages``, ``prompt`` or ``input``, as written.
+
+    Two bodies share a beginning where their bytes do: what a client's JSON looks like is a part of it.
+    """
+
+    __slots__ = ("_policy",)
+
+    def __init__(self, policy: AffinityPolicy) -> None:
+        self._policy = policy
+
+    def of(self, body: bytes) -> bytes | None:
+        """Return the blocks of a whole body's prompt, None where it has none, or a short one."""
+        try:
+            found = _PROMPTS.decode(body.removeprefix(_MARK))
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        for raw in (found.messages, found.prompt, found.input):
+            prompt = bytes(raw)
+            if prompt:
+                return blocks_of(prompt.removeprefix(b'"'), self._policy)
+        return None
 
 
 class JsonPathError(ValueError):

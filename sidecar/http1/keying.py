@@ -1,4 +1,4 @@
-"""Requests whose key is in their body, or says which shard has them: a step before they are dispatched."""
+"""Requests whose key or prompt is in their body, or whose key says which shard has them: a step before they go out."""
 
 from __future__ import annotations
 
@@ -23,21 +23,16 @@ class KeyStep:
 
     __slots__ = ("_source", "_targets", "body_bytes", "rank")
 
-    def __init__(self, source: KeySource) -> None:
+    def __init__(self, source: KeySource, body_bytes: int) -> None:
         self.rank = KEYED
-        self.body_bytes = source.body_bytes
+        self.body_bytes = body_bytes
         self._source = source
         self._targets: dict[Route, Target] = {}
 
     def take(self, caller: SpecialConnection, course: Course, now: float) -> bool:
         """Set the key, and turn to the shard's route."""
         source = self._source
-        if source.body is None:
-            key = source.of(caller.head)
-        else:
-            body = course.body
-            key = None if body is None or len(body) > source.body_bytes else source.body.of(body)
-        course.key = key
+        course.key = key = source.find(caller.head, course.body)
         target = caller.target
         route = target.route
         if route is None or not route.shards:
@@ -48,8 +43,11 @@ class KeyStep:
             if found is None:
                 found = self._targets[shard] = caller.plane.targets.plain(target.surface, shard)
             caller.turn_to(found)
+            within = found.key_source  # what tells requests apart there may be another key
+            if within is not None:
+                course.key = within.find(caller.head, course.body)
             return True
-        if source.body is not None and course.body is None:
+        if source.body is not None and (course.body is None or len(course.body) > source.body_bytes):
             most = f"over {source.body_bytes} bytes (models[].key.body_bytes)"
             caller.refuse(Outcome.BODY_TOO_LARGE, f"{most}, and {source.text} must say which shard has it")
         else:
@@ -63,8 +61,9 @@ def no_key(route: Route, source: KeySource) -> str:
 
 
 def key_step(target: Target) -> Step | None:
-    """Return what requests of a target need: nothing where no shard is to be found, and no key in their body."""
+    """Return what requests of a target need: nothing where no shard is to be found, and nothing in their body."""
     source, route = target.key_source, target.route
     if source is None or route is None or (source.body is None and not route.shards):
         return None
-    return KeyStep(source)
+    affinity = route.policy.affinity
+    return KeyStep(source, max(source.body_bytes, 0 if affinity is None else affinity.body_bytes))

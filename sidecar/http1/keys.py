@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from router.policy import BalancerName
-from sidecar.http1.json_key import JsonKey
+from sidecar.http1.json_key import JsonKey, PromptKey
 
 if TYPE_CHECKING:
     from router.routes import Route
@@ -20,18 +20,26 @@ if TYPE_CHECKING:
 class KeySource:
     """Where the requests of one model have their key.
 
-    ``header`` is the name of a field, None for the path's last segment, unless ``json`` is the path of a body's member:
-    then ``body`` reads it, of bodies up to ``body_bytes``.
+    ``header`` is the name of a field, None for the path's last segment, unless ``body`` reads it from bodies of up to
+    ``body_bytes``. ``text`` says where that is.
     """
 
     __slots__ = ("_line", "_name", "body", "body_bytes", "text")
 
-    def __init__(self, header: str | None, json: str | None = None, body_bytes: int = 0) -> None:
+    def __init__(
+        self, header: str | None, body: JsonKey | PromptKey | None = None, body_bytes: int = 0, text: str = ""
+    ) -> None:
         self._name = b"" if header is None else header.lower().encode()
         self._line = b"\r\n" + self._name + b":"
-        self.body = None if json is None else JsonKey(json)
-        self.body_bytes = 0 if json is None else body_bytes
-        self.text = f"the body's {json}" if json is not None else f"the field {header}" if header else "the path"
+        self.body = body
+        self.body_bytes = body_bytes
+        self.text = text or ("the path" if header is None else f"the field {header}")
+
+    def find(self, head: RequestHead, body: bytes | None) -> bytes | None:
+        """Return the key of a request, None where it has none; a body of None is too long to be looked at."""
+        if self.body is None:
+            return self.of(head)
+        return None if body is None or len(body) > self.body_bytes else self.body.of(body)
 
     def of(self, head: RequestHead) -> bytes | None:
         """Return the key that a request's head has, None where it has none. The first field of the name counts."""
@@ -56,10 +64,18 @@ class KeySource:
 
 
 def key_source_of(route: Route | None) -> KeySource | None:
-    """Return where requests on a route have their key, None where neither its balancer nor its shards need one."""
-    if route is None or route.policy.key is None:
+    """Return what requests on a route are told apart by, None where nothing does.
+
+    For the route of a model whose shards answer for themselves that is what says which shard has a request.
+    """
+    if route is None:
         return None
-    if route.policy.balancer is not BalancerName.KEYED and not route.shards:
-        return None
-    key = route.policy.key
-    return KeySource(key.header, key.json, key.body_bytes)
+    policy = route.policy
+    key = policy.key
+    if key is not None and (route.shards or policy.balancer is BalancerName.KEYED):
+        if key.json is None:
+            return KeySource(key.header)
+        return KeySource(None, JsonKey(key.json), key.body_bytes, f"the body's {key.json}")
+    if policy.affinity is not None:
+        return KeySource(None, PromptKey(policy.affinity), policy.affinity.body_bytes, "the prompt")
+    return None

@@ -56,6 +56,7 @@ _OK: Final = OUTCOME_INDEX[Outcome.OK]
 _SUCCESS: Final = _RESULT_INDEX[AttemptResult.SUCCESS]
 _REQUEST_SUM: Final = MODEL_OUTCOMES + _SUM
 _ATTEMPT_SUM: Final = ENDPOINT_HISTOGRAM + _SUM
+_AFFINITY: Final = (Scalar.AFFINITY_HITS_TOTAL, Scalar.AFFINITY_DECLINED_TOTAL, Scalar.AFFINITY_UNSEEN_TOTAL)
 FEW: Final = 4
 """Refused connections whose input is waited for beyond as many as have a place reserved for health."""
 TIGHT_LEAST: Final = 64
@@ -455,6 +456,9 @@ class Plane:
         self.count(Scalar.RECEIVED_BYTES, self.received_bytes)
         self.received_bytes = 0
         self.gauge(Scalar.CONNECTIONS_NOW, self.callers)
+        for member, times in zip(_AFFINITY, self.cluster.affinity.take(), strict=True):
+            if times:
+                self.count(member, times)
         busy = 0
         for connection in self.connections:
             busy += connection.busy

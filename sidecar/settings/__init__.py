@@ -1,6 +1,7 @@
 """The configuration schema: what a user may set, with each field's default, unit and reload class."""
 
 from sidecar.settings.admission import MOST_CLASSES, Admission, ModelAdmission, Priority, Tenant, Trust, Wait
+from sidecar.settings.affinity import Affinity
 from sidecar.settings.base import LABEL, Base, Reload, doc
 from sidecar.settings.bounds import Limits, Overload, Timeouts
 from sidecar.settings.dns import Dns, DnsServers, DnsType
@@ -17,6 +18,7 @@ from sidecar.settings.whole import LogFormat, Logging, LogLevel, Policy, Setting
 __all__ = [
     "Admin",
     "Admission",
+    "Affinity",
     "BODY_FILE_BYTES",
     "Base",
     "Cache",

@@ -8,6 +8,7 @@ import msgspec
 
 from router.policy import BalancerName, OnNoCandidate
 from sidecar.settings.admission import ModelAdmission, Wait
+from sidecar.settings.affinity import Affinity
 from sidecar.settings.base import LABEL, Base, Reload, Seconds, doc
 from sidecar.settings.dns import Dns
 from sidecar.settings.groups import Shards
@@ -99,6 +100,9 @@ class Model(Base, frozen=True):
         doc(Reload.LIVE, "who is picked of those that may be: warm goes by weights and waits; keyed needs a key"),
     ] = BalancerName.WARM
     key: Annotated[Key | None, doc(Reload.LIVE, "the key that the balancer keyed goes by, or shards")] = None
+    affinity: Annotated[
+        Affinity | None, doc(Reload.LIVE, "prefer who has seen the beginning of a request's prompt; null: nobody is")
+    ] = None
     load_reports: Annotated[
         bool,
         doc(Reload.LIVE, "ask workers for load reports (ORCA) in their answers and behind them, and go by those"),

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from router.policy import (
+    AffinityPolicy,
     BackPressurePolicy,
     BreakerPolicy,
     ConcurrencyPolicy,
@@ -108,6 +109,7 @@ def model_policies(settings: Settings) -> tuple[ModelPolicy, ...]:
             key=None if model.key is None else KeyPolicy(**msgspec.structs.asdict(model.key)),
             load_reports=model.load_reports,
             serve=serve_policy(model.versions),
+            affinity=None if model.affinity is None else AffinityPolicy(**msgspec.structs.asdict(model.affinity)),
             shards=ShardPolicy(**msgspec.structs.asdict(model.shards)),
         )
         for model in settings.models

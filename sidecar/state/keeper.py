@@ -28,6 +28,7 @@ from router.model import (
     GoneReason,
     LoadsReported,
     PeerObserved,
+    PrefixesSeen,
     ReplicaMeasured,
     Tick,
 )
@@ -230,6 +231,9 @@ class Keeper:
                         self._measured.add(observed.id)
                     if any(seen.successes or seen.others for seen in observed.seen):
                         self._answered[observed.id] = now
+        elif isinstance(message, PrefixesSeen):
+            self._own(message)
+            self.feed.send(message, but=index)
         elif isinstance(message, EndpointEjected):
             self.roster.ejected(message)
             for sibling in self.processes:  # they will all have it

@@ -111,6 +111,11 @@ _SUMMED: dict[Scalar, Family] = {
     Scalar.TLS_RELOADS_TOTAL: f.TLS_RELOADS,
     Scalar.TLS_RELOADS_FAILED_TOTAL: f.TLS_RELOADS_FAILED,
 }
+_AFFINITY: dict[str, Scalar] = {
+    "hit": Scalar.AFFINITY_HITS_TOTAL,
+    "declined": Scalar.AFFINITY_DECLINED_TOTAL,
+    "unseen": Scalar.AFFINITY_UNSEEN_TOTAL,
+}
 _PER_PROCESS: dict[Scalar, tuple[Family, float]] = {
     Scalar.CONNECTIONS_NOW: (f.CONNECTIONS_NOW, 1),
     Scalar.REQUESTS_NOW: (f.REQUESTS_NOW, 1),
@@ -293,6 +298,8 @@ def _scalars(out: Exposition, seen: Seen, now: float) -> None:
         out.add(family, sum(page.words[page.scalar(scalar)] for page in seen.pages))
     lookups_us = sum(page.words[page.scalar(Scalar.NAME_LOOKUP_US_TOTAL)] for page in seen.pages)
     out.add(f.NAME_LOOKUP_SECONDS, lookups_us / 1e6)
+    for result, scalar in _AFFINITY.items():
+        out.add(f.AFFINITY, sum(page.words[page.scalar(scalar)] for page in seen.pages), result)
     for process, page, port in zip(seen.keeper.processes, seen.pages, seen.keeper.feed.ports, strict=True):
         label = str(process.index)
         for scalar, (family, factor) in _PER_PROCESS.items():

@@ -72,6 +72,12 @@ ADMITTED_LIMIT = Family(
     "warmroute_model_requests_limit", _G, "How many that may be, added up over the data processes.", ("model",)
 )
 LOADS = Family("warmroute_loads_total", _C, "Loads of models that requests waited for.", ("result",))
+AFFINITY = Family(
+    "warmroute_affinity_total",
+    _C,
+    "Requests by whether they went where their prompt's beginning was seen: hit, declined for load, unseen.",
+    ("result",),
+)
 FAULTS_INJECTED = Family("warmroute_faults_injected_total", _C, "Requests that an injected fault touched.")
 
 VERSION_MOVED = Family(

@@ -113,6 +113,9 @@ class Scalar(IntEnum):
     MIRRORS_TOTAL = 63  # copies of requests that were sent; below, those without a good answer, and those not sent
     MIRRORS_FAILED_TOTAL = 64
     MIRRORS_DROPPED_TOTAL = 65
+    AFFINITY_HITS_TOTAL = 66  # requests that went where their prompt's beginning was seen; below, those that did not
+    AFFINITY_DECLINED_TOTAL = 67  # because whoever saw it was at its bound
+    AFFINITY_UNSEEN_TOTAL = 68  # because nobody had
 
 
 class LadderWord(IntEnum):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from router.groups import ShardMap
-from router.model import EndpointSeen, Replica, State
+from router.model import Replica, State
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, ShardMode, ShardPolicy
-from tests.support.data_path import CHUNKED, DataPath, Refusing, chunked, echo, on_data_path, post, request
+from tests.support.data_path import CHUNKED, DataPath, Refusing, chunked, echo, hold, on_data_path, post, request
 
 KEYED = ShardPolicy(ShardMode.KEYED, 3)
 BY_BODY = ModelPolicy("m", default=True, idempotent=True, shards=KEYED, key=KeyPolicy(json="user.id", body_bytes=4096))
@@ -17,13 +16,6 @@ BY_BALANCER = ModelPolicy("m", default=True, balancer=BalancerName.KEYED, key=Ke
 TENSOR = ModelPolicy("m", default=True, shards=ShardPolicy(ShardMode.TENSOR, 4))
 SHARDS = ShardMap(3)
 """As each process has it: the same everywhere."""
-
-
-def hold(path: DataPath, index: int, *replicas: Replica) -> None:
-    """Have an endpoint hold other shards."""
-    record = replace(path.cluster.endpoints[f"o{index}"].record, replicas=replicas)
-    now = path.plane.clock()
-    path.cluster.apply(EndpointSeen(record, now), now)
 
 
 def split(path: DataPath, count: int, **fields: object) -> None:

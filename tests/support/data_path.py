@@ -17,7 +17,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec
 
 import uvloop
@@ -413,6 +413,13 @@ class DataPath:
             pool.close()
         await self.until(lambda: not any(pool.open_connections for pool in pools), "pools closed")
         assert self.errors == [], self.errors
+
+
+def hold(path: DataPath, index: int, *replicas: Replica) -> None:
+    """Have endpoint ``index`` hold other replicas than it did."""
+    record = replace(path.cluster.endpoints[f"o{index}"].record, replicas=replicas)
+    now = path.plane.clock()
+    path.cluster.apply(EndpointSeen(record, now), now)
 
 
 @contextlib.asynccontextmanager

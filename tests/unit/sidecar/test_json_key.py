@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.http1.json_key import JsonKey, JsonPathError
+from router.affinity import blocks_of
+from router.policy import AffinityPolicy
+from sidecar.http1.json_key import JsonKey, JsonPathError, PromptKey
 
 
 @pytest.mark.parametrize(
@@ -75,3 +77,27 @@ def test_the_key_is_what_another_reader_finds(value: object, *, ascii_only: bool
 @given(body=st.binary(max_size=64))
 def test_any_bytes_are_read_to_an_end(body: bytes) -> None:
     assert JsonKey("a").of(body) is None or body.find(b"a") >= 0
+
+
+POLICY = AffinityPolicy(block_bytes=8, blocks=4, least_blocks=1)
+
+
+@pytest.mark.parametrize(
+    ("body", "prompt"),
+    [
+        (b'{"prompt": "0123456789abcdef"}', b"0123456789abcdef"),
+        (b'{"model": "m", "messages": [{"role": "user"}], "stream": true}', b'[{"role": "user"}]'),
+        (b'{"input": ["0123456789"]}', b'["0123456789"]'),
+        (b'{"input": "0123456789", "messages": ["0123456789"]}', b'["0123456789"]'),
+        (b'\xef\xbb\xbf{"prompt": "0123456789"}', b"0123456789"),
+        (b'{"prompt": "x"}', b""),
+        (b'{"prompt": null}', b""),
+        (b'{"model": "m"}', b""),
+        (b'["prompt"]', b""),
+        (b"prompt", b""),
+        (b"", b""),
+        (b'{"prompt": ' + b"[" * 100_000, b""),
+    ],
+)
+def test_the_prompt_of_a_body(body: bytes, prompt: bytes) -> None:
+    assert PromptKey(POLICY).of(body) == blocks_of(prompt, POLICY)

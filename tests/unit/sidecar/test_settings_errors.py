@@ -336,6 +336,17 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
         ],
     ),
     (
+        "affinity beside keys, of more blocks than there are",
+        GOOD[:-3] + ", balancer: keyed, key: {header: x-key}, affinity: {blocks: 2, least_blocks: 3}}]\n",
+        [
+            (
+                "w.yaml:3:112: models[0].affinity: a mapping: "
+                "keyed says where a request goes already: choose another balancer, or leave this out"
+            ),
+            "w.yaml:3:138: models[0].affinity.least_blocks: 3: must be between 1 and blocks (2)",
+        ],
+    ),
+    (
         "a key at no path",
         GOOD[:-3] + ", balancer: keyed, key: {json: user..id}}]\n",
         [
