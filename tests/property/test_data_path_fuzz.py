@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from router.model import EndpointRecord, EndpointSeen, Replica
+from router.policy import MirrorPolicy, ModelPolicy, ServePolicy, ServeRule, VersionShare
+from sidecar.http1.mirrors import Mirrors
 from sidecar.http1.special import SpecialConnection
 from sidecar.http1.steps import ADMITTED, Course, StepMaker
-from tests.support.by_hand import bench
+from sidecar.http1.versions import version_step
+from sidecar.telemetry.page import Scalar
+from tests.support.by_hand import Bench, bench
 
 CHAT = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+INFER = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello"
 REQUESTS = (
     b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
     b"GET /v2/models/none/infer HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -97,6 +103,36 @@ def test_any_bytes_that_wait_for_their_steps_end_in_one_outcome_each(
     drive(asked, answered, steps, reset=reset, bounded=bounded, step_makers=[lambda target: Waiting()])
 
 
+@FUZZ
+@given(
+    streams((*REQUESTS, INFER, INFER), damages=1),
+    streams(RESPONSES, damages=1),
+    st.lists(st.sampled_from("cawcaAwowtfrhe"), max_size=24),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_bytes_of_requests_that_are_divided_and_copied_end_in_one_outcome_each(
+    asked: list[bytes], answered: list[bytes], steps: list[str], reset: bool, bounded: bool, split: bool
+) -> None:
+    """Versions by a split or the latest, both workers holding several, and each request copied to the other one."""
+
+    def prepare(by_hand: Bench) -> None:
+        for name, versions in (("o0", ("1", "3")), ("o1", ("2", "3"))):
+            endpoint = by_hand.cluster.endpoints[name]
+            replicas = tuple(Replica("m", version) for version in versions)
+            record = EndpointRecord(name, endpoint.address, replicas=replicas, static=True)
+            by_hand.cluster.apply(EndpointSeen(record, 0.0), 0.0)
+        shares = tuple(VersionShare(version, 1) for version in "12")
+        rule = ServeRule.SPLIT if split else ServeRule.LATEST
+        serve = ServePolicy(rule, shares=shares if split else (), mirror=MirrorPolicy("1", most=2))
+        models = [ModelPolicy("m", idempotent=True, default=True, hedge=bounded, serve=serve), ModelPolicy("n")]
+        by_hand.cluster.configure(by_hand.cluster.policies, models, 0.0)
+
+    makers = [version_step, Mirrors().step]
+    drive(asked, answered, steps, reset=reset, bounded=bounded, step_makers=makers, prepare=prepare)
+
+
 class Waiting:
     """Wants short bodies, and has each request wait a turn of the loop."""
 
@@ -117,9 +153,11 @@ def drive(
     reset: bool,
     bounded: bool,
     step_makers: Sequence[StepMaker] = (),
+    prepare: Callable[[Bench], None] = lambda by_hand: None,
 ) -> None:
     """Let it all happen in this order. Small letters: the first worker that was asked, large ones: the last."""
     with bench(bounded=bounded, step_makers=step_makers) as by_hand:
+        prepare(by_hand)
         down, transport = by_hand.connection, by_hand.transport
         for step in [*steps, *"ca" * 12]:
             by_hand.now += 0.01
@@ -155,7 +193,8 @@ def drive(
         down.connection_lost(None)
         by_hand.check_rest()
         assert by_hand.outcomes() == settled + was_busy  # what was in hand ends in exactly one, what was settled stays
-        assert by_hand.results() == by_hand.attempts
+        copies = by_hand.plane.words[by_hand.plane.page.scalar(Scalar.MIRRORS_TOTAL)]
+        assert by_hand.results() + copies == by_hand.attempts
 
 
 @FUZZ
