@@ -65,6 +65,7 @@ PROBE_PASSES: Final[frozenset[AttemptResult]] = frozenset(
         AttemptResult.BUSY,
         AttemptResult.CALL_FAILED,
         AttemptResult.TURNED_AWAY,
+        AttemptResult.NOT_READY,
     }
 )
 """Results that end a quarantine: the process is there and answers, though it may push back."""

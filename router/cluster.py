@@ -489,6 +489,14 @@ class Cluster:
         picked.endpoint.in_flight += 1
         return Attempt(cast("Candidate", picked), route, now, BACKGROUND)
 
+    def has_others(self, attempt: Attempt, now: float) -> bool:
+        """Return whether anybody but the endpoint of ``attempt`` could be picked on its route now."""
+        endpoint = attempt.endpoint
+        return any(
+            now < other.fit_until and other.endpoint is not endpoint and not other.endpoint.full
+            for other in attempt.route.candidates
+        )
+
     def choose_again(
         self, attempt: Attempt, now: float, rng: Rng, tried: Endpoint | None = None, key: bytes | None = None
     ) -> Attempt | NoCandidate:
@@ -529,7 +537,7 @@ class Cluster:
     ) -> tuple[Event, ...]:
         """Learn how an attempt ended and release it; the second call for one attempt does nothing.
 
-        ``retry_after_s`` is what an answer that was BUSY named. Returns events for sibling processes.
+        ``retry_after_s`` is what an answer that was BUSY or NOT_READY named. Returns events for sibling processes.
         """
         if attempt.ended:
             return ()
@@ -626,6 +634,8 @@ class Cluster:
             elif result in TOO_MUCH:
                 endpoint.limiter.dropped()
         became_busy = result in BACK_PRESSURE and endpoint.pushed_back(now + self._busy_s(retry_after_s), now)
+        if result is AttemptResult.NOT_READY:
+            became_busy = candidate.said_not_ready(now + self._busy_s(retry_after_s), now)
         events: list[Event] = []
         began, permits = attempt.began, attempt.permits
         alone = result in BROKEN_OFF and not any(

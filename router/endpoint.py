@@ -447,8 +447,8 @@ class Candidate:
     __slots__ = (
         "endpoint", "latency", "most", "open_until", "prior_ms",
         "age_s", "baseline", "breaker", "busy", "entry", "fit_until", "gone", "group", "guarded", "lacks", "lasting",
-        "model", "peers", "reason", "reason_since", "replica", "routes", "shard", "taken", "untold", "version",
-        "warm_at", "warm_for_s",
+        "model", "not_ready_until", "peers", "reason", "reason_since", "replica", "routes", "shard", "taken", "untold",
+        "version", "warm_at", "warm_for_s",
     )  # fmt: skip
 
     def __init__(
@@ -475,6 +475,7 @@ class Candidate:
         self.most = -1
         self.gone = False
         self.taken: dict[int, list[float]] = {}
+        self.not_ready_until = -inf  # it said so in an answer
         self.untold = Untold()
         self.peers: dict[int, tuple[float, float]] = {}  # source: EWMA in ms, when reported
         self.model = replica.model
@@ -491,6 +492,17 @@ class Candidate:
         self.warm_for_s = 0.0
         self.busy = False
         self.lasting = 1.0
+
+    @property
+    def busy_until(self) -> float:
+        """How long others are picked instead: its endpoint pushed back, or the model is not ready there."""
+        return max(self.endpoint.busy_until, self.not_ready_until)
+
+    def said_not_ready(self, until: float, now: float) -> bool:
+        """Take it as not ready until then; True where it was not before."""
+        was = now < self.not_ready_until
+        self.not_ready_until = max(self.not_ready_until, until)
+        return not was and now < until
 
     def configure(self, policies: Policies, buckets: LogBuckets, now: float) -> None:
         """Go by other policies from now on; counts, the breaker and what was measured stay."""

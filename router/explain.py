@@ -277,8 +277,8 @@ class Glance:
 
     @property
     def busy(self) -> bool:
-        """It pushed back for longer than this moment."""
-        return self._now < self.candidate.endpoint.busy_until
+        """It pushed back, or said that it is not ready, for longer than this moment."""
+        return self._now < self.candidate.busy_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,7 +468,7 @@ def _back_in_s(candidate: Candidate, reason: Reason, policy: FreshnessPolicy, no
     if reason is Reason.BREAKER_OPEN:
         return max(0.0, candidate.breaker.until - now) or policy.heartbeat_s
     if reason is Reason.BUSY:
-        return max(0.0, candidate.endpoint.busy_until - now)
+        return max(0.0, candidate.busy_until - now)
     return policy.heartbeat_s
 
 
@@ -597,7 +597,7 @@ def _left_s(candidate: Candidate, reason: Reason | None, now: float) -> float | 
     if reason is Reason.BREAKER_OPEN:
         return max(0.0, candidate.breaker.until - now)
     if reason is Reason.BUSY:
-        return max(0.0, candidate.endpoint.busy_until - now)
+        return max(0.0, candidate.busy_until - now)
     return None
 
 

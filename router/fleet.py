@@ -193,7 +193,7 @@ class Fleet:
         endpoint = candidate.endpoint
         candidate.age_s = self.ages.age_s(endpoint, now)
         candidate.warm_for_s = max(0.0, now - candidate.warm_at)
-        candidate.busy = now < endpoint.busy_until
+        candidate.busy = now < candidate.busy_until
         if self._cools:
             candidate.lasting = lasting_at(idle_s_of(candidate, candidate.age_s, now), self._policies.warmth)
         was_open = candidate.open_until != -inf

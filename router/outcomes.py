@@ -72,6 +72,7 @@ class AttemptResult(StrEnum):
         "call_failed"  # gRPC: it ended this one call (INTERNAL, UNKNOWN, a reset): callers can bring that about
     )
     TURNED_AWAY = "turned_away"  # HTTP/2: ended with ENHANCE_YOUR_CALM: asked too much; back-pressure, as BUSY
+    NOT_READY = "not_ready"  # it says in its answer that the model is not ready there: neutral, others are picked
 
 
 class Blame(StrEnum):
@@ -100,6 +101,7 @@ ATTEMPT_BLAME: dict[AttemptResult, Blame] = {
     AttemptResult.REFUSED: Blame.NEUTRAL,
     AttemptResult.CALL_FAILED: Blame.NEUTRAL,
     AttemptResult.TURNED_AWAY: Blame.NEUTRAL,
+    AttemptResult.NOT_READY: Blame.NEUTRAL,
 }
 
 NOT_STARTED: frozenset[AttemptResult] = frozenset(
@@ -114,6 +116,7 @@ MAYBE_STARTED: frozenset[AttemptResult] = frozenset(
         AttemptResult.TRY_TIMEOUT,
         AttemptResult.CALL_FAILED,
         AttemptResult.TURNED_AWAY,
+        AttemptResult.NOT_READY,
     }
 )
 """Results after which the upstream may have executed the request: retried only where declared idempotent."""
@@ -142,7 +145,9 @@ BROKEN_OFF: frozenset[AttemptResult] = frozenset({AttemptResult.RESET, AttemptRe
 """Those of them after which it may well accept the next connection: no reason to turn away the last that is left."""
 
 
-NO_WINNER: frozenset[AttemptResult] = frozenset({AttemptResult.BUSY, AttemptResult.SERVER_ERROR})
+NO_WINNER: frozenset[AttemptResult] = frozenset(
+    {AttemptResult.BUSY, AttemptResult.SERVER_ERROR, AttemptResult.NOT_READY}
+)
 """Whole answers that are passed on only where no other try of the request is under way."""
 
 
@@ -163,6 +168,7 @@ OUTCOME_OF: dict[AttemptResult, Outcome] = {
     AttemptResult.STREAM_IDLE: Outcome.STREAM_IDLE,
     AttemptResult.TRY_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
     AttemptResult.CANCELLED: Outcome.OVERLOADED,
+    AttemptResult.NOT_READY: Outcome.UPSTREAM_BUSY,
 }
 """What a request ends in whose last attempt ended so."""
 
@@ -184,7 +190,7 @@ class Reason(StrEnum):
     ALREADY_TRIED = "already_tried"
     AT_LIMIT = "at_limit"  # as much is in flight there as may be; passed over by each choice that finds it so
     OTHER_VERSION = "other_version"  # requests that name no version go to others of the model
-    BUSY = "busy"  # it pushed back (429, or 503 with Retry-After); picked all the same where nobody else is left
+    BUSY = "busy"  # it pushed back, or said that the model is not ready; picked all the same where nobody else is left
     UNPROVEN = "unproven"  # its connections broke since the warm-up requests that proved it
 
 

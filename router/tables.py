@@ -93,7 +93,7 @@ class Tables:
                 open_.append(candidate)
             elif candidate.reason is Reason.BUSY:
                 busy.append(candidate)
-                busy_until = min(busy_until, endpoint.busy_until)
+                busy_until = min(busy_until, candidate.busy_until)
             elif candidate.entry and (
                 candidate.reason is Reason.QUARANTINED or candidate.reason is Reason.BREAKER_OPEN
             ):

@@ -59,6 +59,7 @@ from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.ladders import Ladders
 from sidecar.http1.mirrors import Mirrors
 from sidecar.http1.plane import SWEEP_S, Plane
+from sidecar.http1.recognise import Recogniser
 from sidecar.http1.versions import version_step
 from sidecar.membership import Membership, model_timeouts
 from sidecar.overload import Guard
@@ -150,6 +151,7 @@ class DataProcess:
             step_makers=(version_step, Mirrors().step, ladders.maker),
         )
         self._plane.ladders = ladders
+        self._plane.recogniser = Recogniser(settings.recognise)
         self._plane.drained = self._finish
         self._membership = Membership(self._plane, settings, now)
         processes = max(listener.processes for listener in settings.listeners)
@@ -419,6 +421,7 @@ class DataProcess:
             return
         self._membership.configure(plan.settings, tuple(held.listener for held in plan.listeners), now)
         self._bury()
+        self._plane.recogniser = Recogniser(plan.settings.recognise)
         self._guard.configure(plan.settings.overload)
         self._tls.configure(plan.settings)
         self._plane.gauge(Scalar.CONFIG_NOW, plan.sequence)

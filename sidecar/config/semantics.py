@@ -26,6 +26,7 @@ from sidecar.config.choosing import FIELD_NAME, choosing
 from sidecar.config.degrading import degrading
 from sidecar.config.probing import examine_probe
 from sidecar.config.problems import Path, dotted, nearest
+from sidecar.config.recognising import recognising
 from sidecar.config.sharding import sharding
 from sidecar.config.versioning import versioning
 from sidecar.config.warming import examine_warmup
@@ -62,6 +63,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from _times(settings)
     found = (*choosing(settings), *sharding(settings), *degrading(settings), *admitting(settings))
     for path, remedy in found:
+        yield Finding(path, remedy)
+    for path, remedy in recognising(settings):
         yield Finding(path, remedy)
     for path, remedy, warning in versioning(settings):
         yield Finding(path, remedy, warning=warning)

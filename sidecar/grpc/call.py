@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from router.outcomes import AttemptResult, Outcome
+from router.outcomes import OUTCOME_OF, AttemptResult, Outcome
 from router.retry import NOBODY_ELSE, Failed
 from router.routes import NoCandidate
 from sidecar.faults import strike
@@ -24,7 +24,7 @@ from sidecar.upstreams.orca import ASK_FIELD
 
 if TYPE_CHECKING:
     from router.endpoint import Endpoint
-    from router.routes import Route
+    from router.routes import Attempt, Route
     from sidecar.grpc.heads import AnswerHead
     from sidecar.grpc.upstream import WorkerConnection
     from sidecar.http1.admission import Ticket
@@ -413,8 +413,13 @@ class Call(CallEnds):
         if self._first_s >= 0:  # both sides spoke at once: how long they went on says nothing of the worker's speed
             attempt.started = now - self._first_s
         status, pushback_s = -1, None
+        meant: AttemptResult | None = None
         if head is not None:
             status, pushback_s = head.grpc_status, head.pushback_s
+            if status > 0 and shared.recogniser is not None:
+                meant = shared.recogniser.grpc(status, head.message)
+            if meant is AttemptResult.NOT_READY and self.phase == WAITING and self._not_ready_there(attempt, head, now):
+                return
             if self._target.reports:
                 self._learn_load(head, attempt.endpoint)
             if self.phase == WAITING:
@@ -428,10 +433,28 @@ class Call(CallEnds):
         else:
             if status < 0 and self._http != 200:
                 result, outcome = judge_http(self._http)
+            elif meant is not None:
+                result, outcome = meant, OUTCOME_OF[meant]
             else:
                 result, outcome = judge(status, pushed_back=pushback_s is not None)
             shared.attempt_ended(attempt, result, now, pushback_s)
             self._end(outcome, now)
+
+    def _not_ready_there(self, attempt: Attempt, head: AnswerHead, now: float) -> bool:
+        """The model is not ready at this endpoint: try another one where that is safe and there is one."""
+        shared = self._plane.shared
+        if not shared.cluster.has_others(attempt, now):
+            return False
+        delay_s = self._delay_of_retry(attempt, AttemptResult.NOT_READY, now, self._tries + 1)
+        if delay_s is None:
+            return False
+        shared.attempt_ended(attempt, AttemptResult.NOT_READY, now, head.pushback_s)
+        self._http = 0  # nothing of this answer counts for the next
+        self._first_s = -1.0
+        self._tries += 1
+        failed = Failed(attempt.endpoint, Outcome.NO_CANDIDATE, f"{attempt.endpoint.id}: the model is not ready there")
+        self._timer_for(delay_s, lambda: self._retry(failed))
+        return True
 
     def _learn_load(self, head: AnswerHead, endpoint: Endpoint) -> None:
         """Learn what the worker says of its load; a caller gets it who asked for it."""

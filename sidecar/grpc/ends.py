@@ -164,7 +164,6 @@ class CallEnds:
 
     def attempt_failed(self, result: AttemptResult, detail: str) -> None:
         """The attempt broke: try again where that is safe, or tell the caller."""
-        shared = self._plane.shared
         now = self._plane.clock()
         self._let_go()
         attempt = self._attempt
@@ -177,21 +176,25 @@ class CallEnds:
             self.fail(OUTCOME_OF[result] if result is AttemptResult.STREAM_IDLE else Outcome.UPSTREAM_CUT, detail)
             return
         self._tries += 1
-        delay_s = retry_after(
-            shared,
-            attempt,
-            result,
-            first=self.head.asked.attempt,
-            replayable=self._whole,
-            tries=self._tries,
-            now=now,
-            left_s=self._deadline - now,
-        )
+        delay_s = self._delay_of_retry(attempt, result, now, self._tries)
         if delay_s is None:
             self.fail(OUTCOME_OF[result], detail)
         else:
             failed = Failed(attempt.endpoint, OUTCOME_OF[result], detail)
             self._timer_for(delay_s, lambda: self._retry(failed))
+
+    def _delay_of_retry(self, attempt: Attempt, result: AttemptResult, now: float, tries: int) -> float | None:
+        """Return after how long the call is tried again, None where it is not; that is counted."""
+        return retry_after(
+            self._plane.shared,
+            attempt,
+            result,
+            first=self.head.asked.attempt,
+            replayable=self._whole,
+            tries=tries,
+            now=now,
+            left_s=self._deadline - now,
+        )
 
     def fail(
         self, outcome: Outcome, detail: str, *, status: int | None = None, retry_after_s: float | None = None

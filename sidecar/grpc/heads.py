@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote_to_bytes
 
 from sidecar.grpc.statuses import parse_timeout
 from sidecar.http1.forwarding import is_forwarding
@@ -256,6 +257,14 @@ class AnswerHead(Head):
         self.pushback_s: float | None = None
         self.oversized = oversized
         self.malformed = "a head over the limits" if oversized else self._read(fields)
+
+    @property
+    def message(self) -> bytes:
+        """The ``grpc-message``, decoded; empty where there is none."""
+        for name, value in self.forward:
+            if name == b"grpc-message":
+                return unquote_to_bytes(value) if b"%" in value else value
+        return b""
 
     def _read(self, fields: list[Field]) -> str:
         forward = self.forward

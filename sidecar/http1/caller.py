@@ -16,6 +16,7 @@ from sidecar.http1.transports import limit_flush, much_unsent, reset, unread
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
+    from router.outcomes import AttemptResult
     from router.routes import Attempt
     from sidecar.http1.chunked import ChunkScanner
     from sidecar.http1.downstream import DownstreamConnection
@@ -81,6 +82,7 @@ class CallerConnection(asyncio.Protocol):
         "_last_head",
         "_left",
         "_look",
+        "_meant",
         "_peer",
         "_opened_s",
         "_peer_full",
@@ -138,6 +140,7 @@ class CallerConnection(asyncio.Protocol):
         self._attempt: Attempt | None = None
         self._upstream: UpstreamConnection | None = None
         self._scanner: ChunkScanner | None = None
+        self._meant: tuple[Attempt, AttemptResult] | None = None  # what an error was recognised as
         self._look: Look | None = None  # at a body that is to name its model
         self._timer: Timer | None = None
         self._watch: Watch | None = None  # of the request in hand, where it has limits of its own

@@ -15,7 +15,6 @@ from sidecar.cache.asking import Asked, asked_of
 from sidecar.cache.keeping import DEGRADED, Kept, judge, kept
 from sidecar.cache.terms import Refused
 from sidecar.http1.caller import ANSWERING
-from sidecar.http1.exchange import result_of
 from sidecar.http1.forwarding import numbered
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE
 from sidecar.http1.hedging import HedgingConnection
@@ -298,7 +297,7 @@ class DegradingConnection(SpecialConnection):
         attempt = self._attempt
         if course is None or descent is None or attempt is None or course.over:
             return False
-        result = result_of(head)
+        result = self._meaning_of(head)
         outcome = _OUTCOMES.get(result)
         if outcome is None or outcome not in descent.model.on or self._phase >= ANSWERING:
             return False
@@ -435,4 +434,8 @@ class DegradingConnection(SpecialConnection):
         self._next(now)
 
 
-_OUTCOMES: Final = {AttemptResult.SERVER_ERROR: Outcome.UPSTREAM_5XX, AttemptResult.BUSY: Outcome.UPSTREAM_BUSY}
+_OUTCOMES: Final = {
+    AttemptResult.SERVER_ERROR: Outcome.UPSTREAM_5XX,
+    AttemptResult.BUSY: Outcome.UPSTREAM_BUSY,
+    AttemptResult.NOT_READY: Outcome.UPSTREAM_BUSY,
+}

@@ -183,9 +183,62 @@ class ExchangeConnection(EndingConnection):
         connection.begin(self, head + self._seen)
         self._settle_in(connection)
 
+    def looks_at(self, head: ResponseHead) -> int:
+        """Return how much of an error's body is to be looked at."""
+        recogniser = self._plane.recogniser
+        if recogniser is None or head.status not in recogniser.statuses or head.busy or self.method == b"HEAD":
+            return 0
+        return recogniser.look_at_bytes
+
+    def recognise(self, head: ResponseHead, body: bytes) -> bool:
+        """Look whether an error is one that means something else than its status."""
+        self.take_meaning(self.recognised(head, body))
+        return self._meant is not None
+
+    def recognised(self, head: ResponseHead, body: bytes) -> AttemptResult | None:
+        """Return what an error says other than its status, None where it says no more."""
+        recogniser = self._plane.recogniser
+        return None if recogniser is None else recogniser.http(head.status, body)
+
+    def take_meaning(self, result: AttemptResult | None) -> None:
+        """The answer of the try in hand is taken for this, where it is for anything but its status."""
+        attempt = self._attempt
+        self._meant = None if result is None or attempt is None else (attempt, result)
+
+    def _meaning_of(self, head: ResponseHead) -> AttemptResult:
+        """Return what an answer of the try in hand says of its endpoint, by its text or by its status."""
+        meant = self._meant
+        if meant is not None and meant[0] is self._attempt:
+            return meant[1]
+        return result_of(head)
+
     def set_aside(self, head: ResponseHead) -> bool:
-        """An answer of the try in hand is passed on, whatever it says. Hedging stands above: see there."""
-        return False
+        """Try again elsewhere where the model is not ready here; any other answer is passed on.
+
+        Hedging stands above: see there.
+        """
+        if self._meant is None or self._meaning_of(head) is not AttemptResult.NOT_READY:
+            return False
+        return self._not_ready_here(head)
+
+    def _not_ready_here(self, head: ResponseHead) -> bool:
+        """The model is not ready at this endpoint: try another one where that is safe and there is one."""
+        plane, attempt = self._plane, self._attempt
+        now = plane.clock()
+        if attempt is None or not plane.cluster.has_others(attempt, now):
+            return False
+        delay_s = self._delay_of_retry(attempt, AttemptResult.NOT_READY, now, self._tries + 1)
+        if delay_s is None:
+            return False
+        self._upstream = self._attempt = self._meant = None
+        self._peer_full = False
+        self._ticket += 1
+        plane.attempt_ended(attempt, AttemptResult.NOT_READY, now, head.retry_after_s)
+        self._tries += 1
+        self._plain = False
+        failed = Failed(attempt.endpoint, Outcome.NO_CANDIDATE, f"{attempt.endpoint.id}: the model is not ready there")
+        self._retry_in(delay_s, failed, now)
+        return True
 
     def begin_answer(self, head: ResponseHead) -> bytes:
         """Return the head that goes downstream."""
@@ -281,7 +334,8 @@ class ExchangeConnection(EndingConnection):
         if head.status < 400 and not self._tries and attempt.started == self._started:
             plane.answered(attempt, row, now)
         else:
-            result = result_of(head)
+            result = self._meaning_of(head)
+            self._meant = None
             plane.attempt_ended(attempt, result, now, head.retry_after_s)
             plane.request_ended(row, OUTCOME_OF[result], now - self._started)
         self._attempt = None
@@ -310,29 +364,34 @@ class ExchangeConnection(EndingConnection):
             return
         self._tries += 1
         self._plain = False
-        left_s = inf if self._watch is None else self._watch.ends_at - now
-        delay_s = retry_after(
-            plane,
-            attempt,
-            result,
-            first=self._head.attempt,
-            replayable=self._whole,
-            tries=self._tries,
-            now=now,
-            left_s=left_s,
-        )
+        delay_s = self._delay_of_retry(attempt, result, now, self._tries)
         if delay_s is not None:
-            self._sent_head = numbered(self._sent_head, 1 + self._tries)
-            failed = Failed(attempt.endpoint, OUTCOME_OF[result], detail)
-            self._timer = plane.loop.call_later(delay_s, self._retry, failed)
-            if self.request_done:  # nobody's time runs meanwhile but the request's own
-                self._wait_for_head(now + delay_s)
-        elif self._watch is not None and left_s <= 0:
+            self._retry_in(delay_s, Failed(attempt.endpoint, OUTCOME_OF[result], detail), now)
+        elif self._watch is not None and self._watch.ends_at <= now:
             detail = f"{self._watch.limit}; {detail}"
             if not self._step_down(Outcome.DEADLINE_EXCEEDED, detail):
                 self._end_with(Outcome.DEADLINE_EXCEEDED, detail)
         elif not self._step_down(OUTCOME_OF[result], detail):
             self._end_with(OUTCOME_OF[result], detail)
+
+    def _delay_of_retry(self, attempt: Attempt, result: AttemptResult, now: float, tries: int) -> float | None:
+        """Return after how long the request is tried again, None where it is not; that is counted."""
+        return retry_after(
+            self._plane,
+            attempt,
+            result,
+            first=self._head.attempt,
+            replayable=self._whole,
+            tries=tries,
+            now=now,
+            left_s=inf if self._watch is None else self._watch.ends_at - now,
+        )
+
+    def _retry_in(self, delay_s: float, failed: Failed, now: float) -> None:
+        self._sent_head = numbered(self._sent_head, 1 + self._tries)
+        self._timer = self._plane.loop.call_later(delay_s, self._retry, failed)
+        if self.request_done:  # nobody's time runs meanwhile but the request's own
+            self._wait_for_head(now + delay_s)
 
     def _send_anew(self, broken: UpstreamConnection, attempt: Attempt) -> bool:
         """Send the request on a new connection where a kept one was closed as it was used; True where that is done.

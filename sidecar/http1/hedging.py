@@ -39,6 +39,7 @@ class Hedge:
         "active",
         "attempt",
         "connection",
+        "meant",
         "method",
         "old_client",
         "promoted",
@@ -51,6 +52,7 @@ class Hedge:
         self._caller: Final = caller
         self.attempt: Final = attempt
         self.connection: UpstreamConnection | None = None
+        self.meant: AttemptResult | None = None  # what an error was recognised as
         self.timer: asyncio.TimerHandle | None = None  # while an injected fault holds it back
         self.promoted = False
         self.wanted = True
@@ -82,21 +84,32 @@ class Hedge:
 
     def set_aside(self, head: ResponseHead) -> bool:
         """A failure or back-pressure is no reason to cancel the first try, which goes on."""
-        result = result_of(head)
+        result = self.meant or result_of(head)
         if result not in NO_WINNER:
             return False
         self.connection = None
         self._caller.hedge_failed(self, result, "", head.retry_after_s)
         return True
 
+    def looks_at(self, head: ResponseHead) -> int:
+        """As the caller's own try."""
+        return self._caller.looks_at(head)
+
+    def recognise(self, head: ResponseHead, body: bytes) -> bool:
+        """Look whether an error is one that means something else than its status."""
+        self.meant = self._caller.recognised(head, body)
+        return self.meant is not None
+
     def begin_answer(self, head: ResponseHead) -> bytes:
         """It wins; what follows of the answer goes to the caller's connection."""
         self._caller.outrun(self, self.connection)
+        self._caller.take_meaning(self.meant)
         return self._caller.begin_answer(head)
 
     def whole_answer(self, now: float, head: ResponseHead, body: bytes) -> None:
         """It wins with all of an answer; its connection is back in the pool already."""
         self._caller.outrun(self, None)
+        self._caller.take_meaning(self.meant)
         self._caller.whole_answer(now, head, body)
 
     def trailers(self, lines: bytes) -> None:
@@ -278,8 +291,8 @@ class HedgingConnection(ExchangeConnection):
         watch = self._watch
         attempt = self._attempt
         if watch is None or watch.hedge is None or watch.hedge.promoted or attempt is None:
-            return False
-        result = result_of(head)
+            return super().set_aside(head)
+        result = self._meaning_of(head)
         if result not in NO_WINNER:
             return False
         plane = self._plane

@@ -191,6 +191,14 @@ class Copy:
         connection.begin(self, self._data)
         self._data = b""
 
+    def looks_at(self, head: ResponseHead) -> int:
+        """Nobody asks what it means."""
+        return 0
+
+    def recognise(self, head: ResponseHead, body: bytes) -> bool:
+        """It means nothing."""
+        return False
+
     def set_aside(self, head: ResponseHead) -> bool:
         """Whatever it says is read to its end."""
         return False

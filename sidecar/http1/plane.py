@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from sidecar.http1.caller import CallerConnection
     from sidecar.http1.downstream import DownstreamConnection
     from sidecar.http1.ladders import Ladders
+    from sidecar.http1.recognise import Recogniser
     from sidecar.http1.steps import StepMaker
     from sidecar.settings import Limits, ModelTimeouts, Timeouts
     from sidecar.tls.client import UpstreamGate
@@ -130,6 +131,7 @@ class Plane:
         self._spare_places = 0
         self.gate = limits.body_bytes
         self.faults: tuple[FaultRule, ...] = ()
+        self.recogniser: Recogniser | None = None  # what errors mean other than their status
         self.leaving = False  # not ready any more
         self.upstream_tls: Callable[[tuple[str, ...]], UpstreamGate] | None = None  # None: none to workers
         self.draining = False  # and every answer closes its connection

@@ -9,6 +9,7 @@ from sidecar.settings.groups import Shards
 from sidecar.settings.ladder import Cache, CachedMethod, FallbackOn, StaticAnswer
 from sidecar.settings.models import Endpoint, Key, Model, ModelTimeouts
 from sidecar.settings.probes import PROBE_PATH, Expectation, OrcaStream, Probe, ProbeKind
+from sidecar.settings.recognise import GRPC_STATUSES, Means, Recognise, RecogniseRule
 from sidecar.settings.sockets import Admin, ClientAuth, Listener, ListenerTls, Protocol, TlsVersion, UpstreamTls
 from sidecar.settings.store import StateStore, StateTls
 from sidecar.settings.versions import Mirror, Rollout, Split, StickyKey, Versions, serve_policy
@@ -65,6 +66,10 @@ __all__ = [
     "TlsVersion",
     "Trust",
     "UpstreamTls",
+    "GRPC_STATUSES",
+    "Means",
+    "Recognise",
+    "RecogniseRule",
     "Warmup",
     "WarmupRequest",
     "Versions",

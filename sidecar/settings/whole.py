@@ -32,6 +32,7 @@ from sidecar.settings.base import Base, Reload, doc
 from sidecar.settings.bounds import Limits, Overload, Timeouts
 from sidecar.settings.dns import DnsServers
 from sidecar.settings.models import Endpoint, Model
+from sidecar.settings.recognise import Recognise
 from sidecar.settings.sockets import Admin, Listener, UpstreamTls
 from sidecar.settings.store import StateStore
 from sidecar.settings.versions import serve_policy
@@ -90,6 +91,7 @@ class Settings(Base, frozen=True):
     upstream_tls: UpstreamTls = msgspec.field(default_factory=UpstreamTls)
     dns: DnsServers = msgspec.field(default_factory=DnsServers)
     policies: Policy = msgspec.field(default_factory=Policy)
+    recognise: Recognise = msgspec.field(default_factory=Recognise)
     limits: Limits = msgspec.field(default_factory=Limits)
     overload: Overload = msgspec.field(default_factory=Overload)
     timeouts: Timeouts = msgspec.field(default_factory=Timeouts)

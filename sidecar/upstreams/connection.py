@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MAX_INTERIM: Final = 64
 """1xx answers to one request; more is a worker gone wrong."""
 _BEGIN: Final = b"HTTP/1."
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 _HOPELESS: Final = re.compile(rb"(?<!\r)\n|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """No head has such bytes: a bare LF, a control character."""
 
@@ -71,10 +72,16 @@ class Exchange(Protocol):
     method: bytes
     old_client: bool  # HTTP/1.0: knows no chunks
 
-    def set_aside(self, head: ResponseHead) -> bool:
-        """The final head came, and its status is 429 or more; return whether nobody wants this answer.
+    def looks_at(self, head: ResponseHead) -> int:
+        """The final head came, and its status is 400 or more; return how much of its body is to be looked at first."""
 
-        It is not passed on then: another try of the same request is under way and goes on.
+    def recognise(self, head: ResponseHead, body: bytes) -> bool:
+        """That much of the body came, or less; return whether it was recognised as something, so no more is needed."""
+
+    def set_aside(self, head: ResponseHead) -> bool:
+        """The final head came, and its status is 400 or more; return whether nobody wants this answer.
+
+        It is not passed on then: another try of the same request is under way, or will be.
         """
 
     def begin_answer(self, head: ResponseHead) -> bytes:
@@ -120,11 +127,13 @@ class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
         "_buffer",
         "_head",
+        "_held",
         "_interims",
         "_last",
         "_last_method",
         "_left",
         "_learned",
+        "_looked",
         "_mode",
         "_scanner",
         "_tail",
@@ -149,6 +158,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._buffer = b""
         self._left = 0
         self._interims = 0
+        self._held = False  # an error is kept back until enough of its body is there to be looked at
+        self._looked = False  # and that was done
         self.paused = False
         self.retire_at = upstream.retire_at()
         self.was_reset = False
@@ -280,6 +291,12 @@ class UpstreamConnection(asyncio.Protocol):
             exchange.crashed(error)
 
     def _ended_by_worker(self, exchange: Exchange, exc: Exception | None) -> None:
+        if self._held:  # an error whose body did not go on: pass it on as it is
+            self._held = False
+            self._looked = True
+            self._read_head(exchange, b"")
+            if self.exchange is None:
+                return
         if self._mode == _TO_CLOSE and exc is None:
             if not exchange.old_client:
                 exchange.sink.write(b"0\r\n\r\n")
@@ -322,6 +339,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
+            self._held = False
         method = exchange.method
         while True:
             head = self._last
@@ -359,9 +377,13 @@ class UpstreamConnection(asyncio.Protocol):
         if self._interims:
             self._interims = 0
         length = head.length
-        if head.status >= 429 and exchange.set_aside(head):
-            self._let_go(exchange, head, len(data) - end == length)
-            return
+        if head.status >= 400:
+            if not self._looked and self._looks(exchange, head, data, end):
+                return
+            self._looked = False
+            if exchange.set_aside(head):
+                self._let_go(exchange, head, len(data) - end == length)
+                return
         if length > LARGE_BYTES and len(data) > end:
             self._begin_large(exchange, head, memoryview(data)[end:])
             return
@@ -388,6 +410,24 @@ class UpstreamConnection(asyncio.Protocol):
             self._mode = _TO_CLOSE
             self._tail = b""
             self._pass_until_close(exchange, exchange.begin_answer(head), rest)
+
+    def _looks(self, exchange: Exchange, head: ResponseHead, data: bytes, end: int) -> bool:
+        """Look at the beginning of an error's body; True where more of it has to come first.
+
+        It is searched as it stands on the wire. What was kept is read again with what follows, up to as much as is
+        looked at, so nothing but this knows of it.
+        """
+        most = exchange.looks_at(head)
+        if not most:
+            return False
+        body = data[end : end + most]
+        length = head.length
+        whole = len(body) == most or (0 <= length <= len(body)) or (length == CHUNKED and body.endswith(_LAST_CHUNK))
+        if exchange.recognise(head, body) or whole:
+            return False
+        self._held = True
+        self._buffer = data
+        return True
 
     def _begin_large(self, exchange: Exchange, head: ResponseHead, body: memoryview) -> None:
         """Pass on a head and what came with it of a body that is worth not being copied for that."""

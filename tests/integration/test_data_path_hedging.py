@@ -14,7 +14,8 @@ from router.routes import Attempt
 from sidecar.channel import FaultRule
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.hedging import Hedge
-from sidecar.settings import Limits, ModelTimeouts, Timeouts
+from sidecar.http1.recognise import Recogniser
+from sidecar.settings import Limits, ModelTimeouts, Recognise, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
     CHUNKED,
@@ -270,6 +271,7 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 7\r\nContent-Length: 4
 TOO_MANY = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nbusy"
 BROKEN = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\n\r\nbusy"
 IN_CHUNKS = b"HTTP/1.1 502 Bad Gateway\r\n" + CHUNKED + b"\r\n\r\n" + chunked(b"bu", b"sy")
+UNREADY = answer(b"m is not ready yet", status=b"400 Bad Request")
 TO_ITS_END = b"HTTP/1.1 500 Internal Server Error\r\n\r\nbusy"
 ASIDE = [
     pytest.param((BUSY,), "busy", True, id="503 with Retry-After"),
@@ -278,6 +280,8 @@ ASIDE = [
     pytest.param((BROKEN[:-2], b"sy"), "server_error", False, id="in two pieces"),
     pytest.param((IN_CHUNKS,), "server_error", False, id="in chunks"),
     pytest.param((TO_ITS_END,), "server_error", False, id="to its end"),
+    pytest.param((UNREADY,), "not_ready", True, id="a model that is not ready"),
+    pytest.param((UNREADY[:-2], UNREADY[-2:]), "not_ready", True, id="the same in two pieces"),
 ]
 
 
@@ -287,6 +291,8 @@ def test_a_hedge_that_answers_badly_leaves_the_first_try_alone(
 ) -> None:
     @hedged(after(0.13, answer(b"first")), after(0.0, *pieces))
     async def scenario(path: DataPath, client: Client) -> None:
+        if result == "not_ready":
+            path.plane.recogniser = Recogniser(Recognise())
         got = await client.ask(post(b"hello"))
         assert (got.status, got.body) == (200, b"first")
         assert path.results == {result: 1, "success": 1}
@@ -311,6 +317,8 @@ def test_a_first_try_that_answers_badly_leaves_the_hedge_alone(
 
     @hedged(after(2 * DELAY_S, *pieces), after(0.13, answer(b"late")))
     async def scenario(path: DataPath, client: Client) -> None:
+        if result == "not_ready":
+            path.plane.recogniser = Recogniser(Recognise())
         got = await client.ask(post(b"hello"))
         assert (got.status, got.body) == (200, b"late")
         assert path.results == {result: 1, "success": 1}

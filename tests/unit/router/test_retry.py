@@ -16,6 +16,7 @@ IF_IDEMPOTENT = {
     AttemptResult.TRY_TIMEOUT,
     AttemptResult.CALL_FAILED,
     AttemptResult.TURNED_AWAY,
+    AttemptResult.NOT_READY,
 }
 
 

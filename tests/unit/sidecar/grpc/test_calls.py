@@ -13,9 +13,10 @@ from router.groups import ShardMap
 from router.model import EndpointGone, EndpointSeen, GoneReason, LoadReport, Replica
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies, ShardMode, ShardPolicy
 from sidecar.http1.forwarding import ListenerRules
+from sidecar.http1.recognise import Recogniser
 from sidecar.http2 import frames
 from sidecar.http2.frames import WINDOW, Code
-from sidecar.settings import Limits, Timeouts
+from sidecar.settings import Limits, Recognise, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.fake_transport import FakeTransport
 from tests.support.fleet import only
@@ -331,6 +332,32 @@ def test_what_may_have_begun_is_tried_again_where_it_may_be_done_twice(idempoten
             assert bench.outcomes == {"ok": 1}
         else:
             assert status(bench.caller) == (13, "upstream_protocol")
+
+
+UNREADY: list[tuple[bytes, bytes]] = [
+    (b":status", b"200"),
+    (b"content-type", b"application/grpc"),
+    (b"grpc-status", b"14"),
+    (b"grpc-message", b"Request for unknown model: %27m%27 version 1 is not at ready state"),
+]
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_a_model_that_is_not_ready_there_is_asked_for_elsewhere(idempotent: bool) -> None:
+    with grpc_bench(idempotent=idempotent) as bench:
+        bench.plane.recogniser = Recogniser(Recognise())
+        first = bench.call()
+        first.head(1, UNREADY, end=True)
+        bench.now += 0.01
+        bench.loop.fire()
+        if idempotent:
+            assert bench.worker is not first
+            bench.answer(bench.worker)
+            assert (bench.results, bench.outcomes) == ({"not_ready": 1, "success": 1}, {"ok": 1})
+        else:
+            assert bench.caller.only(frames.HEADERS).value(b"grpc-status") == b"14"
+            assert (bench.results, bench.outcomes) == ({"not_ready": 1}, {"upstream_busy": 1})
+        assert bench.shared == []
 
 
 def test_a_connect_that_is_refused_is_tried_on_another_worker() -> None:

@@ -1,0 +1,228 @@
+"""Errors that mean something else than their status, through real sockets: in one piece, in many, and cut short."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from router.breaker import GuardState
+from router.policy import BreakerPolicy, Policies
+from sidecar.http1.recognise import Recogniser
+from sidecar.settings import Means, Recognise, RecogniseRule
+from tests.support.data_path import (
+    CHUNKED,
+    POLICIES,
+    DataPath,
+    OriginConnection,
+    answer,
+    chunked,
+    echo,
+    on_data_path,
+    post,
+    says,
+)
+from tests.support.fleet import only
+
+UNLOADING = b'{"error":"Request for unknown model: \'m\' has no available versions"}'
+TOO_LONG = b'{"object":"error","message":"This model\'s maximum context length is 4096 tokens. However, you ..."}'
+QUICK = Policies(
+    retry=POLICIES.retry, quarantine=POLICIES.quarantine, breaker=BreakerPolicy(minimum_calls=4, half_open_calls=2)
+)
+
+
+def recognising(path: DataPath, **settings: object) -> None:
+    path.plane.recogniser = Recogniser(Recognise(**settings))  # type: ignore[arg-type]
+
+
+NOT_READY = answer(UNLOADING, status=b"400 Bad Request")
+
+
+@on_data_path(says(NOT_READY), echo, idempotent=True)
+async def test_a_model_that_is_not_ready_is_asked_for_elsewhere(path: DataPath) -> None:
+    recognising(path)
+    client = await path.connect()
+    got = await client.ask(post(b"hello"))
+    assert (got.status, got.body) == (200, b"hello")
+    assert path.results == {"not_ready": 1, "success": 1}
+    assert path.outcomes == {"ok": 1}
+    assert path.shared == []
+    assert len(path.origins[0].requests) == 1
+    for _ in range(5):  # others are picked for a while
+        assert (await client.ask(post(b"more"))).status == 200
+    assert len(path.origins[0].requests) == 1
+    (row,) = [
+        row
+        for row in path.cluster.explain(path.cluster.route("m"), time.monotonic(), lambda: 0.0).rows  # type: ignore[arg-type]
+        if row.reason is not None
+    ]
+    assert (row.endpoint, row.reason) == ("o0", "busy")
+    assert path.pool(0).pooled == 1  # its connection can be used again
+
+
+@on_data_path(says(NOT_READY), echo)
+async def test_without_a_promise_that_it_may_be_done_twice_the_answer_goes_to_the_caller(path: DataPath) -> None:
+    recognising(path)
+    client = await path.connect()
+    got = await client.ask(post(b"hello"))
+    assert (got.status, got.body) == (400, UNLOADING)
+    assert (path.results, path.outcomes) == ({"not_ready": 1}, {"upstream_busy": 1})
+    assert (await client.ask(post(b"hello"))).body == b"hello"
+
+
+@on_data_path(says(NOT_READY), idempotent=True)
+async def test_where_there_is_nobody_else_the_answer_is_passed_on_and_it_is_asked_all_the_same(path: DataPath) -> None:
+    recognising(path)
+    client = await path.connect()
+    for _ in range(3):
+        got = await client.ask(post(b"hello"))
+        assert (got.status, got.body) == (400, UNLOADING)
+    assert path.results == {"not_ready": 3}
+    assert only(path.cluster.endpoints["o0"]).breaker.state is GuardState.CLOSED
+
+
+def pieces(*parts: bytes) -> object:
+    async def script(origin: OriginConnection) -> None:
+        while True:
+            await origin.request()
+            for part in parts:
+                await origin.send(part)
+                await asyncio.sleep(0.01)
+
+    return script
+
+
+def whole(body: bytes) -> bytes:
+    return answer(body, status=b"400 Bad Request")
+
+
+IN_PIECES = [
+    (whole(UNLOADING)[:-60], whole(UNLOADING)[-60:-30], whole(UNLOADING)[-30:]),
+    (b"HTTP/1.1 400 Bad Request\r\n" + CHUNKED + b"\r\n\r\n", chunked(UNLOADING)),
+    (b"HTTP/1.1 400 Bad Request\r\n" + CHUNKED + b"\r\n\r\n" + chunked(UNLOADING),),
+    (whole(UNLOADING + b" " * 60_000)[:4000], b" " * (60_000 - 4000 + len(whole(UNLOADING)))),
+]
+
+
+@pytest.mark.parametrize("number", range(len(IN_PIECES)))
+def test_in_any_pieces(number: int) -> None:
+    @on_data_path(pieces(*IN_PIECES[number]), echo, idempotent=True)  # type: ignore[arg-type]
+    async def scenario(path: DataPath) -> None:
+        recognising(path)
+        client = await path.connect()
+        assert (await client.ask(post(b"hello"))).body == b"hello"
+        assert path.results == {"not_ready": 1, "success": 1}
+
+    scenario()
+
+
+OTHER = b'{"error":"the tensor has the wrong shape"}'
+CLOSES = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
+PASSED_ON = [
+    ((whole(OTHER)[:-10], whole(OTHER)[-10:]), OTHER),
+    ((whole(OTHER * 3000)[:300], whole(OTHER * 3000)[300:9000], whole(OTHER * 3000)[9000:]), OTHER * 3000),
+    ((b"HTTP/1.1 400 Bad Request\r\n" + CHUNKED + b"\r\n\r\n", chunked(OTHER, OTHER)), OTHER * 2),
+]
+
+
+@pytest.mark.parametrize("number", range(len(PASSED_ON)))
+def test_what_is_not_recognised_arrives_as_it_was_sent(number: int) -> None:
+    parts, body = PASSED_ON[number]
+
+    @on_data_path(pieces(*parts), echo, idempotent=True)  # type: ignore[arg-type]
+    async def scenario(path: DataPath) -> None:
+        recognising(path)
+        client = await path.connect()
+        for _ in range(2):
+            got = await client.ask(post(b"hello"))
+            assert (got.status, got.body) == (400, body)
+        assert path.results == {"client_error": 2}
+        assert path.pool(0).pooled == 1
+
+    scenario()
+
+
+@pytest.mark.parametrize("body", [UNLOADING, OTHER])
+def test_a_body_that_the_end_of_the_connection_ends(body: bytes) -> None:
+    async def script(origin: OriginConnection) -> None:
+        await origin.request()
+        await origin.send(CLOSES + body)
+
+    @on_data_path(script, echo)
+    async def scenario(path: DataPath) -> None:
+        recognising(path)
+        client = await path.connect()
+        got = await client.ask(post(b"hello"))
+        assert (got.status, got.body) == (400, body)
+        assert path.results == ({"not_ready": 1} if body is UNLOADING else {"client_error": 1})
+
+    scenario()
+
+
+async def breaks_off(origin: OriginConnection) -> None:
+    await origin.request()
+    await origin.send(whole(OTHER)[:-10])
+
+
+@on_data_path(breaks_off, echo, idempotent=True)
+async def test_an_error_that_is_cut_while_it_is_looked_at_is_cut_for_the_caller(path: DataPath) -> None:
+    recognising(path)
+    client = await path.connect()
+    await client.send(post(b"hello"))
+    assert (await client.rest()).endswith(OTHER[:-10])
+    assert path.results == {"cut": 1}
+
+
+@on_data_path(says(answer(TOO_LONG, status=b"500 Internal Server Error")), echo, policies=QUICK)
+async def test_a_prompt_that_is_too_long_is_the_caller_s_fault_whatever_the_status(path: DataPath) -> None:
+    recognising(path)
+    client = await path.connect()
+    for _ in range(8):
+        got = await client.ask(post(b"hello"))
+        assert (got.status, got.body) == (500, TOO_LONG)
+    assert only(path.cluster.endpoints["o0"]).breaker.state is GuardState.CLOSED
+    assert (path.results, path.outcomes) == ({"client_error": 8}, {"upstream_4xx": 8})
+
+
+@on_data_path(says(answer(TOO_LONG, status=b"500 Internal Server Error")), echo, policies=QUICK)
+async def test_where_nothing_is_recognised_it_is_a_failure(path: DataPath) -> None:
+    recognising(path, known=False)
+    client = await path.connect()
+    for _ in range(4):
+        assert (await client.ask(post(b"hello"))).status == 500
+    assert only(path.cluster.endpoints["o0"]).breaker.state is GuardState.OPEN
+
+
+@on_data_path(says(answer(b"go away: reshuffling", status=b"418 Teapot")), echo, idempotent=True)
+async def test_rules_of_one_s_own(path: DataPath) -> None:
+    rule = RecogniseRule(status=418, body_contains="reshuffling", means=Means.NOT_READY)
+    recognising(path, known=False, rules=(rule,))
+    client = await path.connect()
+    assert (await client.ask(post(b"hello"))).body == b"hello"
+
+
+@on_data_path(says(NOT_READY), says(NOT_READY), idempotent=True)
+async def test_where_nobody_has_it_ready_the_last_answer_is_passed_on(path: DataPath) -> None:
+    recognising(path)
+    client = await path.connect()
+    got = await client.ask(post(b"hello"))
+    assert (got.status, got.body) == (400, UNLOADING)
+    assert path.results == {"not_ready": 2}
+
+
+@on_data_path(says(answer(b"", b"Retry-After: 1", status=b"503 Service Unavailable")), echo, idempotent=True)
+async def test_back_pressure_is_back_pressure(path: DataPath) -> None:
+    recognising(path)
+    client = await path.connect()
+    assert (await client.ask(post(b"hello"))).status == 503
+    assert path.results == {"busy": 1}
+
+
+@on_data_path(says(NOT_READY[: -len(UNLOADING)]), echo)
+async def test_an_answer_to_head_has_nothing_to_look_at(path: DataPath) -> None:
+    recognising(path)
+    client = await path.connect()
+    got = await client.ask(b"HEAD /v2/models/m HTTP/1.1\r\nHost: a\r\n\r\n", b"HEAD")
+    assert got.status == 400
+    assert path.results == {"client_error": 1}

@@ -1,0 +1,100 @@
+"""What errors are recognised as: the texts that servers have, and rules of one's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.outcomes import AttemptResult
+from sidecar.config.recognising import recognising
+from sidecar.grpc.statuses import Status
+from sidecar.http1.recognise import KNOWN, Recogniser
+from sidecar.settings import GRPC_STATUSES, Listener, Means, Recognise, RecogniseRule, Settings
+
+NOT_READY, CALLER = AttemptResult.NOT_READY, AttemptResult.CLIENT_ERROR
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "result"),
+    [
+        (400, '{"error":"Request for unknown model: \'resnet\' has no available versions"}', NOT_READY),
+        (404, '{"error":"Request for unknown model: \'resnet\' has no available versions"}', NOT_READY),
+        (503, '{"error":"Request for unknown model: \'resnet\' version 1 is not at ready state"}', NOT_READY),
+        (400, '{"error":"Model sum-model is not ready yet."}', NOT_READY),
+        (500, '{"message":"This model\'s maximum context length is 4096 tokens. However, you ..."}', CALLER),
+        (500, "The decoder prompt (length 8357) is longer than the maximum model length of 8192.", CALLER),
+        (500, "The input (9000 tokens) is longer than the model's context length (8192 tokens).", CALLER),
+        (400, '{"error":"Request for unknown model: \'resnet\' version 99 is not found"}', None),
+        (500, "EngineCore encountered an issue", None),
+        (500, "Model sum-model is not ready yet.", None),
+        (502, "has no available versions", None),
+        (400, "", None),
+    ],
+)
+def test_known_errors_of_servers(status: int, body: str, result: AttemptResult | None) -> None:
+    assert Recogniser(Recognise()).http(status, body.encode()) is result
+    assert Recogniser(Recognise(known=False)).http(status, body.encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "result"),
+    [
+        (Status.UNAVAILABLE, "Request for unknown model: 'm' version 1 is not at ready state", NOT_READY),
+        (Status.NOT_FOUND, "Request for unknown model: 'm' has no available versions", NOT_READY),
+        (Status.INTERNAL, "Request for unknown model: 'm' has no available versions", None),
+        (Status.NOT_FOUND, "Request for unknown model: 'm' version 9 is not found", None),
+        (Status.OK, "has no available versions", None),
+    ],
+)
+def test_known_errors_over_grpc(status: Status, message: str, result: AttemptResult | None) -> None:
+    assert Recogniser(Recognise()).grpc(status, message.encode()) is result
+
+
+def test_rules_of_one_s_own_come_first() -> None:
+    own = RecogniseRule(status=400, body_contains="versions", means=Means.CALLER_FAULT)
+    recogniser = Recogniser(Recognise(rules=(own,)))
+    assert recogniser.http(400, b"has no available versions") is CALLER
+    assert recogniser.http(404, b"has no available versions") is NOT_READY
+
+
+def test_no_more_of_a_message_is_looked_at_than_configured() -> None:
+    recogniser = Recogniser(Recognise(look_at_bytes=64))
+    assert recogniser.look_at_bytes == 64
+    assert recogniser.grpc(Status.UNAVAILABLE, b" " * 64 + b"is not at ready state") is None
+
+
+def test_only_statuses_that_a_rule_names_are_looked_at() -> None:
+    assert Recogniser(Recognise()).statuses == {400, 404, 500, 503}
+    assert Recogniser(Recognise(known=False)).statuses == frozenset()
+
+
+def test_codes_of_grpc_are_those_of_grpc() -> None:
+    assert all(Status[name] == code for name, code in GRPC_STATUSES.items())
+    assert all(rule.status is not None or rule.grpc_status in GRPC_STATUSES for rule in KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("rules", "found"),
+    [
+        ((RecogniseRule(status=400, body_contains="text", means=Means.NOT_READY),), []),
+        (
+            (RecogniseRule(body_contains="text", means=Means.NOT_READY),),
+            [(("recognise", "rules", 0), "needs a status or a grpc_status: name one")],
+        ),
+        (
+            (RecogniseRule(grpc_status="UNAVAILABL", body_contains="text", means=Means.NOT_READY),),
+            [
+                (
+                    ("recognise", "rules", 0, "grpc_status"),
+                    f"must be one of {', '.join(GRPC_STATUSES)}; did you mean UNAVAILABLE?",
+                )
+            ],
+        ),
+        (
+            (RecogniseRule(status=400, body_contains="text", means=Means.NOT_READY),) * 65,
+            [(("recognise", "rules"), "must be at most 64 rules")],
+        ),
+    ],
+)
+def test_rules_that_make_no_sense(rules: tuple[RecogniseRule, ...], found: list[object]) -> None:
+    settings = Settings(version=1, listeners=(Listener(address="127.0.0.1:8080"),), recognise=Recognise(rules=rules))
+    assert list(recognising(settings)) == found
