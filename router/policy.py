@@ -328,6 +328,14 @@ class OnNoCandidate(StrEnum):
     LAZY = "lazy"
 
 
+class LatencyOf(StrEnum):
+    """What of an attempt counts as its latency: until when it is measured."""
+
+    AUTO = "auto"  # the first byte of a stream of events, the end of any other answer
+    TOTAL = "total"
+    FIRST_BYTE = "first_byte"
+
+
 class BalancerName(StrEnum):
     """How one of the candidates of a model is picked (``router/balancers.py``)."""
 
@@ -540,8 +548,9 @@ class ModelPolicy:
     """What configuration says of one model. ``default``: takes requests that name no model that is known.
 
     ``hedge`` has no effect unless ``idempotent`` too, ``key`` none unless the balancer or the shards are ``keyed``.
-    ``load_reports``: workers are asked for their load in answers. ``serve``: which versions take requests that name
-    none. ``affinity`` goes with any balancer but ``keyed``.
+    ``load_reports``: workers are asked for their load in answers. ``latency``: what of an attempt is measured.
+    ``serve``: which versions take requests that name none. ``affinity`` goes with any balancer but
+    ``keyed``.
     """
 
     name: str
@@ -555,3 +564,4 @@ class ModelPolicy:
     serve: ServePolicy = field(default_factory=ServePolicy)
     shards: ShardPolicy = UNSPLIT
     affinity: AffinityPolicy | None = None
+    latency: LatencyOf = LatencyOf.AUTO

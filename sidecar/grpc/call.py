@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import OUTCOME_OF, AttemptResult, Outcome
+from router.policy import LatencyOf
 from router.retry import NOBODY_ELSE, Failed
 from router.routes import NoCandidate
 from sidecar.faults import strike
@@ -376,8 +377,9 @@ class Call(CallEnds):
         self.phase = ANSWERING
         self._seen = []
         self._whole = False
-        if not self.request_done and self._attempt is not None:
-            self._first_s = max(0.0, self._plane.clock() - self._attempt.started)
+        attempt = self._attempt
+        if attempt is not None and (not self.request_done or attempt.route.policy.latency is LatencyOf.FIRST_BYTE):
+            self._first_s = max(0.0, self._plane.clock() - attempt.started)
         self._connection.send_answer_head(self.down, head, self._request_id)
 
     def answer_data(self, data: bytes, *, end: bool) -> None:
@@ -410,7 +412,7 @@ class Call(CallEnds):
         if up is not None and not up.local_done:  # it answered before the request's end: nobody reads the rest
             up.connection.reset(up, Code.NO_ERROR)
         self._attempt = None
-        if self._first_s >= 0:  # both sides spoke at once: how long they went on says nothing of the worker's speed
+        if self._first_s >= 0:  # both sides spoke at once, or a stream: how long they went on is no matter of speed
             attempt.started = now - self._first_s
         status, pushback_s = -1, None
         meant: AttemptResult | None = None

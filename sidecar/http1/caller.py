@@ -79,6 +79,7 @@ class CallerConnection(asyncio.Protocol):
         "_ended",
         "_generation",
         "_head",
+        "_head_at",
         "_last_head",
         "_left",
         "_look",
@@ -167,6 +168,7 @@ class CallerConnection(asyncio.Protocol):
         self._reader_last = 0  # what that was at the last sweep
         self._ended = 0  # of a tunnel: which sides have; and how long it took to open
         self._opened_s = 0.0
+        self._head_at = 0.0  # when the head of an answer came of which more was to come; 0 for any other
         self.active = False
         self.deadline = 0.0
         self.gate = 0  # the longest body, by its length, with which a request passes without a further look

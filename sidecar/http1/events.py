@@ -23,6 +23,11 @@ _LAST: Final = (b'data: {"error"', b'data:{"error"', b"data: [DONE]", b"data:[DO
 """Events that are the last of a stream already: what comes behind them is nothing to tell of."""
 
 
+def is_stream(forward: bytes) -> bool:
+    """Return whether a response head says that its body is a stream of events, coded or not."""
+    return _EVENTS.search(forward) is not None
+
+
 def streams_events(forward: bytes) -> bool:
     """Return whether a response head says that its body is a plain stream of events."""
     return _EVENTS.search(forward) is not None and _CODED.search(forward) is None

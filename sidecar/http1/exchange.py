@@ -10,11 +10,13 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import OUTCOME_OF, AttemptResult, Outcome
+from router.policy import LatencyOf
 from router.retry import NOBODY_ELSE, Failed
 from router.routes import NoCandidate
 from sidecar.faults import strike
 from sidecar.http1.caller import ANSWERING, IDLE
 from sidecar.http1.endings import EndingConnection
+from sidecar.http1.events import is_stream
 from sidecar.http1.forwarding import VIA, numbered
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead
 from sidecar.http1.parsing import without_fields
@@ -249,6 +251,8 @@ class ExchangeConnection(EndingConnection):
                 out = self._without_report(out)
             if self._watch.course is not None:
                 out = self._course_answered(self._watch.course, head, out)
+        if self._upstream is not None:  # more of it is to come
+            self._head_at = self._plane.clock()
         request = self._head
         self._phase = ANSWERING
         self.active = True
@@ -331,17 +335,28 @@ class ExchangeConnection(EndingConnection):
         if attempt is None:
             return
         self._upstream = None
-        if head.status < 400 and not self._tries and attempt.started == self._started:
+        passed_on_s = 0.0
+        if self._head_at:
+            passed_on_s = self._passed_on(attempt, row, head, now)
+        if head.status < 400 and not self._tries and attempt.started == self._started and not passed_on_s:
             plane.answered(attempt, row, now)
         else:
             result = self._meaning_of(head)
             self._meant = None
-            plane.attempt_ended(attempt, result, now, head.retry_after_s)
+            plane.attempt_ended(attempt, result, now, head.retry_after_s, passed_on_s)
             plane.request_ended(row, OUTCOME_OF[result], now - self._started)
         self._attempt = None
         if self._watch is not None and self._watch.course is not None:
             self._course_ended(self._watch.course, head, now)
         self._next(now)
+
+    def _passed_on(self, attempt: Attempt, row: int, head: ResponseHead, now: float) -> float:
+        """An answer that came in pieces is whole. Count its first byte; return what followed and is no latency, s."""
+        head_at, self._head_at = self._head_at, 0.0
+        self._plane.first_byte(row, head_at - self._started)
+        of = attempt.route.policy.latency
+        counts = of is LatencyOf.FIRST_BYTE or (of is LatencyOf.AUTO and is_stream(head.forward))
+        return now - head_at if counts else 0.0
 
     def attempt_failed(self, result: AttemptResult, detail: str) -> None:
         """The attempt broke: try again where that is safe, tell the caller, or cut."""

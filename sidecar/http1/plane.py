@@ -23,6 +23,8 @@ from sidecar.telemetry.page import (
     ENDPOINT_IN_FLIGHT,
     ENDPOINT_LIMIT,
     ENDPOINT_PASSED_OVER,
+    FIRST_BYTE_SUM,
+    MODEL_FIRST_BYTE,
     MODEL_OUTCOMES,
     OVERFLOW_KEY,
     Page,
@@ -273,9 +275,17 @@ class Plane:
         self._unsettled.clear()
 
     def attempt_ended(
-        self, attempt: Attempt, result: AttemptResult, now: float, retry_after_s: float | None = None
+        self,
+        attempt: Attempt,
+        result: AttemptResult,
+        now: float,
+        retry_after_s: float | None = None,
+        passed_on_s: float = 0.0,
     ) -> None:
-        """Settle one attempt with the router and the metrics; one of the background is counted as such and no more."""
+        """Settle one attempt with the router and the metrics; one of the background is counted as such and no more.
+
+        ``passed_on_s``: so much of it, at its end, is no latency: a stream that was passed on as it came.
+        """
         if self.admission.waiting:
             self.admission.released()
         if attempt.background:
@@ -290,6 +300,7 @@ class Plane:
         seconds = now - attempt.started
         words[row + ENDPOINT_HISTOGRAM + bucket(seconds)] += 1
         words[row + _ATTEMPT_SUM] += int(seconds * 1e6)
+        attempt.started += passed_on_s
         shared = self.cluster.done(attempt, result, now, retry_after_s)
         if shared:
             words[row + ENDPOINT_EJECTIONS] += sum(isinstance(event, EndpointEjected) for event in shared)
@@ -321,6 +332,12 @@ class Plane:
         words[row + OUTCOME_INDEX[outcome]] += 1
         words[row + MODEL_OUTCOMES + bucket(seconds)] += 1
         words[row + _REQUEST_SUM] += int(seconds * 1e6)
+
+    def first_byte(self, row: int, seconds: float) -> None:
+        """Count how long a request waited for the head of an answer that came in pieces."""
+        words = self.words
+        words[row + MODEL_FIRST_BYTE + bucket(seconds)] += 1
+        words[row + FIRST_BYTE_SUM] += int(seconds * 1e6)
 
     def count(self, member: Scalar, by: int = 1) -> None:
         """Add to a counter of this process."""

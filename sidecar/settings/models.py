@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from router.policy import BalancerName, OnNoCandidate
+from router.policy import BalancerName, LatencyOf, OnNoCandidate
 from sidecar.settings.admission import ModelAdmission, Wait
 from sidecar.settings.affinity import Affinity
 from sidecar.settings.base import LABEL, Base, Reload, Seconds, doc
@@ -95,6 +95,14 @@ class Model(Base, frozen=True):
     hedge: Annotated[
         bool, doc(Reload.LIVE, "ask a second endpoint where the first is slow to answer; needs idempotent")
     ] = False
+    latency: Annotated[
+        LatencyOf,
+        doc(
+            Reload.LIVE,
+            "what of an attempt counts as its latency: the first_byte of its answer, its total, or auto: the first byte"
+            " of a stream of events, the total of any other answer",
+        ),
+    ] = LatencyOf.AUTO
     balancer: Annotated[
         BalancerName,
         doc(Reload.LIVE, "who is picked of those that may be: warm goes by weights and waits; keyed needs a key"),

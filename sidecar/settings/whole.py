@@ -108,6 +108,7 @@ def model_policies(settings: Settings) -> tuple[ModelPolicy, ...]:
             on_no_candidate=model.on_no_candidate,
             hedge=model.hedge,
             balancer=model.balancer,
+            latency=model.latency,
             key=None if model.key is None else KeyPolicy(**msgspec.structs.asdict(model.key)),
             load_reports=model.load_reports,
             serve=serve_policy(model.versions),

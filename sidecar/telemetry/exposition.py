@@ -31,6 +31,7 @@ from sidecar.telemetry.page import (
     MAGIC,
     MODEL_ADMITTED_NOW,
     MODEL_ADMITTED_SHARE,
+    MODEL_FIRST_BYTE,
     MODEL_LADDER,
     MODEL_OUTCOMES,
     MODEL_QUEUE_NOW,
@@ -215,6 +216,8 @@ def _models(out: Exposition, pages: Sequence[Page]) -> None:
             if row_sum[index] or index == 0:
                 out.add(f.REQUESTS, row_sum[index], key, outcome)
         _histogram(out, f.REQUEST_DURATION, row_sum, MODEL_OUTCOMES, key)
+        if any(row_sum[MODEL_FIRST_BYTE : MODEL_FIRST_BYTE + _BUCKETS]):
+            _histogram(out, f.FIRST_BYTE, row_sum, MODEL_FIRST_BYTE, key)
 
 
 def _ladders(out: Exposition, pages: Sequence[Page]) -> None:

@@ -16,6 +16,12 @@ REQUESTS = Family("warmroute_requests_total", _C, "Requests by how they ended.",
 REQUEST_DURATION = Family(
     "warmroute_request_duration_seconds", _H, "End of a request's head to the end of its answer.", ("model",)
 )
+FIRST_BYTE = Family(
+    "warmroute_first_byte_seconds",
+    _H,
+    "End of a request's head to the head of its answer, of answers that came in pieces; others are in one.",
+    ("model",),
+)
 REQUESTS_NOW = Family("warmroute_requests_in_flight", _G, "Requests being served.", _PROCESS)
 REJECTED = Family("warmroute_rejected_messages_total", _C, "Requests refused for their form.")
 GRPC_RESENT = Family(

@@ -161,6 +161,7 @@ MODEL_TURNED_AWAY = MODEL_QUEUE_NOW + 4
 REFUSAL_WORDS = 8
 MODEL_TURNED_AWAY_END = MODEL_TURNED_AWAY + 8 * REFUSAL_WORDS
 QUEUED_SUM = MODEL_QUEUED + _HISTOGRAM
+FIRST_BYTE_SUM = MODEL_FIRST_BYTE + _HISTOGRAM
 MODEL_LADDER = MODEL_COUNTERS + 32
 """Where a model's ladder counts: LadderWord."""
 # endpoint row: attempt results, gauges, then the histogram of attempt durations, then its sum in microseconds
