@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.product import Sidecar, running
+from tests.support.product import Sidecar, running, write_config
 from tests.support.sidecars import until
 
 WARMROUTE = str(Path(sys.executable).with_name("warmroute"))
@@ -79,21 +79,26 @@ def origins() -> Iterator[tuple[Origin, Origin]]:
         origin.close()
 
 
-@contextmanager
-def serving(
+def config(
     directory: Path, origins: tuple[Origin, Origin], versions: dict[str, Any], probe: dict[str, Any] | None = None
-) -> Iterator[Sidecar]:
+) -> dict[str, Any]:
     endpoints = [
         {"url": origin.url, "name": f"w{origin.version}", "models": [f"m@{origin.version}"], "probe": probe}
         for origin in origins
     ]
-    settings = {
+    return {
         "admin": {"socket": str(directory / "admin.sock"), "address": "127.0.0.1:0"},
         "state": {"url": "none"},
         "endpoints": endpoints,
         "models": [{"name": "m", "default": True, "versions": versions}],
     }
-    with running(directory, settings=settings) as sidecar:
+
+
+@contextmanager
+def serving(
+    directory: Path, origins: tuple[Origin, Origin], versions: dict[str, Any], probe: dict[str, Any] | None = None
+) -> Iterator[Sidecar]:
+    with running(directory, settings=config(directory, origins, versions, probe)) as sidecar:
         yield sidecar
 
 
@@ -262,6 +267,17 @@ def test_commands_steer_every_process_at_once_and_outlive_the_control_process(
         assert warmroute(tmp_path, "versions", "split", "m", "9").returncode == 2
         assert "w10 @10" in warmroute(tmp_path, "routes").stdout
         assert warmroute(tmp_path, "versions", "reset", "m").returncode == 0
+        assert sidecar.json("/versions")["models"][0]["steered"] is None
+
+        assert warmroute(tmp_path, "versions", "promote", "m", "10").returncode == 0
+        changed = config(tmp_path, origins, {"serve": "9"})
+        changed["models"][0]["idempotent"] = True
+        write_config(tmp_path, changed)
+        assert warmroute(tmp_path, "config", "reload").returncode == 0
+        assert {one.ask() for one in some} == {(200, "10")}  # nothing about versions has changed
+        write_config(tmp_path, config(tmp_path, origins, {"serve": "9", "mirror": {"version": "10", "share": 0.0}}))
+        assert warmroute(tmp_path, "config", "reload").returncode == 0
+        until(lambda: {one.ask() for one in some} == {(200, "9")}, "the later word", 1.0)
         assert sidecar.json("/versions")["models"][0]["steered"] is None
 
 
