@@ -35,13 +35,16 @@ _PERSON: Final = b"warmroute"
 class FitAt:
     """Who may be picked at one moment: who is open then, has room, and is not ``tried``.
 
-    ``busy``: those that pushed back, because nobody else is left. ``spare``: so many free places of whoever is picked
-    are left to others.
+    ``busy``: those that pushed back, because nobody else is left. ``panic``: those that are ejected too, because too
+    few are left. ``spare``: so many free places of whoever is picked are left to others.
     """
 
-    __slots__ = ("_busy", "_now", "_spare", "_tried")
+    __slots__ = ("_busy", "_now", "_panic", "_spare", "_tried")
 
-    def __init__(self, now: float, tried: Endpoint | None, *, busy: bool = False, spare: int = 0) -> None:
+    def __init__(
+        self, now: float, tried: Endpoint | None, *, busy: bool = False, panic: bool = False, spare: int = 0
+    ) -> None:
+        self._panic = panic
         self._now = now
         self._tried = tried
         self._busy = busy
@@ -50,19 +53,24 @@ class FitAt:
     def admits(self, candidate: Choosable) -> bool:
         """Return whether ``candidate`` may be picked; count it as passed over where it is merely full."""
         endpoint = candidate.endpoint
-        if self._now < (candidate.fit_until if self._busy else candidate.open_until) and endpoint is not self._tried:
+        if self._now < self._until(candidate) and endpoint is not self._tried:
             if endpoint.in_flight + self._spare < endpoint.cap:
                 return True
             if endpoint.full:
                 endpoint.passed_over += 1
         return False
 
+    def _until(self, candidate: Choosable) -> float:
+        if self._busy:
+            return candidate.fit_until
+        return candidate.panic_until if self._panic else candidate.open_until
+
     def left(self, candidates: Sequence[Choosable]) -> list[int]:
         """Return the indices of all that may be picked; counts nothing."""
         return [
             index
             for index, candidate in enumerate(candidates)
-            if self._now < (candidate.fit_until if self._busy else candidate.open_until)
+            if self._now < self._until(candidate)
             and candidate.endpoint is not self._tried
             and candidate.endpoint.in_flight + self._spare < candidate.endpoint.cap
         ]

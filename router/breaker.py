@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 from router.model import BreakerRule, Evidence
 from router.outcomes import ATTEMPT_BLAME, BROKEN_OFF, QUARANTINES, AttemptResult, Blame
+from router.outlier import ejection_s
 from router.stats import SlidingCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router.policy import BreakerPolicy, QuarantinePolicy
+    from router.policy import BreakerPolicy, OutlierPolicy, QuarantinePolicy
     from router.protocols import Rng
 
 
@@ -37,6 +38,7 @@ class GuardEvent(StrEnum):
     TRIPPED = "tripped"  # own calls failed
     WAITED = "waited"  # the time in open is over
     PASSED = "passed"  # the trials went well
+    ELAPSED = "elapsed"  # an outlier's time is over
     NEEDED = "needed"  # nobody else is left, and it answers, if slowly
     PEER_OPENED = "peer_opened"  # a sibling process ejected the endpoint
     PEER_CLOSED = "peer_closed"  # a sibling process saw it answer again
@@ -47,6 +49,7 @@ TRANSITIONS: Final[dict[tuple[GuardState, GuardEvent], GuardState]] = {
     (GuardState.CLOSED, GuardEvent.PEER_OPENED): GuardState.OPEN,
     (GuardState.CLOSED, GuardEvent.PEER_CLOSED): GuardState.CLOSED,
     (GuardState.OPEN, GuardEvent.WAITED): GuardState.HALF_OPEN,
+    (GuardState.OPEN, GuardEvent.ELAPSED): GuardState.CLOSED,
     (GuardState.OPEN, GuardEvent.NEEDED): GuardState.CLOSED,
     (GuardState.OPEN, GuardEvent.PEER_OPENED): GuardState.OPEN,
     (GuardState.OPEN, GuardEvent.PEER_CLOSED): GuardState.CLOSED,
@@ -56,7 +59,7 @@ TRANSITIONS: Final[dict[tuple[GuardState, GuardEvent], GuardState]] = {
     (GuardState.HALF_OPEN, GuardEvent.PEER_OPENED): GuardState.OPEN,
     (GuardState.HALF_OPEN, GuardEvent.PEER_CLOSED): GuardState.CLOSED,
 }
-"""Every legal step of both guards; a pair that is not here cannot happen."""
+"""Every legal step of the guards; a pair that is not here cannot happen."""
 
 PROBE_PASSES: Final[frozenset[AttemptResult]] = frozenset(
     {
@@ -72,7 +75,7 @@ PROBE_PASSES: Final[frozenset[AttemptResult]] = frozenset(
 
 
 class Guard:
-    """What both guards share: state, times and the trials in flight.
+    """What all guards share: state, times and the trials in flight.
 
     ``since`` is when it last opened, ``until`` when it may be tried again, ``trials`` how many trials are in flight.
     What a sibling process says counts only where it is newer than the last move here.
@@ -305,6 +308,59 @@ class Breaker(Guard):
         self.closed_at = now
         self.calls.clear(now)
         self.signs.clear(now)
+
+
+class Ejection(Guard):
+    """Opens where a replica is an outlier among the others of its version (``router/outlier.py``), and closes in time.
+
+    Out for ``base_s``, and that much longer for each time in a row: a replica that stays in for as long as it was out
+    last begins anew. ``level`` counts the times, ``evidence`` is what it was ejected for.
+    """
+
+    __slots__ = ("evidence", "level")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = 0
+        self.evidence: Evidence | None = None
+
+    @property
+    def active(self) -> bool:
+        """True while it is out."""
+        return self.state is GuardState.OPEN
+
+    def eject(self, evidence: Evidence, policy: OutlierPolicy, now: float) -> None:
+        """Take it out."""
+        in_a_row = now - self.closed_at <= ejection_s(self.level, policy)
+        self._move(GuardEvent.TRIPPED)
+        self.level = self.level + 1 if in_a_row else 1
+        self.evidence = evidence
+        self.since = now
+        self.until = now + ejection_s(self.level, policy)
+
+    def advance(self, now: float) -> bool:
+        """Let it in where its time is over; True where that happened."""
+        if self.state is not GuardState.OPEN or now < self.until:
+            return False
+        self._move(GuardEvent.ELAPSED)
+        self.closed_at = self.until
+        return True
+
+    def peer_opened(self, until: float, level: int, at: float, evidence: Evidence | None) -> None:
+        """Take it out because a sibling process did at ``at``."""
+        if at < self.closed_at or (self.state is GuardState.OPEN and self.until >= until):
+            return
+        self._move(GuardEvent.PEER_OPENED)
+        self.since = max(self.since, at)
+        self.until = until
+        self.level = max(1, level)
+        self.evidence = evidence
+
+    def peer_closed(self, at: float) -> None:
+        """Let it in because a sibling process did."""
+        if self.state is GuardState.OPEN and at >= self.since:
+            self._move(GuardEvent.PEER_CLOSED)
+            self.closed_at = at
 
 
 class Quarantine(Guard):

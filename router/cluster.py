@@ -172,6 +172,20 @@ class Cluster:
         return self._fleet.departed
 
     @property
+    def differing(self) -> list[Candidate]:
+        """The replicas that became inconsistent or consistent again since the shell last emptied this list."""
+        return self._fleet.differing
+
+    @property
+    def panicked(self) -> list[Route]:
+        """The routes that began or ceased to pick who is ejected since the shell last emptied this list."""
+        return self._fleet.panicked
+
+    def differs(self, candidate: Candidate) -> str:
+        """Say how a replica differs from most of its version, in words; nothing where it does not."""
+        return self._fleet.consistency.differs(candidate)
+
+    @property
     def half_opened(self) -> list[Candidate]:
         """The replicas whose breakers went half open since the shell last emptied this list."""
         return self._fleet.half_opened
@@ -802,6 +816,11 @@ class Cluster:
                 for candidate in endpoint.candidates.values()
                 if candidate.breaker.state is not GuardState.CLOSED
             ]
+            out += [
+                _ejected(candidate, candidate.ejection.since)
+                for candidate in endpoint.candidates.values()
+                if candidate.ejection.active
+            ]
         return tuple(out)
 
     # --- events --------------------------------------------------------------------------------------------------
@@ -824,7 +843,10 @@ class Cluster:
                 return
             if event.rule is BreakerRule.SURGE and not spares(candidate, self.policies.breaker, now):
                 return  # a sibling process was the first to take another one out for that
-            candidate.breaker.peer_opened(event.until, event.at, event.rule, event.evidence)
+            if event.cause is EjectCause.OUTLIER:
+                candidate.ejection.peer_opened(event.until, event.level, event.at, event.evidence)
+            else:
+                candidate.breaker.peer_opened(event.until, event.at, event.rule, event.evidence)
         self._fleet.judge(endpoint, now)
 
     def _on_returned(self, event: EndpointReturned, now: float) -> None:
@@ -837,7 +859,10 @@ class Cluster:
             candidate = endpoint.candidates.get((event.model, event.version, event.shard))
             if candidate is None:
                 return
-            candidate.breaker.peer_closed(event.at)
+            if event.cause is EjectCause.OUTLIER:
+                candidate.ejection.peer_closed(event.at)
+            else:
+                candidate.breaker.peer_closed(event.at)
         self._fleet.judge(endpoint, now)
 
     def _on_peer_observed(self, event: PeerObserved, now: float) -> tuple[Event, ...]:
@@ -894,7 +919,7 @@ class Cluster:
         if route is not None and isinstance(route.balancer, Affinity):
             route.balancer.learn(event.seen)
 
-    def _on_tick(self, event: Tick, now: float) -> None:
+    def _on_tick(self, event: Tick, now: float) -> tuple[Event, ...]:
         self._fleet.watch_silence(now)
         if self.policies.concurrency.mode is ConcurrencyMode.ADAPTIVE:
             for endpoint in self._fleet.endpoints.values():
@@ -905,6 +930,8 @@ class Cluster:
             silent_since = now - self.policies.freshness.ttl_s
             for endpoint in self._fleet.endpoints.values():
                 for candidate in endpoint.candidates.values():
+                    if candidate.ejection.active and candidate.ejection.advance(now):
+                        self._fleet.judge(endpoint, now)
                     if not candidate.latency.idle:
                         candidate.settle(now)
                     if candidate.peers:
@@ -915,6 +942,11 @@ class Cluster:
                     _mark(endpoint)
             self._fleet.forget_empty_routes(now)
         self._tables.rebuild_due(now)
+        if not self._fleet.ejected:
+            return ()
+        events = tuple(_ejected(candidate, now) for candidate in self._fleet.ejected if candidate.ejection.active)
+        self._fleet.ejected.clear()
+        return events
 
 
 def _mark(endpoint: Endpoint) -> None:
@@ -926,7 +958,7 @@ def _mark(endpoint: Endpoint) -> None:
 
 def _pick(route: Route, now: float, rng: Rng, tried: Endpoint | None, key: bytes | None) -> Candidate | None:
     """Have the balancer pick where some may be out; among those that pushed back where nobody else is left."""
-    picked = route.balancer.pick(FitAt(now, tried), rng, key)
+    picked = route.balancer.pick(FitAt(now, tried, panic=route.panic), rng, key)
     if picked is None and route.busy:
         picked = route.busy_balancer.pick(FitAt(now, tried, busy=True), rng, key)
     return cast("Candidate | None", picked)  # a route's balancers pick of its candidates
@@ -992,6 +1024,22 @@ def _opened(candidate: Candidate, at: float) -> EndpointEjected:
         candidate.version,
         breaker.rule,
         breaker.evidence,
+        candidate.shard,
+    )
+
+
+def _ejected(candidate: Candidate, at: float) -> EndpointEjected:
+    ejection = candidate.ejection
+    return EndpointEjected(
+        candidate.endpoint.id,
+        EjectCause.OUTLIER,
+        ejection.until,
+        ejection.level,
+        at,
+        candidate.model,
+        candidate.version,
+        None,
+        ejection.evidence,
         candidate.shard,
     )
 

@@ -8,7 +8,7 @@ from math import ceil, exp, inf, log
 from typing import TYPE_CHECKING, Any, Final
 
 from router.baseline import Baseline
-from router.breaker import Breaker, GuardState, Quarantine
+from router.breaker import Breaker, Ejection, GuardState, Quarantine
 from router.concurrency import AdaptiveLimit
 from router.model import HTTP, Replica, State
 from router.policy import ConcurrencyMode
@@ -434,6 +434,7 @@ class Candidate:
 
     ``open_until`` is what a draw checks: minus infinity while a filter objects, else the moment at which it goes stale.
     ``fit_until`` is the same for one that may be picked where nobody else is left: it overlooks that it is busy.
+    ``panic_until`` is the same where too few are left: it overlooks an open breaker, and that it is an outlier.
     ``shard`` is its number, -1 where it is all of the version (``router.groups.WHOLE``). ``group``: it answers together
     with others on other endpoints, and only the ``entry`` is asked. ``lacks`` says what keeps it from answering that is
     not its own state.
@@ -446,9 +447,9 @@ class Candidate:
 
     __slots__ = (
         "endpoint", "latency", "most", "open_until", "prior_ms",
-        "age_s", "baseline", "breaker", "busy", "entry", "fit_until", "gone", "group", "guarded", "lacks", "lasting",
-        "model", "not_ready_until", "peers", "reason", "reason_since", "replica", "routes", "shard", "taken", "untold",
-        "version", "warm_at", "warm_for_s",
+        "age_s", "baseline", "breaker", "busy", "ejection", "entry", "fit_until", "gone", "group", "guarded",
+        "inconsistent", "lacks", "lasting", "mismatches", "model", "not_ready_until", "panic_until", "peers", "reason",
+        "reason_since", "replica", "routes", "shard", "taken", "untold", "version", "warm_at", "warm_for_s",
     )  # fmt: skip
 
     def __init__(
@@ -484,6 +485,7 @@ class Candidate:
         self.routes = routes
         self.open_until = -inf
         self.fit_until = -inf
+        self.panic_until = -inf
         self.prior_ms = 1.0
         self.reason: Reason | None = None
         self.reason_since = -inf
@@ -492,6 +494,9 @@ class Candidate:
         self.warm_for_s = 0.0
         self.busy = False
         self.lasting = 1.0
+        self.mismatches = 0  # heartbeats in a row at which it said that it loaded something else than most
+        self.inconsistent = False
+        self.ejection = Ejection()
 
     @property
     def busy_until(self) -> float:
@@ -565,6 +570,11 @@ class Candidate:
     def broke_at(self) -> float:
         """When its connections last broke, minus infinity where they never did."""
         return self.endpoint.quarantine.since
+
+    @property
+    def outlier(self) -> bool:
+        """It is out because it failed much more than the others of its version."""
+        return self.ejection.active
 
     @property
     def breaker_open(self) -> bool:

@@ -8,7 +8,7 @@ meaning for that row.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from router.groups import FEW, unfit
 from router.lasting import idle_s_of, lasting_at
 from router.model import WHOLE, StoreMode
 from router.outcomes import Reason
+from router.outlier import PANIC_OVERLOOKS, panics
 from router.protocols import Compared
 from router.routes import UNMEASURED_MS, NoCandidate, Weighing, expected_wait, weigh
 from router.stats import median
@@ -51,10 +52,11 @@ _SOONEST_FIRST = (
 )
 """Which reason is named where as many candidates share it: the one that is likely to pass first."""
 
-_EJECTED = frozenset({Reason.QUARANTINED, Reason.BREAKER_OPEN})
+_EJECTED = frozenset({Reason.QUARANTINED, Reason.BREAKER_OPEN, Reason.OUTLIER})
 _WARM_ALL_THE_SAME = _EJECTED | {Reason.BUSY, Reason.AT_LIMIT}
 """Reasons that say of now, not of whether a replica could serve."""
 
+_PANIC = "; panic: so few are left that those which are ejected are picked too"
 _ALL_BUSY = "; all that are left pushed back, so they are picked all the same"
 
 
@@ -180,7 +182,10 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class RouteRow:
-    """One route with its candidates, in the order of :class:`Explanation`; ``entry`` is the shard asked for a group."""
+    """One route with its candidates, in the order of :class:`Explanation`; ``entry`` is the shard asked for a group.
+
+    ``panic``: those that are ejected are picked too.
+    """
 
     key: str
     model: str
@@ -193,6 +198,7 @@ class RouteRow:
     serve: str = "any"
     versions: tuple[VersionRow, ...] = ()
     entry: int = 0
+    panic: bool = False
 
 
 class Glance:
@@ -211,6 +217,7 @@ class Glance:
         "lasting",
         "lacks",
         "open_until",
+        "panic_until",
         "prior_ms",
         "version",
         "warm_for_s",
@@ -220,7 +227,7 @@ class Glance:
         self.candidate = candidate
         self.endpoint = candidate.endpoint
         self.version = candidate.version
-        self.open_until = self.fit_until = inf
+        self.open_until = self.fit_until = self.panic_until = inf
         self.prior_ms = UNMEASURED_MS
         self.age_s = age_s
         self.warm_for_s = max(0.0, now - candidate.warm_at)
@@ -274,6 +281,16 @@ class Glance:
         """Its breaker would let nothing through at this moment."""
         breaker = self.candidate.breaker
         return breaker.blocks and not (breaker.state is GuardState.OPEN and self._now >= breaker.until)
+
+    @property
+    def outlier(self) -> bool:
+        """It is out as an outlier at this moment."""
+        return self.candidate.ejection.active and self._now < self.candidate.ejection.until
+
+    @property
+    def inconsistent(self) -> bool:
+        """It keeps saying that it loaded something else than most."""
+        return self.candidate.inconsistent
 
     @property
     def busy(self) -> bool:
@@ -352,6 +369,7 @@ class _Standing:
     open: list[Glance]
     out: list[tuple[Glance, Reason]]
     all_busy: bool
+    panic: bool
     weighing: Weighing
     key: bytes | None
 
@@ -359,6 +377,11 @@ class _Standing:
 def _look(view: View, route: Route, now: float, key: bytes | None) -> _Standing:
     open_, out = view.look(route, now)
     all_busy = not open_
+    ejected = [glance for glance, reason in out if reason in PANIC_OVERLOOKS]
+    panic = panics(len(open_), len(ejected), view.policies.outlier)
+    if panic:
+        open_ = [*open_, *ejected]
+        out = [(glance, reason) for glance, reason in out if reason not in PANIC_OVERLOOKS]
     open_, out = _overlook_busy(open_, out)
     balancer = (route.busy_balancer if all_busy else route.balancer).twin()
     if balancer.weighs(key):
@@ -371,7 +394,7 @@ def _look(view: View, route: Route, now: float, key: bytes | None) -> _Standing:
         known = glance.candidate.known_ewma_ms()
         glance.prior_ms = middle if known is None else known
     balancer.arrange(open_, weighing.weights)
-    return _Standing(balancer, open_, out, all_busy, weighing, key)
+    return _Standing(balancer, open_, out, all_busy, panic, weighing, key)
 
 
 def explain(view: View, route: Route, now: float, rng: Rng, key: bytes | None = None) -> Explanation:
@@ -394,7 +417,9 @@ def explain(view: View, route: Route, now: float, rng: Rng, key: bytes | None = 
         version=route.version,
         mode=view.mode,
         balancer=balancer.name,
-        law=_law(view, standing) + (_ALL_BUSY if standing.all_busy and open_ else ""),
+        law=_law(view, standing)
+        + (_ALL_BUSY if standing.all_busy and open_ else "")
+        + (_PANIC if standing.panic else ""),
         rows=rows,
         probe=probe,
         draw=draw,
@@ -407,7 +432,8 @@ def route_row(view: View, route: Route, now: float, *, default: bool) -> RouteRo
     standing = _look(view, route, now, None)
     rows, policy, name = _rows(standing, now), route.policy, standing.balancer.name
     of = (route.key, route.model, route.version, route.protocol)
-    return RouteRow(*of, default, policy.idempotent, name, rows, entry=policy.shards.entry)
+    row = RouteRow(*of, default, policy.idempotent, name, rows, entry=policy.shards.entry)
+    return replace(row, panic=standing.panic) if standing.panic else row
 
 
 def _overlook_busy(
@@ -467,6 +493,8 @@ def _back_in_s(candidate: Candidate, reason: Reason, policy: FreshnessPolicy, no
         return policy.heartbeat_s if at == inf else max(0.0, at - now)
     if reason is Reason.BREAKER_OPEN:
         return max(0.0, candidate.breaker.until - now) or policy.heartbeat_s
+    if reason is Reason.OUTLIER:
+        return max(0.0, candidate.ejection.until - now)
     if reason is Reason.BUSY:
         return max(0.0, candidate.busy_until - now)
     return policy.heartbeat_s
@@ -588,6 +616,8 @@ def _for_s(candidate: Candidate, reason: Reason | None, now: float) -> float | N
         return max(0.0, now - candidate.endpoint.quarantine.since)
     if reason is Reason.BREAKER_OPEN:
         return max(0.0, now - candidate.breaker.since)
+    if reason is Reason.OUTLIER:
+        return max(0.0, now - candidate.ejection.since)
     return max(0.0, now - candidate.reason_since) if candidate.reason is reason else 0.0
 
 
@@ -596,6 +626,8 @@ def _left_s(candidate: Candidate, reason: Reason | None, now: float) -> float | 
         return max(0.0, candidate.endpoint.quarantine.until - now)
     if reason is Reason.BREAKER_OPEN:
         return max(0.0, candidate.breaker.until - now)
+    if reason is Reason.OUTLIER:
+        return max(0.0, candidate.ejection.until - now)
     if reason is Reason.BUSY:
         return max(0.0, candidate.busy_until - now)
     return None

@@ -74,6 +74,16 @@ class GroupComplete:
         return Reason.GROUP_INCOMPLETE if candidate.lacks else None
 
 
+class Consistent:
+    """Not a replica that keeps saying that it loaded something else than most of its version."""
+
+    name = "consistent"
+
+    def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
+        """Object where it is inconsistent."""
+        return Reason.INCONSISTENT if candidate.inconsistent else None
+
+
 class Fresh:
     """Only an endpoint that was heard from within the TTL."""
 
@@ -95,6 +105,16 @@ class BreakerAdmits:
     def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
         """Object where the breaker blocks."""
         return Reason.BREAKER_OPEN if candidate.breaker_open else None
+
+
+class NoOutlier:
+    """Not a replica that is out because it failed much more than the others."""
+
+    name = "no_outlier"
+
+    def __call__(self, candidate: Candidate, mode: StoreMode) -> Reason | None:
+        """Object where it is ejected as an outlier."""
+        return Reason.OUTLIER if candidate.outlier else None
 
 
 class NotQuarantined:
@@ -135,8 +155,10 @@ def default_filters(ttl_s: float) -> tuple[Filter, ...]:
         NotDraining(),
         NotHeld(),
         GroupComplete(),
+        Consistent(),
         Fresh(ttl_s),
         BreakerAdmits(),
+        NoOutlier(),
         NotQuarantined(),
         Entry(),
         NotBusy(),

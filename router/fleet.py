@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from bisect import insort
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.affinity import Affinity, AffinityCounts
 from router.ages import Ages
 from router.balancers import balancer_for
+from router.consistency import Consistency
 from router.endpoint import Candidate, Endpoint, several_versions
 from router.groups import Group, ShardMap, lacks_alone, offered, unfit
 from router.hedging import HeadTimes
 from router.lasting import idle_s_of, lasting_at
-from router.model import HTTP, WHOLE
+from router.model import HTTP, WHOLE, Evidence
 from router.outcomes import Reason
+from router.outlier import PANIC_OVERLOOKS, Tally, outliers
 from router.policy import UNSPLIT, ModelPolicy, ShardMode
 from router.rollout import in_force
 from router.routes import Route
@@ -43,12 +45,18 @@ if TYPE_CHECKING:
     from router.protocols import Candidate as CandidateView
 
 
+JUDGE_S: Final = 1.0
+"""How often the replicas of a route are compared, at most."""
+
+
 class Fleet:
     """Endpoints by id, routes by key, and the verdict of the filters on each candidate.
 
     ``generation`` changes with the set of routes, and with which of them have endpoints. ``departed`` are endpoints
-    that left, ``half_opened`` replicas whose breakers went half open; the shell empties both. Models in the
-    configuration always have a route; one that was learned from endpoints goes a while after the last of them.
+    that left, ``half_opened`` replicas whose breakers went half open, ``differing`` those that became inconsistent or
+    are no longer, ``panicked`` routes that began or ceased to pick who is ejected; the shell empties all of them.
+    Models in the configuration always have a route; one that was learned from endpoints goes a while after the last of
+    them.
     """
 
     def __init__(
@@ -66,6 +74,10 @@ class Fleet:
         self.default: Route | None = None
         self.departed: list[Endpoint] = []
         self.half_opened: list[Candidate] = []
+        self.differing: list[Candidate] = []
+        self.panicked: list[Route] = []
+        self.ejected: list[Candidate] = []  # as outliers, yet to be told to sibling processes
+        self.consistency = Consistency(policies.consistency.mismatches)
         self.generation = 0
         self.ages = Ages(policies.freshness)
         self._policies = policies
@@ -104,6 +116,7 @@ class Fleet:
                     candidate.lasting = 1.0
         self._cools = policies.warmth.idle_after_s is not None
         self._filters = tuple(filters)
+        self.consistency.configure(policies.consistency.mismatches)
         self.ages.configure(policies.freshness)
         buckets = LogBuckets(policies.latency.relative_error)
         if buckets.gamma != self._buckets.gamma:
@@ -203,6 +216,7 @@ class Fleet:
         reason = self.verdict(candidate)
         candidate.open_until = stale_at if reason is None else -inf
         candidate.fit_until = stale_at if reason is None or reason is Reason.BUSY else -inf
+        candidate.panic_until = stale_at if reason is None or reason in PANIC_OVERLOOKS else -inf
         if reason is not candidate.reason:
             candidate.reason = reason
             candidate.reason_since = now
@@ -227,6 +241,24 @@ class Fleet:
             until = min(until, self.ages.stale_at(member.endpoint))
         entry.lacks = group.lacks(entry, lambda member: unfit(member, member.reason, now))
         return until
+
+    def judge_outliers(self, route: Route, now: float) -> None:
+        """Take out who fails much more than the others of a version; at most once a second for each route."""
+        policy = self._policies.outlier
+        if not policy.enabled or len(route.candidates) <= policy.minimum_others or now < route.judge_at:
+            return
+        route.judge_at = now + JUDGE_S
+        groups: dict[tuple[str, int], list[Candidate]] = {}
+        for candidate in route.candidates:
+            groups.setdefault((candidate.version, candidate.shard), []).append(candidate)
+        for group in groups.values():
+            tallies = [_tally(candidate, now) for candidate in group]
+            for found in outliers(tallies, policy):
+                candidate, tally = group[found.index], tallies[found.index]
+                evidence = Evidence(tally.calls, tally.failures, 0, 0, others_ratio=found.bound_ratio)
+                candidate.ejection.eject(evidence, policy, now)
+                self.ejected.append(candidate)
+                self.judge(candidate.endpoint, now)
 
     def judge(self, endpoint: Endpoint, now: float) -> None:
         """Judge all candidates of an endpoint after something about it changed."""
@@ -279,6 +311,7 @@ class Fleet:
         if self.ages.hear(endpoint, event.at, now, self.endpoints.values()):
             self.judge_all(now)
         self._take_replicas(endpoint, record, event.at, now, from_start=first and record.static)
+        self._compare(endpoint)
         self.judge(endpoint, now)
 
     def heard(self, event: EndpointsHeard, now: float) -> None:
@@ -289,7 +322,14 @@ class Fleet:
                 continue
             if self.ages.hear(endpoint, event.at, now, self.endpoints.values()):
                 self.judge_all(now)
+            self._compare(endpoint)
             self.judge(endpoint, now)
+
+    def _compare(self, endpoint: Endpoint) -> None:
+        """Compare what an endpoint holds with what others of its versions do, at its heartbeat."""
+        for candidate in endpoint.candidates.values():
+            if self.consistency.heard(candidate):
+                self.differing.append(candidate)
 
     def gone(self, event: EndpointGone, now: float) -> None:
         """Take an endpoint out."""
@@ -514,6 +554,7 @@ class Fleet:
         endpoint.several = several
 
     def _unlink(self, candidate: Candidate, now: float) -> None:
+        self.consistency.forget(candidate)
         candidate.open_until = candidate.fit_until = -inf
         candidate.gone = True
         for route in candidate.routes:
@@ -535,6 +576,11 @@ class Fleet:
 
 def _picked_by(policy: ModelPolicy) -> tuple[object, ...]:
     return policy.balancer, policy.key, policy.affinity
+
+
+def _tally(candidate: Candidate, now: float) -> Tally:
+    successes, failures = candidate.breaker.calls.peek(now)
+    return Tally(successes, failures, candidate.ejection.active or candidate.breaker_open)
 
 
 def _order(candidate: Candidate) -> tuple[str, str, int]:

@@ -69,6 +69,7 @@ class Replica:
     state: State = State.WARM
     warmth: tuple[tuple[str, float], ...] = ()
     content_hash: str = ""
+    config_revision: str = ""  # of the configuration that it was loaded by
     generation: int = 0
     warm_for_s: float = 0.0
     reason: str = ""  # why it is failed, where it is
@@ -118,6 +119,7 @@ class EjectCause(StrEnum):
 
     QUARANTINE = "quarantine"
     BREAKER = "breaker"
+    OUTLIER = "outlier"
 
 
 class BreakerRule(StrEnum):
@@ -134,7 +136,8 @@ class Evidence:
 
     ``calls`` are those that count, within the window or, where it opened again, the ``trials``. Of them ``failed``,
     ``unanswered`` (which failed too) and ``slow`` (longer than ``slow_over_ms``; they may have failed too).
-    ``p95_ms`` and ``baseline_ms`` are the measured and the usual P95; None where they are unknown.
+    ``p95_ms`` and ``baseline_ms`` are the measured and the usual P95; None where they are unknown. ``others_ratio``: of
+    an outlier, the share of failures that the others would have been let pass with.
     """
 
     calls: int
@@ -145,6 +148,7 @@ class Evidence:
     p95_ms: float | None = None
     baseline_ms: float | None = None
     slow_over_ms: float | None = None
+    others_ratio: float | None = None
 
 
 # --- events: everything that may change a Cluster ---------------------------------------------------------------
@@ -213,7 +217,8 @@ class EndpointEjected:
     """A sibling process ejected an endpoint until ``until``; it is out here too. ``level`` counts back-off steps.
 
     A quarantine is for all that the endpoint offers; a breaker is for one version of one model, or a shard of it,
-    which is named, with the ``rule`` that opened it and what it opened on.
+    which is named, with the ``rule`` that opened it and what it opened on. The same for an outlier, which no rule but
+    others are judged by.
     """
 
     id: str

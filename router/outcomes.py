@@ -187,6 +187,8 @@ class Reason(StrEnum):
     BREAKER_OPEN = "breaker_open"
     GROUP_INCOMPLETE = "group_incomplete"
     NOT_ENTRY = "not_entry"  # it answers through another endpoint of its group, and is picked with that one
+    OUTLIER = "outlier"  # it failed much more than the others of its version
+    INCONSISTENT = "inconsistent"  # it loaded something else than most replicas of its version
     ALREADY_TRIED = "already_tried"
     AT_LIMIT = "at_limit"  # as much is in flight there as may be; passed over by each choice that finds it so
     OTHER_VERSION = "other_version"  # requests that name no version go to others of the model

@@ -134,6 +134,47 @@ class QuarantinePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsistencyPolicy:
+    """A replica that says ``mismatches`` times in a row that it loaded something else than most is not picked."""
+
+    mismatches: int | None = 5  # heartbeats; None: not compared
+
+    def __post_init__(self) -> None:
+        if self.mismatches is not None:
+            _positive("consistency", "mismatches", self.mismatches)
+
+
+@dataclass(frozen=True, slots=True)
+class OutlierPolicy:
+    """A replica that fails much more than the others of its version is out for ``base_s``, longer each time in a row.
+
+    Much more: over ``least_failure_ratio``, and over the others' mean by ``deviations`` of their spread. Where so many
+    are out that less than ``panic_ratio`` of a route is left, those that are out take their share again.
+    """
+
+    enabled: bool = True
+    minimum_calls: int = 50  # of a replica, within breaker.window_s
+    minimum_others: int = 2  # with as many calls, to compare it with
+    least_failure_ratio: float = 0.1
+    deviations: float = 3.0
+    base_s: float = 30.0
+    max_s: float = 300.0
+    max_ejected_ratio: float = 0.5  # of a version's replicas, those included whose breakers are open
+    panic_ratio: float = 0.3
+
+    def __post_init__(self) -> None:
+        _positive("outlier", "minimum_calls", self.minimum_calls)
+        _positive("outlier", "minimum_others", self.minimum_others)
+        for name in ("least_failure_ratio", "max_ejected_ratio", "panic_ratio"):
+            _ratio("outlier", name, getattr(self, name))
+        if not 0 <= self.deviations < float("inf"):
+            raise PolicyError("outlier.deviations", self.deviations, "must be 0 or more")
+        _positive("outlier", "base_s", self.base_s)
+        if not self.base_s <= self.max_s < float("inf"):
+            raise PolicyError("outlier.max_s", self.max_s, f"must be at least base_s ({self.base_s})")
+
+
+@dataclass(frozen=True, slots=True)
 class BackPressurePolicy:
     """After 429, or 503 with Retry-After: others are picked until Retry-After, while there are others."""
 
@@ -532,6 +573,8 @@ class Policies:
     ramp: RampPolicy = field(default_factory=RampPolicy)
     warmth: WarmthPolicy = field(default_factory=WarmthPolicy)
     quarantine: QuarantinePolicy = field(default_factory=QuarantinePolicy)
+    consistency: ConsistencyPolicy = field(default_factory=ConsistencyPolicy)
+    outlier: OutlierPolicy = field(default_factory=OutlierPolicy)
     back_pressure: BackPressurePolicy = field(default_factory=BackPressurePolicy)
     breaker: BreakerPolicy = field(default_factory=BreakerPolicy)
     retry: RetryPolicy = field(default_factory=RetryPolicy)

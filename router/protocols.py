@@ -46,6 +46,10 @@ class Candidate(Protocol):
     def lacks(self) -> Sequence[object]: ...  # noqa: D102
     @property
     def entry(self) -> bool: ...  # noqa: D102
+    @property
+    def outlier(self) -> bool: ...  # noqa: D102
+    @property
+    def inconsistent(self) -> bool: ...  # noqa: D102
 
 
 class Filter(Protocol):
@@ -99,6 +103,8 @@ class Choosable(Protocol):
     def open_until(self) -> float: ...  # noqa: D102
     @property
     def fit_until(self) -> float: ...  # noqa: D102
+    @property
+    def panic_until(self) -> float: ...  # noqa: D102
 
 
 class Fit(Protocol):

@@ -128,7 +128,8 @@ class Route:
         "key", "model", "version", "policy", "hedging", "protocol",
         "due", "drawn", "table", "used", "balancer",
         "built_at", "busy", "busy_balancer", "candidates", "dirty", "empty_since", "interval_s", "learned", "mixed",
-        "none", "none_at", "queued", "rebuild_at", "serve", "shard", "shard_map", "shards", "waiting", "withdrawn",
+        "judge_at", "none", "none_at", "panic", "queued", "rebuild_at", "serve", "shard", "shard_map", "shards",
+        "waiting", "withdrawn",
     )  # fmt: skip
 
     def __init__(
@@ -173,6 +174,8 @@ class Route:
         self.none: NoCandidate | None = None
         self.none_at = -inf
         self.queued: NoCandidate | None = None
+        self.judge_at = -inf
+        self.panic = False
 
     def takes(self, candidate: Candidate) -> bool:
         """Return whether a candidate's version may take requests here, now or later."""

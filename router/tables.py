@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from router.explain import View
 from router.outcomes import Reason
+from router.outlier import PANIC_OVERLOOKS, panics
 from router.routes import UNMEASURED_MS, weigh
 from router.stats import median
 from router.versions import is_left_out, served_version
@@ -82,9 +83,13 @@ class Tables:
         busy: list[Candidate] = []
         waiting: list[Candidate] = []
         busy_until = inf
+        ejected: list[Candidate] = []
+        self._fleet.judge_outliers(route, now)
         for candidate in route.candidates:
             endpoint = candidate.endpoint
             candidate.latency.settle_seldom(now)
+            if candidate.ejection.active:
+                candidate.ejection.advance(now)
             if endpoint.cap != endpoint.limit and now >= endpoint.capped_until:
                 endpoint.uncap()
             if not candidate.guarded or not self._fleet.advance(candidate, now):
@@ -98,16 +103,25 @@ class Tables:
                 candidate.reason is Reason.QUARANTINED or candidate.reason is Reason.BREAKER_OPEN
             ):
                 waiting.append(candidate)
+            if candidate.entry and candidate.reason in PANIC_OVERLOOKS:
+                ejected.append(candidate)
         serve = route.serve
         if serve is not None:
             served = served_version(serve, {candidate.version for candidate in (*open_, *busy)})
             open_ = [one for one in open_ if not is_left_out(serve, one.version, served, ejected=False)]
             busy = [one for one in busy if not is_left_out(serve, one.version, served, ejected=False)]
             waiting = [one for one in waiting if not is_left_out(serve, one.version, served, ejected=True)]
+            ejected = [one for one in ejected if not is_left_out(serve, one.version, served, ejected=True)]
         if route.shards:  # one of those is asked, not this one
-            open_, busy, waiting = [], [], []
+            open_, busy, waiting, ejected = [], [], [], []
         if route.hedging is not None:
             route.hedging.settle(now)
+        panic = panics(len(open_), len(ejected), self._policies.outlier)
+        if panic is not route.panic:
+            route.panic = panic
+            self._fleet.panicked.append(route)
+        if route.panic:
+            open_ = open_ + ejected
         route.drawn = open_
         route.busy = busy
         route.waiting = waiting
@@ -132,7 +146,7 @@ class Tables:
 
     def plan_due(self, route: Route) -> None:
         """Set when the next choice must look closer."""
-        if not route.drawn or route.queued is not None:
+        if not route.drawn or route.panic or route.queued is not None:
             route.due = -inf
             return
         due = route.rebuild_at

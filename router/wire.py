@@ -224,7 +224,14 @@ def record_bytes(record: EndpointRecord) -> int:
 
 def replica_bytes(replica: Replica) -> int:
     """Return how many bytes ``replica`` adds to those of its record at most."""
-    texts = (replica.model, replica.version, replica.content_hash, replica.reason, replica.group)
+    texts = (
+        replica.model,
+        replica.version,
+        replica.content_hash,
+        replica.config_revision,
+        replica.reason,
+        replica.group,
+    )
     names = (name for name, _ in replica.warmth)
     frames = _REPLICA_FRAME_BYTES + len(replica.warmth) * _WARMTH_FRAME_BYTES
     return frames + sum(map(_utf8, texts)) + sum(map(_utf8, names))
@@ -286,6 +293,8 @@ def _replica_out(replica: Replica) -> dict[str, Any]:
         out["w"] = dict(replica.warmth)
     if replica.content_hash:
         out["h"] = replica.content_hash
+    if replica.config_revision:
+        out["c"] = replica.config_revision
     if replica.generation:
         out["g"] = replica.generation
     if replica.warm_for_s:
@@ -319,6 +328,7 @@ def _replica_in(row: dict[str, Any]) -> Replica:
         state=State(row["s"]),
         warmth=warmth,
         content_hash=_text(row.get("h", "")),
+        config_revision=_text(row.get("c", "")),
         generation=_integer(row.get("g", 0)),
         warm_for_s=_finite(row.get("t", 0.0)),
         reason=_text(row.get("r", "")),

@@ -312,6 +312,21 @@ class DataProcess:
 
     def _log_ejection(self, event: EndpointEjected) -> None:
         for_s = round(event.until - event.at, 3)
+        if event.cause is EjectCause.OUTLIER and event.evidence is not None:
+            found = event.evidence
+            self._log.warning(
+                "endpoint.ejected",
+                endpoint=event.id,
+                cause=event.cause.value,
+                model=event.model,
+                version=event.version,
+                step=event.level,
+                for_s=for_s,
+                calls=found.calls,
+                failed=found.failed,
+                others_ratio=found.others_ratio,
+            )
+            return
         if event.cause is not EjectCause.BREAKER or event.rule is None or event.evidence is None:
             self._log.warning(
                 "endpoint.ejected", endpoint=event.id, cause=event.cause.value, step=event.level, for_s=for_s
@@ -442,6 +457,11 @@ class DataProcess:
         if self._cluster.half_opened:
             self._log_trials()
         self._plane.admission.tick(now)
+        for route in self._cluster.panicked:
+            say = self._log.error if route.panic else self._log.info
+            say("route.panic" if route.panic else "route.calm", route=route.key, candidates=len(route.candidates))
+        self._cluster.panicked.clear()
+        self._cluster.differing.clear()  # the control process says it, once for all
         self._plane.hangups.look()
         if now >= self._sweep_due:
             self._plane.gauge(Scalar.LOOP_LAG_US_NOW, int(max(0.0, now - self._sweep_due) * 1e6))

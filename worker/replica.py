@@ -65,6 +65,7 @@ class HeldReplica:
         self.counts = Counts()
         self.gate = Gate(files.name)
         self.content_hash = ""
+        self.config_revision = files.config_revision
         self._engine = engine
         self._loader = loader
         self._log = log
@@ -211,6 +212,7 @@ class HeldReplica:
             state=self.state,
             warmth=tuple(sorted(self._warmth.items())),
             content_hash=self.content_hash,
+            config_revision=self.config_revision,
             generation=1,
             warm_for_s=self.warm_for_s(),
             reason=self._lifecycle.reason[:500],

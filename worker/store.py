@@ -13,6 +13,7 @@ remedy; nothing is guessed.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,6 +56,12 @@ class ModelFiles:
     labels: tuple[str, ...] = ()
     warmup: tuple[ShapeClass, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def config_revision(self) -> str:
+        """Return what is equal where a version's description means the same: labels, warm-up and engine options."""
+        said = (self.labels, sorted((one.name, sorted(one.shapes.items())) for one in self.warmup), self.options)
+        return hashlib.blake2b(msgspec.json.encode(said, order="sorted"), digest_size=8).hexdigest()
 
 
 class _Warmup(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -13,12 +13,14 @@ from router.policy import (
     BackPressurePolicy,
     BreakerPolicy,
     ConcurrencyPolicy,
+    ConsistencyPolicy,
     FreshnessPolicy,
     HedgingPolicy,
     KeyPolicy,
     LadderPolicy,
     LatencyPolicy,
     ModelPolicy,
+    OutlierPolicy,
     Policies,
     QuarantinePolicy,
     RampPolicy,
@@ -46,6 +48,8 @@ class Policy(Base, frozen=True):
     ramp: RampPolicy = msgspec.field(default_factory=RampPolicy)
     warmth: WarmthPolicy = msgspec.field(default_factory=WarmthPolicy)
     quarantine: QuarantinePolicy = msgspec.field(default_factory=QuarantinePolicy)
+    consistency: ConsistencyPolicy = msgspec.field(default_factory=ConsistencyPolicy)
+    outlier: OutlierPolicy = msgspec.field(default_factory=OutlierPolicy)
     back_pressure: BackPressurePolicy = msgspec.field(default_factory=BackPressurePolicy)
     breaker: BreakerPolicy = msgspec.field(default_factory=BreakerPolicy)
     retry: RetryPolicy = msgspec.field(default_factory=RetryPolicy)

@@ -195,7 +195,20 @@ class Keeper:
     def _own(self, event: Event) -> None:
         self.cluster.apply(event, self._clock())
         self.cluster.departed.clear()  # pools and rows of their own only data processes have
+        self.cluster.panicked.clear()
         self.cluster.half_opened.clear()  # and it is they that send requests there
+        if self.cluster.differing:
+            self._say_who_differs()
+
+    def _say_who_differs(self) -> None:
+        for candidate in self.cluster.differing:
+            id, model, version = candidate.endpoint.id, candidate.model, candidate.version  # noqa: A001
+            if candidate.inconsistent:
+                why = self.cluster.differs(candidate)
+                _log.error("replica.inconsistent", id=id, model=model, version=version, why=why)
+            elif not candidate.gone:
+                _log.info("replica.consistent", id=id, model=model, version=version)
+        self.cluster.differing.clear()
 
     def measured(self, rows: Iterable[Merged]) -> None:
         """Take in what other sidecars measured, and pass it on."""
@@ -299,11 +312,11 @@ class Keeper:
             self._own(known)
             self._broke(event)
             guard: Guard = endpoint.quarantine
-            if event.cause is EjectCause.BREAKER:
+            if event.cause is not EjectCause.QUARANTINE:
                 candidate = endpoint.candidates.get((event.model, event.version, event.shard))
                 if candidate is None:
                     continue
-                guard = candidate.breaker
+                guard = candidate.ejection if event.cause is EjectCause.OUTLIER else candidate.breaker
             if guard.state is not GuardState.CLOSED and known.until > now:  # else it returned while the list came
                 self.roster.ejected(known)
         if not message.last:

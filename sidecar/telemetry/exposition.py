@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from router.admission import Refusal
 from router.breaker import GuardState
-from router.model import StoreMode
+from router.model import HTTP, StoreMode
 from router.outcomes import AttemptResult, Outcome
 from router.sketches import Refused as RefusedRow
 from sidecar.cache.terms import Refused
@@ -336,6 +336,7 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
             for candidate in endpoint.candidates.values():
                 of = (record.id, candidate.model, candidate.version, _shard(candidate.shard))
                 out.add(f.BREAKER, _GUARD[candidate.breaker.state], *of)
+                out.add(f.OUTLIER, candidate.ejection.active, *of)
             for (model, version, shard, rule), count in keeper.opened.get(record.id, {}).items():
                 if (model, version, shard) in endpoint.candidates:
                     out.add(f.BREAKER_OPENED, count, record.id, model, version, _shard(shard), rule.value)
@@ -343,6 +344,7 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
     for source, count in sources.items():
         out.add(f.ENDPOINTS, count, source)
     for route in keeper.cluster.routes(now):
+        out.add(f.PANIC, route.panic, route.key if route.protocol == HTTP else f"{route.protocol}:{route.key}")
         if not route.version:  # the routes of single versions show the same replicas again
             _replicas(out, route)
             _groups(out, route)

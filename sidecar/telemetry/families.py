@@ -187,6 +187,8 @@ BREAKER = Family("warmroute_replica_breaker_state", _G, "0 closed, 1 open, 2 hal
 BREAKER_OPENED = Family(
     "warmroute_replica_breaker_opened_total", _C, "Times the breaker opened, by rule.", (*_REPLICA, "rule")
 )
+OUTLIER = Family("warmroute_replica_outlier", _G, "1 while the replica is out as an outlier.", _REPLICA)
+PANIC = Family("warmroute_route_panic", _G, "1 while so few are left that those ejected are picked too.", ("route",))
 QUARANTINED = Family("warmroute_endpoint_quarantined", _G, "1 while the endpoint is in quarantine.", _ENDPOINT)
 HELD = Family("warmroute_endpoint_held", _G, "1 while an operator has drained the endpoint here.", _ENDPOINT)
 REPLICA_STATE = Family("warmroute_replica_state", _G, "1 for the state the replica is in.", (*_REPLICA, "state"))

@@ -48,6 +48,7 @@ def test_every_state_knows_what_siblings_say_and_nothing_else_is_legal() -> None
     assert own == {
         (GuardState.CLOSED, GuardEvent.TRIPPED): GuardState.OPEN,
         (GuardState.OPEN, GuardEvent.WAITED): GuardState.HALF_OPEN,
+        (GuardState.OPEN, GuardEvent.ELAPSED): GuardState.CLOSED,
         (GuardState.OPEN, GuardEvent.NEEDED): GuardState.CLOSED,
         (GuardState.HALF_OPEN, GuardEvent.NEEDED): GuardState.CLOSED,
         (GuardState.HALF_OPEN, GuardEvent.PASSED): GuardState.CLOSED,

@@ -47,6 +47,7 @@ class View:
         self.held = self.quarantined = self.breaker_open = self.busy = False
         self.lacks: tuple[str, ...] = ()
         self.entry = True
+        self.inconsistent = self.outlier = False
         for name, value in fields.items():
             setattr(self, name, value)
 
