@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from router.model import WHOLE
-from router.policy import PolicyError, ShardMode, ShardPolicy
+from router.policy import OnNoCandidate, PolicyError, ShardMode, ShardPolicy
 from sidecar.config.problems import Path
 from sidecar.discovery.planned import held
 from sidecar.settings import Endpoint, Model, Settings
@@ -15,6 +15,11 @@ def sharding(settings: Settings) -> Iterator[tuple[Path, str]]:
     """Yield (path, remedy) of everything that makes no sense."""
     models = {model.name: model for model in settings.models}
     for index, model in enumerate(settings.models):
+        if model.shards.mode is not ShardMode.REPLICATED and model.on_no_candidate is OnNoCandidate.LAZY:
+            yield (
+                ("models", index, "on_no_candidate"),
+                "lazy has one endpoint load all of a model, and this one is split: choose wait or fail",
+            )
         yield from _split(("models", index, "shards"), model, settings)
     for index, endpoint in enumerate(settings.endpoints):
         yield from _shards(("endpoints", index), endpoint, models)

@@ -18,6 +18,7 @@ from sidecar.http1.caller import ANSWERING
 from sidecar.http1.forwarding import numbered
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE
 from sidecar.http1.hedging import HedgingConnection
+from sidecar.http1.keying import within
 from sidecar.http1.renaming import reframed, renamed
 from sidecar.http1.special import SpecialConnection, without_chunks
 from sidecar.telemetry.page import LadderWord
@@ -239,12 +240,16 @@ class DegradingConnection(SpecialConnection):
             name, version = model.fallbacks[descent.next_fallback]
             descent.next_fallback += 1
             route = plane.cluster.route(name, version)
+            if route is not None:
+                route = within(plane.cluster, self._head, self._body_of(course), route)
             if route is None or route is asked.route or not plane.cluster.route_is_routable(route, now):
                 continue
             if not self._rename(course, descent, name, version):
                 return False
             self._target = target = plane.targets.plain(asked.surface, route)
             target.row = asked.row  # it is a request for the model that was asked
+            source = target.key_source
+            course.key = None if source is None else source.find(self._head, self._body_of(course))
             descent.entry = f"{name}@{version}".encode() if version else name.encode()
             self._plain = False
             course.mirror = None
@@ -253,6 +258,14 @@ class DegradingConnection(SpecialConnection):
             self._dispatch(route, None, now)
             return True
         return False
+
+    def _body_of(self, course: Course) -> bytes | None:
+        """Return what the request's body carries, None where it is not all here."""
+        if course.body is not None:
+            return course.body
+        if not self.request_done or not self._whole:
+            return None
+        return self._seen if self._head.length >= 0 else without_chunks(self._seen)
 
     def _rename(self, course: Course, descent: Descent, name: str, version: str) -> bool:
         """Make the request one to another model; False where that cannot be."""
@@ -321,8 +334,11 @@ class DegradingConnection(SpecialConnection):
             return True
         if not self._may_ask(course, descent):
             return False
-        routes = [self._plane.cluster.route(*entry) for entry in model.fallbacks[descent.next_fallback :]]
-        return any(route is not None and self._plane.cluster.route_is_routable(route, now) for route in routes)
+        cluster = self._plane.cluster
+        routes = [cluster.route(*entry) for entry in model.fallbacks[descent.next_fallback :]]
+        body = self._body_of(course)
+        found = [within(cluster, self._head, body, route) for route in routes if route is not None]
+        return any(route is not None and cluster.route_is_routable(route, now) for route in found)
 
     # --- what is kept -----------------------------------------------------------------------------------------------
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from router.outcomes import Outcome
+from sidecar.http1.keys import key_source_of
 from sidecar.http1.steps import KEYED
 
 if TYPE_CHECKING:
+    from router.cluster import Cluster
     from router.routes import Route
+    from sidecar.http1.head import RequestHead
     from sidecar.http1.keys import KeySource
     from sidecar.http1.special import SpecialConnection
     from sidecar.http1.steps import Course, Step
@@ -53,6 +56,18 @@ class KeyStep:
         else:
             caller.refuse(Outcome.BAD_REQUEST, no_key(route, source))
         return False
+
+
+def within(cluster: Cluster, head: RequestHead, body: bytes | None, route: Route) -> Route | None:
+    """Return a route that a request can be picked for on: a shard's, where each answers for itself.
+
+    None where the request does not say which shard has it.
+    """
+    if not route.shards:
+        return route
+    source = key_source_of(route)
+    key = None if source is None else source.find(head, body)
+    return None if key is None else cluster.shard_route(route, key)
 
 
 def no_key(route: Route, source: KeySource) -> str:

@@ -91,6 +91,9 @@ class MirrorStep:
         policy, now = self._policy, plane.clock()
         model = primary.route.model
         route = plane.cluster.route(model, policy.version)
+        shard = primary.route.shard
+        if route is not None and route.shards:  # the same keys are there, and nowhere else
+            route = None if shard is None else route.shards[shard]
         request = caller.whole_request()
         attempt = None
         under_way = self._mirrors.now.get(model, 0)

@@ -1,12 +1,16 @@
-"""Prefix affinity on real sockets: whose prompt leads where, of any body that has one."""
+"""Prefix affinity on real sockets: whose prompt leads where, in any body; what processes tell each other."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from urllib.parse import quote
 
-from router.model import Replica
+from router.affinity import blocks_of
+from router.model import PrefixesSeen, Replica, SnapshotEnded
 from router.policy import AffinityPolicy, KeyPolicy, ModelPolicy, ShardMode, ShardPolicy
 from sidecar.telemetry.page import Scalar
+from tests.support.control_process import ControlProcess
 from tests.support.data_path import CHUNKED, DataPath, chunked, echo, hold, on_data_path, post, request
 
 POLICY = AffinityPolicy(block_bytes=64, blocks=8, least_blocks=2, body_bytes=8192)
@@ -78,3 +82,27 @@ async def test_affinity_keeps_to_the_shard_of_a_key(path: DataPath) -> None:
         for turns in range(1, 4):
             assert await where(path, post(chat(user, turns), field)) == first
     assert totals(path) == [18, 0, 6]
+
+
+def test_what_one_process_sent_where_its_siblings_hear_and_the_control_process_explains(tmp_path: Path) -> None:
+    urls = [f"http://127.0.0.1:{port}" for port in (9001, 9002)]
+    affinity = {"block_bytes": 8, "blocks": 8, "least_blocks": 2}
+    with ControlProcess(tmp_path, models=[{"name": "m", "endpoints": urls, "affinity": affinity}]) as control:
+        for index in (0, 1):
+            control.hello(index)
+            control.receive(index, lambda got: any(isinstance(one, SnapshotEnded) for one in got), "a snapshot")
+        prompt = "a beginning that was sent to the second one"
+        blocks = blocks_of(prompt.encode(), AffinityPolicy(8, 8, 2))
+        assert blocks is not None
+        news = PrefixesSeen("m", "", "http", None, ((blocks, "127.0.0.1:9002", ""),))
+        assert control.data[0].send(news)
+        got = control.receive(1, lambda got: any(isinstance(one, PrefixesSeen) for one in got), "the news")
+        assert [one for one in got if isinstance(one, PrefixesSeen)] == [news]
+        found = control.ask(f"/routes/explain?model=m&key={quote(prompt)}").json
+        assert found["law"].startswith("an endpoint that has seen the prompt's beginning, below its bound; else ")
+        assert found["draw"]["winner"] == "127.0.0.1:9002"
+        assert found["draw"]["why"].startswith("it has seen 5 of 5 blocks of the prompt; 1 in flight with this one")
+        (terms,) = [row["terms"] for row in found["rows"] if row["endpoint"] == "127.0.0.1:9002"]
+        assert next(term["raw"] for term in terms if term["name"] == "prefix") == 5
+        other = control.ask("/routes/explain?model=m&key=another").json
+        assert [row["share"] for row in other["rows"]] == [0.5, 0.5]

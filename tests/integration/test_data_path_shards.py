@@ -7,6 +7,7 @@ import asyncio
 from router.groups import ShardMap
 from router.model import Replica, State
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, ShardMode, ShardPolicy
+from sidecar.settings import Model
 from tests.support.data_path import CHUNKED, DataPath, Refusing, chunked, echo, hold, on_data_path, post, request
 
 KEYED = ShardPolicy(ShardMode.KEYED, 3)
@@ -140,3 +141,31 @@ async def test_a_group_is_asked_at_its_entry_and_left_when_a_member_is(path: Dat
     hold(path, 2, Replica("m", shard=2, shard_count=4, group="g"))
     assert (await client.ask(post(b"x"))).status == 200
     assert counts(path) == [9, 0, 0, 0]
+
+
+@on_data_path(
+    Refusing,
+    echo,
+    echo,
+    models=(
+        ModelPolicy("m", shards=ShardPolicy(ShardMode.KEYED, 2), key=KeyPolicy(header="x-user")),
+        ModelPolicy("b", shards=ShardPolicy(ShardMode.KEYED, 2), key=KeyPolicy(json="user")),
+    ),
+    held=(
+        (Replica("m"),),
+        (Replica("b", shard=0, shard_count=2),),
+        (Replica("b", shard=1, shard_count=2),),
+    ),
+    ladders=(Model(name="m", fallback=("b",)),),
+)
+async def test_a_fallback_goes_to_the_shard_that_has_the_request_there(path: DataPath) -> None:
+    shards = ShardMap(2)
+    for user in (b"ada", b"bob", b"cyd", b"dan", b"eve"):
+        before = counts(path)
+        client = await path.connect()
+        told = await client.ask(post(b'{"user": "%s"}' % user, b"X-User: 1", target=b"/v2/models/m/infer"))
+        assert told.status == 200
+        assert told.value(b"warmroute-degraded-model") == b"b"
+        assert counts(path)[1 + shards.shard_of(user)] == before[1 + shards.shard_of(user)] + 1
+    told = await (await path.connect()).ask(post(b"{}", b"X-User: 1", target=b"/v2/models/m/infer"))
+    assert told.status in (502, 503), "the fallback's shards need a key, and it has none"

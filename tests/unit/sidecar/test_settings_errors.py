@@ -377,6 +377,16 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
         ["w.yaml:3:79: models[0].shards.count: 3: must be 1 where mode is replicated"],
     ),
     (
+        "a model in parts that one endpoint should load",
+        GOOD[:-3] + ", on_no_candidate: lazy, shards: {mode: tensor, count: 2}}]\n",
+        [
+            (
+                'w.yaml:3:80: models[0].on_no_candidate: "lazy": '
+                "lazy has one endpoint load all of a model, and this one is split: choose wait or fail"
+            ),
+        ],
+    ),
+    (
         "an entry that is no shard",
         GOOD[:-3] + ", shards: {mode: tensor, count: 4, entry: 4}}]\n",
         ["w.yaml:3:103: models[0].shards.entry: 4: must be the number of a shard, 0 to 3"],

@@ -8,8 +8,20 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
+from router.groups import ShardMap
 from router.model import WHOLE, EndpointRecord, EndpointSeen, Replica
-from router.policy import LadderPolicy, MirrorPolicy, ModelPolicy, Policies, ServePolicy, ServeRule, VersionShare
+from router.policy import (
+    KeyPolicy,
+    LadderPolicy,
+    MirrorPolicy,
+    ModelPolicy,
+    Policies,
+    ServePolicy,
+    ServeRule,
+    ShardMode,
+    ShardPolicy,
+    VersionShare,
+)
 from sidecar.http1.ladders import Ladders
 from sidecar.http1.mirrors import Mirrors
 from sidecar.http1.versions import version_step
@@ -306,3 +318,26 @@ def test_a_copy_whose_worker_is_gone_is_no_matter() -> None:
         workers["o0"].data_received(ANSWER)
         assert made.transport.written.startswith(b"HTTP/1.1 200 OK")
         assert count(made, Scalar.MIRRORS_FAILED_TOTAL) == 1
+
+
+def test_a_copy_of_a_request_for_a_shard_goes_to_the_same_shard() -> None:
+    mirrors = Mirrors()
+    shards = ShardPolicy(ShardMode.KEYED, 2)
+    model = ModelPolicy("m", serve=mirrored(), shards=shards, key=KeyPolicy(header="x-user"), default=True)
+    with bench(ROOMY, step_makers=(version_step, mirrors.step)) as made:
+        made.cluster.configure(Policies(), [model], 0.0)
+        places = {"o0": [("1", 0), ("2", 1)], "o1": [("1", 1), ("2", 0)]}
+        for name, held in places.items():
+            endpoint = made.cluster.endpoints[name]
+            replicas = tuple(Replica("m", version, shard, 2) for version, shard in held)
+            record = EndpointRecord(name, endpoint.address, replicas=replicas, static=True)
+            made.cluster.apply(EndpointSeen(record, 0.0), 0.0)
+        shard = ShardMap(2).shard_of(b"ada")
+        made.connection.data_received(request(fields=b"X-User: ada\r\n"))
+        workers = asked(made)
+        primary, copy = ("o0", "o1") if shard == 0 else ("o1", "o0")
+        assert b"warmroute-mirror" not in sent(workers[primary].transport)
+        assert b"warmroute-mirror: 1" in sent(workers[copy].transport)
+        for worker in workers.values():
+            worker.data_received(ANSWER)
+        assert count(made, Scalar.MIRRORS_TOTAL) == 1
