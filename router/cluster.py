@@ -227,6 +227,10 @@ class Cluster:
         shard_map = route.shard_map
         return route if shard_map is None else route.shards[shard_map.shard_of(key)]
 
+    def shaped_route(self, route: Route, shape: str, now: float) -> Route:
+        """Return the route for requests of a shape class, which prefer replicas proven for it; else as ``route``."""
+        return self._fleet.shaped(route, shape, now)
+
     def missing(self, model: str, version: str = "", protocol: str = HTTP) -> Reason:
         """Say why :meth:`route` returned None."""
         routes = self._fleet.routes_by.get(protocol, {})
@@ -363,6 +367,8 @@ class Cluster:
             tables.rebuild(route, now)
             picked = _pick(route, now, rng, tried, key)
         if picked is None:
+            if route.base is not None:  # those that are proven for the request's shape class are full, or were tried
+                return self._choose_with_care(route.base, now, rng, tried, key)
             return self._nobody(route, now, tried)
         attempt = self._start(picked, route, now)
         tables.plan_due(route)
@@ -370,15 +376,17 @@ class Cluster:
 
     def hold_back(self, route: Route, none: NoCandidate | None) -> None:
         """Have first attempts on a route told ``none`` from now on, because others wait for it; None: no longer."""
-        route.queued = none
-        route.due = -inf  # the next choice looks closer
+        for one in (route, *route.shaped):
+            one.queued = none
+            one.due = -inf  # the next choice looks closer
 
     def let_in(self, route: Route, *, counted: bool) -> None:
         """Let the next choice on a route through: it is that of a request whose turn it is.
 
         ``counted``: it has been counted as a request when it was told to wait, and will be again.
         """
-        route.queued = None
+        for one in (route, *route.shaped):
+            one.queued = None
         if counted and self._calls.yes:
             self._calls.yes -= 1
 

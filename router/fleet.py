@@ -125,6 +125,7 @@ class Fleet:
             endpoint.configure(policies, self._buckets, now)
         self._models = {model.name: model for model in models}
         for route in self.all_routes():
+            route.shaped = ()  # made again for who asks
             policy = self._models.get(route.model)
             was = route.policy
             if policy is not None:
@@ -167,7 +168,10 @@ class Fleet:
     def affine_routes(self) -> Iterator[Route]:
         """Yield the routes whose requests prefer who has seen their prompt; at no cost where no model has that."""
         if any(policy.affinity is not None for policy in self._models.values()):
-            yield from (route for route in self.all_routes() if route.policy.affinity is not None)
+            for route in self.all_routes():
+                if route.policy.affinity is not None:
+                    yield route
+                    yield from route.shaped
 
     def find(self, model: str, version: str, protocol: str, now: float) -> Route | None:
         """Return a route of another protocol than HTTP; a configured model has one, even while nobody serves it."""
@@ -269,7 +273,7 @@ class Fleet:
                 if changed:
                     route.mark(opened=candidate.reason is None)
                 if candidate.guarded:
-                    route.due = -inf  # the next choice plans probes and trials anew
+                    route.look_closer()
             if changed and candidate.group is not None:
                 self._judge_entries(candidate.group, now)
 
@@ -508,6 +512,13 @@ class Fleet:
         self._regard_serving(route)
         return route
 
+    def shaped(self, route: Route, shape: str, now: float) -> Route:
+        """Return the route for requests of a shape class that would take ``route``."""
+        for one in route.shaped:
+            if one.shape == shape:
+                return one
+        return route.shaped_for(shape, self._balancers(route.policy), now)
+
     def _balancers(self, policy: ModelPolicy) -> tuple[Balancer, Balancer]:
         """Return what picks for a route, and what does where only those are left that pushed back."""
         picks, picks_busy = balancer_for(policy, self._picker), balancer_for(policy, self._picker)
@@ -522,6 +533,7 @@ class Fleet:
         serve = in_force(route.policy.serve, self._steered.get(route.model))
         if serve != route.serve:
             route.serve = serve
+            route.shaped = ()
             route.expire()
             self.generation += 1
 
@@ -558,10 +570,8 @@ class Fleet:
         candidate.open_until = candidate.fit_until = -inf
         candidate.gone = True
         for route in candidate.routes:
-            route.candidates.remove(candidate)
+            route.forget(candidate)
             route.mark(opened=False)
-            if candidate in route.waiting:
-                route.waiting.remove(candidate)
             if not route.candidates:
                 route.empty_since = now
                 self.generation += 1

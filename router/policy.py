@@ -565,6 +565,17 @@ class AffinityPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class ShapePolicy:
+    """How a request says of which shape class it is: by a field, else by the length of its body.
+
+    ``classes`` are names, with the longest body of each in bytes, shortest first; None where a length says nothing.
+    """
+
+    header: str | None = None
+    classes: tuple[tuple[str, int | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Policies:
     """All policies of one sidecar."""
 
@@ -594,6 +605,7 @@ class ModelPolicy:
     ``load_reports``: workers are asked for their load in answers. ``latency``: what of an attempt is measured.
     ``serve``: which versions take requests that name none. ``affinity`` goes with any balancer but
     ``keyed``.
+    ``shapes``: requests prefer replicas that are proven for their shape class.
     """
 
     name: str
@@ -608,3 +620,4 @@ class ModelPolicy:
     shards: ShardPolicy = UNSPLIT
     affinity: AffinityPolicy | None = None
     latency: LatencyOf = LatencyOf.AUTO
+    shapes: ShapePolicy | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from router.model import HTTP, StoreMode
+from router.model import HTTP, Replica, StoreMode
 from router.outcomes import (  # in annotations of dataclasses, which the compiled build evaluates; Scorer too
     Outcome,
     Reason,
@@ -122,14 +122,19 @@ class Route:
     next choice must look closer, ``rebuild_at`` when the tables have to be made again; ``used`` counts down from the
     last choice.
     ``queued`` is set while requests wait for this route in a queue of the shell's: what those are told who come now.
+    Those of its ``shaped`` routes wait there too.
+
+    ``shaped`` are the routes for requests of one shape class each, which are made when one is asked for: they share
+    this one's candidates, and draw of those that are proven for their ``shape`` while there are some. ``base`` is that
+    which such a route belongs to.
     """
 
     __slots__ = (
         "key", "model", "version", "policy", "hedging", "protocol",
         "due", "drawn", "table", "used", "balancer",
         "built_at", "busy", "busy_balancer", "candidates", "dirty", "empty_since", "interval_s", "learned", "mixed",
-        "judge_at", "none", "none_at", "panic", "queued", "rebuild_at", "serve", "shard", "shard_map", "shards",
-        "waiting", "withdrawn",
+        "judge_at", "none", "none_at", "panic", "queued", "rebuild_at", "serve", "shape", "shaped", "shard",
+        "shard_map", "shards", "base", "waiting", "withdrawn",
     )  # fmt: skip
 
     def __init__(
@@ -148,6 +153,9 @@ class Route:
         self.key = key if shard is None else f"{key}#{shard}"
         self.shard = shard
         self.shards: tuple[Route, ...] = ()
+        self.shape = ""
+        self.shaped: tuple[Route, ...] = ()
+        self.base: Route | None = None
         self.shard_map: ShardMap | None = None
         self.model = model
         self.version = version
@@ -190,12 +198,56 @@ class Route:
             self.due = min(self.due, self.rebuild_at)
         elif opened:
             self.rebuild_at = -inf
+        for one in self.shaped:
+            one.mark(opened=opened)
 
     def expire(self) -> None:
         """Have the table made again at the next choice."""
         self.dirty = True
         self.none = None
         self.rebuild_at = self.due = -inf
+        for one in self.shaped:
+            one.expire()
+
+    def look_closer(self) -> None:
+        """Have the next choice plan probes and trials anew."""
+        self.due = -inf
+        for one in self.shaped:
+            one.due = -inf
+
+    def forget(self, candidate: Candidate) -> None:
+        """Let go of a candidate that is gone."""
+        self.candidates.remove(candidate)
+        for one in (self, *self.shaped):
+            if candidate in one.waiting:
+                one.waiting.remove(candidate)
+
+    def shaped_for(self, shape: str, balancers: tuple[Balancer, Balancer], now: float) -> Route:
+        """Make the route for requests of one shape class."""
+        made = Route(
+            self.model,
+            self.version,
+            self.policy,
+            balancers,
+            learned=self.learned,
+            now=now,
+            protocol=self.protocol,
+            shard=self.shard,
+        )
+        made.shape = shape
+        made.base = self
+        made.candidates = self.candidates
+        made.hedging = self.hedging
+        made.serve = self.serve
+        made.mixed = self.mixed
+        made.queued = self.queued
+        self.shaped = (*self.shaped, made)
+        return made
+
+
+def proven_for(replica: Replica, shape: str) -> bool:
+    """Return whether a replica has been proven for a shape class by a run."""
+    return any(name == shape and ratio > 0 for name, ratio in replica.warmth)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from router.explain import View
 from router.outcomes import Reason
 from router.outlier import PANIC_OVERLOOKS, panics
-from router.routes import UNMEASURED_MS, weigh
+from router.routes import UNMEASURED_MS, proven_for, weigh
 from router.stats import median
 from router.versions import is_left_out, served_version
 
@@ -84,7 +84,7 @@ class Tables:
         waiting: list[Candidate] = []
         busy_until = inf
         ejected: list[Candidate] = []
-        self._fleet.judge_outliers(route, now)
+        self._fleet.judge_outliers(route.base or route, now)
         for candidate in route.candidates:
             endpoint = candidate.endpoint
             candidate.latency.settle_seldom(now)
@@ -119,9 +119,12 @@ class Tables:
         panic = panics(len(open_), len(ejected), self._policies.outlier)
         if panic is not route.panic:
             route.panic = panic
-            self._fleet.panicked.append(route)
+            if route.base is None:  # else that one says so
+                self._fleet.panicked.append(route)
         if route.panic:
             open_ = open_ + ejected
+        if route.shape:
+            open_ = [one for one in open_ if proven_for(one.replica, route.shape)] or open_
         route.drawn = open_
         route.busy = busy
         route.waiting = waiting

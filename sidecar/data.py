@@ -54,6 +54,7 @@ from sidecar.channel import (
     guard_messages,
     observation_messages,
 )
+from sidecar.http1.classifying import shape_step
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.ladders import Ladders
@@ -148,7 +149,7 @@ class DataProcess:
             timeouts=settings.timeouts,
             share=self._share,
             model_timeouts=model_timeouts(settings),
-            step_makers=(version_step, Mirrors().step, ladders.maker),
+            step_makers=(version_step, shape_step, Mirrors().step, ladders.maker),
         )
         self._plane.ladders = ladders
         self._plane.recogniser = Recogniser(settings.recognise)

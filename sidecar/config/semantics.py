@@ -29,7 +29,7 @@ from sidecar.config.problems import Path, dotted, nearest
 from sidecar.config.recognising import recognising
 from sidecar.config.sharding import sharding
 from sidecar.config.versioning import versioning
-from sidecar.config.warming import examine_warmup
+from sidecar.config.warming import examine_shapes, examine_warmup
 from sidecar.discovery.planned import held
 from sidecar.http1.forwarding import UNIX, is_forwarding
 from sidecar.settings import ClientAuth, DnsType, Endpoint, Listener, ListenerTls, Model, Probe, Settings, Warmup
@@ -294,6 +294,9 @@ def _models(settings: Settings) -> Iterator[Finding]:
             yield Finding(("models", index, "probe"), "has no effect: the model has no static endpoints", warning=True)
         elif model.probe is not None:
             yield from _probe(("models", index, "probe"), model.probe, model.urls, (model.name,))
+        if model.shapes is not None:
+            for place, remedy, warning in examine_shapes(("models", index, "shapes"), model.shapes, model.warmup):
+                yield Finding(place, remedy, warning=warning)
         if model.warmup is not None:
             places = _places(settings, model)
             for place, remedy, warning in examine_warmup(("models", index, "warmup"), model.warmup, places):

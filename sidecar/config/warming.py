@@ -10,7 +10,7 @@ from router.model import HTTP
 from router.urls import protocol_of
 from sidecar.config.choosing import FIELD_NAME
 from sidecar.config.problems import Path, nearest
-from sidecar.settings import Warmup, WarmupRequest
+from sidecar.settings import Shapes, Warmup, WarmupRequest
 
 _OURS: Final = frozenset(
     {"connection", "content-length", "expect", "host", "te", "trailer", "transfer-encoding", "upgrade"}
@@ -68,3 +68,25 @@ def _request(place: Path, request: WarmupRequest) -> Iterator[tuple[Path, str, b
             yield where, "is set by warmroute itself: leave it out", False
         elif not _VALUE.fullmatch(value):
             yield where, "must be 1 to 4096 visible characters, spaces between them", False
+
+
+def examine_shapes(path: Path, shapes: Shapes, warmup: Warmup | None) -> Iterator[tuple[Path, str, bool]]:
+    """Yield (path, remedy, whether it is a warning) for what makes no sense in how a model's classes are told apart."""
+    if shapes.header is not None and not FIELD_NAME.fullmatch(shapes.header):
+        yield (*path, "header"), "must be a field name: 1 to 64 letters, digits or hyphens", False
+    names = [one.name for one in shapes.classes]
+    lengths = [one.max_body_bytes for one in shapes.classes]
+    if shapes.header is None and all(length is None for length in lengths):
+        yield path, "says nothing of any request: set header, or the max_body_bytes of classes", False
+    proven = None if warmup is None else [request.name for request in warmup.requests]
+    for index, one in enumerate(shapes.classes):
+        place: Path = (*path, "classes", index)
+        if one.name in names[:index]:
+            yield (*place, "name"), f"already the name of classes[{names.index(one.name)}]: name each once", False
+        elif proven is not None and one.name not in proven:
+            meant = nearest(one.name, proven)
+            hint = f'did you mean "{meant}"?' if meant else f"there are: {', '.join(proven)}"
+            yield (*place, "name"), f"no warm-up request proves it; {hint}", False
+        if one.max_body_bytes is not None and one.max_body_bytes in lengths[:index]:
+            first = lengths.index(one.max_body_bytes)
+            yield (*place, "max_body_bytes"), f"already that of classes[{first}]: give each its own", False

@@ -224,7 +224,9 @@ class AdmissionPlane:
         """Have a request wait; None where it was turned away. It is for the caller to keep the ticket.
 
         ``course``: it goes on with that in its turn. ``permit`` is what it needs, and gives back as long as it waits.
+        Requests of each shape class wait in their model's queue.
         """
+        route = route.base or route
         if none.reason is Reason.AT_LIMIT:
             deadline, bounds = now + self.policy.queue_wait_s, self._bounds
         else:

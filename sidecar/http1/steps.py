@@ -50,6 +50,8 @@ VERSION: Final = 10
 """Which version of the model: replaces the target."""
 KEYED: Final = 20
 """What it is picked by: sets the key, or replaces the target by its shard's."""
+SHAPED: Final = 25
+"""Which replicas are proven for it: replaces the target by its shape class's."""
 CACHED: Final = 30
 """Under what its answer is kept."""
 ADMITTED: Final = 40

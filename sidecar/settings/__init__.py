@@ -13,7 +13,7 @@ from sidecar.settings.recognise import GRPC_STATUSES, Means, Recognise, Recognis
 from sidecar.settings.sockets import Admin, ClientAuth, Listener, ListenerTls, Protocol, TlsVersion, UpstreamTls
 from sidecar.settings.store import StateStore, StateTls
 from sidecar.settings.versions import Mirror, Rollout, Split, StickyKey, Versions, serve_policy
-from sidecar.settings.warmups import BODY_FILE_BYTES, Warmup, WarmupRequest
+from sidecar.settings.warmups import BODY_FILE_BYTES, ShapeClass, Shapes, Warmup, WarmupRequest
 from sidecar.settings.whole import LogFormat, Logging, LogLevel, Policy, Settings, model_policies, router_policies
 
 __all__ = [
@@ -55,6 +55,8 @@ __all__ = [
     "Reload",
     "Rollout",
     "Settings",
+    "ShapeClass",
+    "Shapes",
     "Shards",
     "Split",
     "StateStore",

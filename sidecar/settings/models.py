@@ -15,7 +15,7 @@ from sidecar.settings.groups import Shards
 from sidecar.settings.ladder import USUAL_FALLBACK_ON, Cache, FallbackOn, StaticAnswer
 from sidecar.settings.probes import Probe
 from sidecar.settings.versions import Versions
-from sidecar.settings.warmups import Warmup
+from sidecar.settings.warmups import Shapes, Warmup
 
 
 class ModelTimeouts(Base, frozen=True):
@@ -90,6 +90,10 @@ class Model(Base, frozen=True):
     warmup: Annotated[
         Warmup | None,
         doc(Reload.LIVE, "requests that prove a static endpoint warm before it gets any; null: none are sent"),
+    ] = None
+    shapes: Annotated[
+        Shapes | None,
+        doc(Reload.LIVE, "requests prefer replicas proven for their shape class; null: whoever is warm"),
     ] = None
     timeouts: ModelTimeouts = msgspec.field(default_factory=ModelTimeouts)
     hedge: Annotated[

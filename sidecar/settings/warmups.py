@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from router.policy import ShapePolicy
 from sidecar.settings.base import PATH_FORM, Base, Reload, Seconds, UrlPath, doc
 from sidecar.settings.probes import Expectation
 
@@ -91,3 +92,30 @@ class Warmup(Base, frozen=True):
             "seconds",
         ),
     ] = None
+
+
+class ShapeClass(Base, frozen=True):
+    """One shape class of a model's requests, and which of them are in it."""
+
+    name: Annotated[str, doc(Reload.LIVE, "its name, as in warmup.requests or as workers report it", form=_CLASS_FORM)]
+    max_body_bytes: Annotated[
+        Annotated[int, Meta(ge=0, le=1 << 40)] | None,
+        doc(
+            Reload.LIVE,
+            "bodies up to this length are in it, if in no shorter class; null: none is",
+            "bytes",
+        ),
+    ] = None
+
+
+class Shapes(Base, frozen=True):
+    """How requests say of which shape class they are, so that they go to replicas that are proven for it."""
+
+    classes: Annotated[tuple[ShapeClass, ...], doc(Reload.LIVE, "the shape classes"), Meta(min_length=1, max_length=32)]
+    header: Annotated[str | None, doc(Reload.LIVE, "field whose value is the class", "field name")] = None
+
+
+def shape_policy(shapes: Shapes) -> ShapePolicy:
+    """Return what the router and the data path need of it, the shortest class first."""
+    by_length = sorted(shapes.classes, key=lambda one: one.max_body_bytes or 0)
+    return ShapePolicy(shapes.header, tuple((one.name, one.max_body_bytes) for one in by_length))

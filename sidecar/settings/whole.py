@@ -38,6 +38,7 @@ from sidecar.settings.recognise import Recognise
 from sidecar.settings.sockets import Admin, Listener, UpstreamTls
 from sidecar.settings.store import StateStore
 from sidecar.settings.versions import serve_policy
+from sidecar.settings.warmups import shape_policy
 
 
 class Policy(Base, frozen=True):
@@ -115,6 +116,7 @@ def model_policies(settings: Settings) -> tuple[ModelPolicy, ...]:
             latency=model.latency,
             key=None if model.key is None else KeyPolicy(**msgspec.structs.asdict(model.key)),
             load_reports=model.load_reports,
+            shapes=None if model.shapes is None else shape_policy(model.shapes),
             serve=serve_policy(model.versions),
             affinity=None if model.affinity is None else AffinityPolicy(**msgspec.structs.asdict(model.affinity)),
             shards=ShardPolicy(**msgspec.structs.asdict(model.shards)),

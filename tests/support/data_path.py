@@ -27,6 +27,7 @@ from router.model import EndpointRecord, EndpointSeen, Event, Replica, Tick
 from router.outcomes import AttemptResult, Outcome
 from router.policy import ModelPolicy, Policies, QuarantinePolicy, RetryPolicy
 from sidecar.http1.caller import ANY_LISTENER
+from sidecar.http1.classifying import shape_step
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.ladders import Ladders
@@ -459,7 +460,7 @@ async def data_path(
         timeouts=timeouts,
         share=shared.extend,
         model_timeouts={} if model_timeouts is None else {model.name: model_timeouts for model in models},
-        step_makers=(degrading.maker,),
+        step_makers=(shape_step, degrading.maker),
     )
     plane.ladders = degrading
 

@@ -1129,6 +1129,49 @@ def test_warm_ups_that_make_no_sense(text: str, problem: str) -> None:
     assert str(found).partition(" models[0].warmup.")[2] == problem
 
 
+def classed(shapes: str, warmup: str = "") -> str:
+    """Return settings with one model's shape classes, on line 4."""
+    more = f", warmup: {warmup}" if warmup else ""
+    head = "version: 1\nlisteners: [{address: 'h:1'}]\nmodels:\n"
+    return f"{head}  - {{name: m, endpoints: ['http://w:1'], shapes: {shapes}{more}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (classed("{header: x, classes: []}"), "classes: an empty list: must hold at least one item"),
+        (
+            classed("{header: 'a b', classes: [{name: a}]}"),
+            'header: "a b": must be a field name: 1 to 64 letters, digits or hyphens',
+        ),
+        (
+            classed("{header: x, classes: [{name: a}, {name: a}]}"),
+            'classes[1].name: "a": already the name of classes[0]: name each once',
+        ),
+        (
+            classed("{classes: [{name: a, max_body_bytes: 9}, {name: b, max_body_bytes: 9}]}"),
+            "classes[1].max_body_bytes: 9: already that of classes[0]: give each its own",
+        ),
+        (
+            classed("{header: x, classes: [{name: batch1}]}", of("name: batch-1")),
+            'classes[0].name: "batch1": no warm-up request proves it; did you mean "batch-1"?',
+        ),
+    ],
+)
+def test_shape_classes_that_make_no_sense(text: str, problem: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text.encode(), "w.yaml")
+    (found,) = caught.value.problems
+    assert str(found).partition(" models[0].shapes.")[2] == problem
+
+
+def test_shape_classes_that_say_nothing() -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(classed("{classes: [{name: a}]}").encode(), "w.yaml")
+    remedy = "says nothing of any request: set header, or the max_body_bytes of classes"
+    assert str(caught.value) == f"w.yaml:4:50: models[0].shapes: a mapping: {remedy}"
+
+
 def test_warm_ups_are_sent_over_http_1_alone_and_to_static_endpoints_alone(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         parse_settings(warmed(of("name: a"), urls="'grpc://w:1'").encode(), "w.yaml")
