@@ -271,7 +271,7 @@ class Cluster:
         )
 
     def _row(self, view: explaining.View, route: Route, now: float, *, default: bool) -> explaining.RouteRow:
-        if route.version:
+        if route.serve is None:
             return explaining.route_row(view, route, now, default=default)
         return versions_row(view, route, self._of_versions(route), now, default=default)
 

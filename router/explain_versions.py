@@ -129,7 +129,7 @@ def explained(
 
 
 def versions_row(view: View, route: Route, of_version: Mapping[str, Route], now: float, *, default: bool) -> RouteRow:
-    """Show a route of all versions."""
+    """Show a route of all versions, of which not all take its requests alike."""
     rows = version_rows(view, route, now)
     shown = route_row(view, route, now, default=default)
     serve = route.serve

@@ -48,10 +48,11 @@ def routes_table(routes: Iterable[Route]) -> Table:
         )
         notes = [note for note, there in marks if there]
         name = f"{route.key} ({', '.join(notes)})" if notes else route.key
+        several = len({candidate.version for candidate in route.candidates}) > 1
         for candidate in route.candidates:
             made.add_row(
                 name,
-                _place(candidate, several=len(route.versions) > 1),
+                _place(candidate, several=several),
                 _state(candidate),
                 f"{candidate.weight:.3f}",
                 f"{candidate.share:.1%}",
