@@ -11,6 +11,7 @@ import pytest
 from router.groups import ShardMap
 from router.model import WHOLE, EndpointRecord, EndpointSeen, Replica
 from router.policy import (
+    HedgingPolicy,
     KeyPolicy,
     LadderPolicy,
     MirrorPolicy,
@@ -167,6 +168,26 @@ def test_a_retry_names_the_version_for_its_own_endpoint() -> None:
             ("o0", b"POST /v2/models/m/infer HTTP/1.1"),
             ("o1", b"POST /v2/models/m/versions/2/infer HTTP/1.1"),
         }
+
+
+def test_a_hedge_names_the_version_for_its_own_endpoint() -> None:
+    with serving(LATEST, {"o0": ("2",), "o1": ("1", "2")}) as made:
+        model = ModelPolicy("m", serve=LATEST, idempotent=True, hedge=True, default=True)
+        made.cluster.configure(Policies(hedging=HedgingPolicy(minimum_samples=1)), [model], 0.0)
+        route = made.cluster.route("m")
+        assert route is not None
+        assert route.hedging is not None
+        route.hedging.sample(0.1)
+        route.hedging.settle(0.0)
+        made.connection.data_received(request())
+        made.loop.run()  # the time of the hedge comes
+        lines = {name: sent(worker.transport).partition(b"\r\n")[0] for name, worker in asked(made).items()}
+        assert lines == {
+            "o0": b"POST /v2/models/m/infer HTTP/1.1",
+            "o1": b"POST /v2/models/m/versions/2/infer HTTP/1.1",
+        }
+        made.connection.connection_lost(None)
+        made.check_rest()
 
 
 # --- mirrors ----------------------------------------------------------------------------------------------------
