@@ -90,6 +90,11 @@ class Keys:
         """The publish/subscribe channel of latencies."""
         return f"wr:{{{self.namespace}}}:latd"
 
+    @property
+    def answers(self) -> str:
+        """The sorted set of kept answers, by the time at which they expire; each key of one begins with it."""
+        return f"wr:{{{self.namespace}}}:cache"
+
 
 WRITE_LUA = """
 -- KEYS: endpoint hash, revision, index.  ARGV: id, epoch, ttl_ms, channel, schema version, then field/value pairs.
@@ -155,6 +160,34 @@ for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
   end
 end
 return out
+"""
+
+KEEP_LUA = """
+-- KEYS: answers by expiry, their sizes, bytes of all.  ARGV: prefix, id, value, ttl_ms, entries, bytes.
+-- Keeps one answer; those that expire first make room for it.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local size = #ARGV[3] + 128
+local function forget(id)
+  redis.call('DEL', ARGV[1] .. id)
+  redis.call('ZREM', KEYS[1], id)
+  redis.call('DECRBY', KEYS[3], tonumber(redis.call('HGET', KEYS[2], id) or '0'))
+  redis.call('HDEL', KEYS[2], id)
+end
+if size > tonumber(ARGV[6]) then return 0 end
+if redis.call('ZSCORE', KEYS[1], ARGV[2]) then forget(ARGV[2]) end
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 100)) do forget(id) end
+while redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[5])
+    or tonumber(redis.call('GET', KEYS[3]) or '0') + size > tonumber(ARGV[6]) do
+  local first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+  if not first then redis.call('SET', KEYS[3], '0') break end
+  forget(first)
+end
+redis.call('SET', ARGV[1] .. ARGV[2], ARGV[3], 'PX', ARGV[4])
+redis.call('ZADD', KEYS[1], now + ARGV[4], ARGV[2])
+redis.call('HSET', KEYS[2], ARGV[2], size)
+redis.call('INCRBY', KEYS[3], size)
+return 1
 """
 
 

@@ -162,6 +162,39 @@ class CacheCleared:
     model: str
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerKept:
+    """Data → control: an answer for the shared tier, at most ``entries`` and ``most_bytes`` of which are there."""
+
+    key: bytes
+    head: bytes
+    body: bytes
+    ttl_ms: int
+    age_s: int
+    entries: int
+    most_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerAsked:
+    """Data → control: is there an answer in the shared tier? ``number`` comes back."""
+
+    number: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFound:
+    """Control → data: the answer, kept for ``kept_ms`` of its ``ttl_ms``; no head where there is none."""
+
+    number: int
+    head: bytes = b""
+    body: bytes = b""
+    ttl_ms: int = 0
+    kept_ms: int = 0
+    age_s: int = 0
+
+
 _TYPES: tuple[type, ...] = (
     Hello,
     Listening,
@@ -184,6 +217,9 @@ _TYPES: tuple[type, ...] = (
     LoadWanted,
     model.FleetMeasured,
     model.PrefixesSeen,
+    AnswerKept,
+    AnswerAsked,
+    AnswerFound,
 )
 _CODES = {kind: code for code, kind in enumerate(_TYPES)}
 _ENCODER = msgspec.msgpack.Encoder()

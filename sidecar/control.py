@@ -27,6 +27,7 @@ from sidecar.discovery.static import FIRST_PROBES_S, SUCCESSOR_PROBES_S, StaticS
 from sidecar.discovery.warming import WarmedSource, asked_shards, warmups
 from sidecar.loading import Loader
 from sidecar.settings import model_policies, router_policies
+from sidecar.state.answers import SharedAnswers
 from sidecar.state.keeper import SPEAKS_S, Keeper
 from sidecar.state.latencies import LatencyExchange
 from sidecar.state.memory import Memory
@@ -126,6 +127,10 @@ class Control:
             static_endpoints(settings), self._prober, keeper.loads_reported, clock=clock, rng=rng
         )
         keeper.on_ejected = self._warmed.ejected
+        self._answers: SharedAnswers | None = None
+        if store is not None:
+            self._answers = SharedAnswers(settings.state, keeper.feed.answer)
+            keeper.on_answer = self._answers.from_data
         self._warmed.answered_at = keeper.answered_at
         if store is not None:
             store.answered_at = keeper.answered_at
@@ -162,6 +167,7 @@ class Control:
             config=plan.config,
             loader=loader,
             ask_reload=self._ask_reload,
+            answers=self._answers,
         )
 
     async def run(self) -> int:
@@ -182,6 +188,8 @@ class Control:
                 running.append(tasks.create_task(self._tick(), name="tick"))
                 running.append(tasks.create_task(context.certificates.run(), name="certificates"))
                 running.append(tasks.create_task(context.loader.run(), name="loads"))
+                if self._answers is not None:
+                    running.append(tasks.create_task(self._answers.run(), name="answers"))
                 await self._ended.wait()
                 await end_all(running)
         finally:

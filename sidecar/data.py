@@ -43,6 +43,7 @@ from router.model import (
 )
 from sidecar.boot import DataPlan
 from sidecar.channel import (
+    AnswerFound,
     CacheCleared,
     Channel,
     ChannelError,
@@ -61,6 +62,7 @@ from sidecar.http1.ladders import Ladders
 from sidecar.http1.mirrors import Mirrors
 from sidecar.http1.plane import SWEEP_S, Plane
 from sidecar.http1.recognise import Recogniser
+from sidecar.http1.shared_answers import SharedTier
 from sidecar.http1.versions import version_step
 from sidecar.membership import Membership, model_timeouts
 from sidecar.overload import Guard
@@ -153,6 +155,8 @@ class DataProcess:
         )
         self._plane.ladders = ladders
         self._plane.recogniser = Recogniser(settings.recognise)
+        if settings.state.url != "none":
+            ladders.tier = SharedTier(loop, self._clock, self._channel.send)
         self._plane.drained = self._finish
         self._membership = Membership(self._plane, settings, now)
         processes = max(listener.processes for listener in settings.listeners)
@@ -400,6 +404,9 @@ class DataProcess:
             if message.rules != self._plane.faults:
                 self._log.warning("faults.changed", rules=len(message.rules))
             self._plane.faults = message.rules
+        elif isinstance(message, AnswerFound):
+            if self._plane.ladders is not None and self._plane.ladders.tier is not None:
+                self._plane.ladders.tier.found(message)
         elif isinstance(message, CacheCleared) and self._plane.ladders is not None:
             forgotten = self._plane.ladders.clear(message.model)
             self._log.info("cache.cleared", model=message.model, answers=forgotten)

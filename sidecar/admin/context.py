@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sidecar.discovery.warming import WarmedSource
     from sidecar.loading import Loader
     from sidecar.settings import Settings
+    from sidecar.state.answers import SharedAnswers
     from sidecar.state.keeper import Keeper
     from sidecar.state.store import RedisSource
     from sidecar.telemetry.page import Page
@@ -47,6 +48,8 @@ class Context:
     loader: Loader
     ask_reload: Callable[[], bool]
     """Has the supervisor look at the configuration again; False where it cannot."""
+    answers: SharedAnswers | None = None
+    """The second tier of kept answers, where there is a store."""
     draining: bool = False
     handed_over: bool = False
     """Another sidecar serves on the same sockets; what still comes here comes on connections that were there before."""

@@ -222,10 +222,13 @@ class Handlers:
         return json_response({"id": fault_id, "removed": True})
 
     async def clear_cache(self, request: web.Request) -> web.Response:
-        """Have every data process forget what it keeps, of one model or of all."""
+        """Have every data process forget what it keeps, of one model or of all; the second tier always forgets all."""
         model = request.query.get("model", "")
         known = [one["model"] for one in documents.cache(self._context, self._context.clock())["models"]]
         if model and model not in known:
             raise RefusedError(404, f"no model {model!r} keeps answers", known=known)
+        answers = self._context.answers
+        if answers is not None and not await answers.clear():
+            raise RefusedError(503, "the store does not answer: nothing was cleared, for its answers would come back")
         self._context.keeper.feed.send(CacheCleared(model))
         return json_response({"model": model, "cleared": True})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from router.ladder import LadderStep
 from sidecar.cache.terms import Refused
 from sidecar.telemetry.ladder_words import BY_STEP
-from sidecar.telemetry.page import MAGIC, MODEL_LADDER, LadderWord
+from sidecar.telemetry.page import LADDER_WORDS, MAGIC, MODEL_LADDER, LadderWord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +21,7 @@ def ladders(context: Context, now: float) -> list[dict[str, Any]]:
     for index, page in enumerate(context.pages):
         if page.words[0] == MAGIC:
             for model, row in page.models():
-                words = page.words[row + MODEL_LADDER : row + MODEL_LADDER + LadderWord.REFUSED + len(Refused)].tolist()
+                words = page.words[row + MODEL_LADDER : row + MODEL_LADDER + LADDER_WORDS].tolist()
                 if words[LadderWord.STEP_NOW]:
                     by_model.setdefault(model, []).append((index, words))
     return [_document(model, rows, now) for model, rows in sorted(by_model.items())]
@@ -47,6 +47,12 @@ def _document(model: str, rows: list[tuple[int, list[int]]], now: float) -> dict
             "misses": _sum(rows, LadderWord.MISSES),
             "fills": _sum(rows, LadderWord.FILLS),
             "evicted": _sum(rows, LadderWord.EVICTED),
+            "shared": {
+                "hits": _sum(rows, LadderWord.SHARED_HITS),
+                "misses": _sum(rows, LadderWord.SHARED_MISSES),
+                "fills": _sum(rows, LadderWord.SHARED_FILLS),
+                "dropped": _sum(rows, LadderWord.SHARED_DROPPED),
+            },
             "refused": {why.name.lower(): count for why in Refused if (count := _sum(rows, LadderWord.REFUSED + why))},
         },
     }

@@ -51,6 +51,8 @@ def degrading(settings: Settings) -> Findings:
         yield from _fallback(place, model, settings, edges)
         if model.cache is not None:
             yield from _cache((*place, "cache"), model.cache)
+            if model.cache.redis is not None and settings.state.url == "none":
+                yield (*place, "cache", "redis"), "needs a store: set state.url, or leave this out"
         if model.static_answer is not None:
             yield from _static((*place, "static_answer"), model.static_answer)
         yield from _over_grpc(place, model)

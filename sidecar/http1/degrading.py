@@ -21,6 +21,7 @@ from sidecar.http1.hedging import HedgingConnection
 from sidecar.http1.keying import within
 from sidecar.http1.renaming import reframed, renamed
 from sidecar.http1.special import SpecialConnection, without_chunks
+from sidecar.http1.versions import is_split
 from sidecar.telemetry.page import LadderWord
 
 if TYPE_CHECKING:
@@ -186,10 +187,9 @@ class DegradingConnection(SpecialConnection):
             elif step is LadderStep.CACHE:
                 answer = self._find_kept(course, descent, now)
                 if answer is not None:
-                    request_id = self._request_id or self._head.request_id()
-                    self._close_after = close = self._must_close()
-                    model.succeeded(step, now)
-                    self._tell(answer.tell(now, request_id, close=close), Outcome.DEGRADED_CACHE, now)
+                    self._tell_kept(descent, answer, now)
+                    return
+                if self._ask_shared(course, descent):
                     return
             elif step is LadderStep.STATIC and model.static is not None:
                 request_id = self._request_id or self._head.request_id()
@@ -219,6 +219,39 @@ class DegradingConnection(SpecialConnection):
         model.count(LadderWord.REFUSALS)
         outcome = Outcome.OVERLOADED if descent.overloaded else Outcome.NO_CANDIDATE
         self._end_with(outcome, descent.why + "; no step of the ladder has an answer", descent.retry_after_s)
+
+    def _tell_kept(self, descent: Descent, answer: Kept, now: float) -> None:
+        request_id = self._request_id or self._head.request_id()
+        self._close_after = close = self._must_close()
+        descent.model.succeeded(LadderStep.CACHE, now)
+        self._tell(answer.tell(now, request_id, close=close), Outcome.DEGRADED_CACHE, now)
+
+    def _ask_shared(self, course: Course, descent: Descent) -> bool:
+        """Ask the second tier for what this process has not; True where the request waits for that now."""
+        ladders = self._plane.ladders
+        policy = descent.model.shared
+        if ladders is None or ladders.tier is None or policy is None or descent.late:
+            return False
+        key = self._key(course, descent)
+        if isinstance(key, Refused):
+            return False
+        return ladders.tier.ask(policy, key, lambda found: self._shared_answered(course, descent, found))
+
+    def _shared_answered(self, course: Course, descent: Descent, found: Kept | None) -> None:
+        """The second tier has an answer, or none, or did not say in time."""
+        model = descent.model
+        now = self._plane.clock()
+        found = found if found is not None and found.fresh(now) else None
+        model.count(LadderWord.SHARED_MISSES if found is None else LadderWord.SHARED_HITS)
+        if course.over:
+            return
+        try:
+            if found is None:
+                self._go_down(course, descent, model.ladder.below(LadderStep.CACHE), now)
+            else:
+                self._tell_kept(descent, found, now)
+        except Exception as error:  # noqa: BLE001
+            self.crashed(error)
 
     # --- another model ----------------------------------------------------------------------------------------------
 
@@ -253,6 +286,7 @@ class DegradingConnection(SpecialConnection):
             descent.entry = f"{name}@{version}".encode() if version else name.encode()
             self._plain = False
             course.mirror = None
+            course.names_version = asked.surface is Surface.V2 and not version and route.mixed > 0
             if self._watch is not None:
                 self._watch.stop_hedging()
             self._dispatch(route, None, now)
@@ -428,6 +462,10 @@ class DegradingConnection(SpecialConnection):
                 model.refuse(answer)
             elif answers.keep(key, answer):
                 model.count(LadderWord.FILLS)
+                ladders = self._plane.ladders
+                if ladders is not None and ladders.tier is not None and model.shared is not None:
+                    sent = ladders.tier.fill(model.shared, key, answer)
+                    model.count(LadderWord.SHARED_FILLS if sent else LadderWord.SHARED_DROPPED)
 
     def request_ended(self, course: Course) -> None:
         """The request is over: whatever passed of an answer that did not come whole is not kept."""

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
     from router.policy import LadderPolicy
     from sidecar.http1.degrading import DegradingConnection
+    from sidecar.http1.shared_answers import SharedTier
     from sidecar.http1.special import SpecialConnection
     from sidecar.http1.steps import Course
     from sidecar.http1.targets import Target
-    from sidecar.settings import Cache, Model, StaticAnswer
+    from sidecar.settings import Cache, Model, SharedCache, StaticAnswer
     from sidecar.telemetry.page import Page
 
 LOGGED_S: Final = 1.0
@@ -60,7 +61,10 @@ class StaticReply:
 
 
 class ModelLadder:
-    """One model's ladder in this process. ``terms`` and ``answers`` are there where it keeps answers."""
+    """One model's ladder in this process.
+
+    ``terms`` and ``answers`` are there where it keeps answers, ``shared`` where it does so in a second tier, too.
+    """
 
     __slots__ = (
         "_cache",
@@ -73,6 +77,7 @@ class ModelLadder:
         "ladder",
         "model",
         "on",
+        "shared",
         "static",
         "terms",
     )
@@ -100,12 +105,14 @@ class ModelLadder:
         if policy.static and model.static_answer is not None:
             self.static = StaticReply(model.static_answer)
         self.terms: Terms | None = None
+        self.shared: SharedCache | None = None
         before, self._cache = self._cache, model.cache if policy.cache else None
         cache = self._cache
         if cache is None:
             self.answers = None
         else:
             self.terms = Terms(cache)
+            self.shared = cache.redis
             if self.answers is None or before is None or not _same_terms(before, cache):
                 self.answers = Answers(cache.entries, cache.bytes)
             else:
@@ -226,6 +233,7 @@ class Ladders:
         self._page = page
         self.by_model: dict[str, ModelLadder] = {}
         self.degraded = 0
+        self.tier: SharedTier | None = None  # where there is a store
         self.configure(models, policy, now)
 
     def configure(self, models: Sequence[Model], policy: LadderPolicy, now: float) -> None:
@@ -275,7 +283,8 @@ class Ladders:
 
 def _same_terms(one: Cache, other: Cache) -> bool:
     """Return whether two caches differ in their bounds at most."""
-    return msgspec.structs.replace(one, entries=1, bytes=1024) == msgspec.structs.replace(other, entries=1, bytes=1024)
+    one, other = [msgspec.structs.replace(cache, entries=1, bytes=1024, redis=None) for cache in (one, other)]
+    return one == other
 
 
 def _name_and_version(entry: str) -> tuple[str, str]:

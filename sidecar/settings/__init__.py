@@ -6,7 +6,7 @@ from sidecar.settings.base import LABEL, Base, Reload, doc
 from sidecar.settings.bounds import Limits, Overload, Timeouts
 from sidecar.settings.dns import Dns, DnsServers, DnsType
 from sidecar.settings.groups import Shards
-from sidecar.settings.ladder import Cache, CachedMethod, FallbackOn, StaticAnswer
+from sidecar.settings.ladder import Cache, CachedMethod, FallbackOn, SharedCache, StaticAnswer
 from sidecar.settings.models import Endpoint, Key, Model, ModelTimeouts
 from sidecar.settings.probes import PROBE_PATH, Expectation, OrcaStream, Probe, ProbeKind
 from sidecar.settings.recognise import GRPC_STATUSES, Means, Recognise, RecogniseRule
@@ -58,6 +58,7 @@ __all__ = [
     "ShapeClass",
     "Shapes",
     "Shards",
+    "SharedCache",
     "Split",
     "StateStore",
     "StaticAnswer",

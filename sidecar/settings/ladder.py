@@ -48,6 +48,20 @@ FieldName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{1,64}\Z")]
 Status = Annotated[int, Meta(ge=200, le=599)]
 
 
+class SharedCache(Base, frozen=True):
+    """A second tier in the store of ``state.url``: it outlives processes, and other sidecars fill it too."""
+
+    wait_ms: Annotated[
+        float,
+        doc(Reload.LIVE, "longest wait for it, where a process has no answer of its own", "milliseconds", gt=0, le=100),
+    ] = 5.0
+    entries: Annotated[int, doc(Reload.LIVE, "most answers there, of all models", "answers", ge=1, le=10**7)] = 4096
+    bytes: Annotated[int, doc(Reload.LIVE, "most bytes there, of all models", "bytes", ge=1024, le=1 << 40)] = 67108864
+    max_entry_bytes: Annotated[
+        int, doc(Reload.LIVE, "longest answer that goes there, head and body", "bytes", ge=256, le=65536)
+    ] = 65536
+
+
 class Cache(Base, frozen=True):
     """Answers of a model that are kept while all is well, and replayed while nobody can answer. Per data process."""
 
@@ -93,6 +107,9 @@ class Cache(Base, frozen=True):
     max_entry_bytes: Annotated[
         int, doc(Reload.LIVE, "longest answer that is kept, head and body", "bytes", ge=256, le=1 << 26)
     ] = 262144
+    redis: Annotated[
+        SharedCache | None, doc(Reload.LIVE, "a second tier, which outlives processes and sidecars; null: none")
+    ] = None
 
 
 class StaticAnswer(Base, frozen=True):

@@ -23,10 +23,11 @@ class PasswordFileError(ValueError):
     """The password file holds no password; the text does not repeat what it holds."""
 
 
-def open_client(settings: StateStore) -> aioredis.Redis:
+def open_client(settings: StateStore, *, text: bool = True) -> aioredis.Redis:
     """Return a client for ``settings.url``; it connects at its first command and never retries by itself.
 
-    The password file is read here, so a changed password is taken at the next connection.
+    The password file is read here, so a changed password is taken at the next connection. ``text``: replies are text,
+    else bytes.
 
     Raises:
         ValueError: the URL has another scheme than redis, rediss or unix.
@@ -35,7 +36,7 @@ def open_client(settings: StateStore) -> aioredis.Redis:
     """
     options: dict[str, Any] = {
         "protocol": 3,
-        "decode_responses": True,
+        "decode_responses": text,
         "encoding_errors": "replace",  # a record that is not UTF-8 is one bad record, not a failed read
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": REPLY_TIMEOUT_S,

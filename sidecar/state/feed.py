@@ -119,6 +119,13 @@ class Feed:
                 port.put(messages)
                 self._watch(port)
 
+    def answer(self, index: int, message: object) -> None:
+        """Send to one data process, where nothing else waits for it: it does not wait for this for long."""
+        port = self.ports[index]
+        if not port.waiting:
+            port.put((message,))
+            self._watch(port)
+
     def ping(self, message: object) -> None:
         """Send to those data processes for which nothing else waits: a ping is of no use late."""
         for port in self.ports:

@@ -32,7 +32,7 @@ from router.model import (
     ReplicaMeasured,
     Tick,
 )
-from sidecar.channel import FaultRule, GuardsInForce, Hello, Listening, LoadWanted, Ping
+from sidecar.channel import AnswerAsked, AnswerKept, FaultRule, GuardsInForce, Hello, Listening, LoadWanted, Ping
 from sidecar.pids import start_ticks
 from sidecar.state.feed import Feed
 from sidecar.state.memory import Remembered
@@ -125,6 +125,7 @@ class Keeper:
         self._expecting: set[int] = set()
         self._measured: set[str] = set()
         self._answered: dict[str, float] = {}
+        self.on_answer: Callable[[int, AnswerKept | AnswerAsked], None] = _unheard
         self.on_ejected: Callable[[EndpointEjected], None] = _nobody
         """Told of each quarantine that a data process has seen, more than once perhaps."""
         self.opened: dict[str, Counter[tuple[str, str, int, BreakerRule]]] = {}  # how often breakers did, by endpoint
@@ -259,6 +260,8 @@ class Keeper:
             self.feed.send(message, but=index)
         elif isinstance(message, GuardsInForce):
             self._guards(process, message)
+        elif isinstance(message, AnswerKept | AnswerAsked):
+            self.on_answer(index, message)
         elif isinstance(message, Hello):
             self._hello(process, message)
         elif isinstance(message, LoadWanted):
@@ -482,6 +485,10 @@ def measured_messages(rows: Iterable[Merged], at: float) -> Iterator[FleetMeasur
     measured = [ReplicaMeasured(*key, sidecars, pairs) for key, pairs, sidecars in rows]
     for start in range(0, len(measured), MEASURED_ROWS):
         yield FleetMeasured(tuple(measured[start : start + MEASURED_ROWS]), at)
+
+
+def _unheard(index: int, message: AnswerKept | AnswerAsked) -> None:
+    """There is no store."""
 
 
 def _nobody(event: EndpointEjected) -> None:

@@ -28,6 +28,7 @@ from sidecar.telemetry.page import (
     ENDPOINT_LIMIT,
     ENDPOINT_PASSED_OVER,
     ENDPOINT_WORDS,
+    LADDER_WORDS,
     MAGIC,
     MODEL_ADMITTED_NOW,
     MODEL_ADMITTED_SHARE,
@@ -156,6 +157,14 @@ _LADDER_FAMILIES = (
 )
 
 
+_SHARED = (
+    ("filled", LadderWord.SHARED_FILLS),
+    ("dropped", LadderWord.SHARED_DROPPED),
+    ("hit", LadderWord.SHARED_HITS),
+    ("miss", LadderWord.SHARED_MISSES),
+)
+
+
 class Seen(Protocol):
     """What the exposition looks at, all of it owned by the control process."""
 
@@ -227,7 +236,7 @@ def _ladders(out: Exposition, pages: Sequence[Page]) -> None:
             continue
         for key, row in page.models():
             at = row + MODEL_LADDER
-            words = page.words[at : at + LadderWord.REFUSED + len(Refused)].tolist()
+            words = page.words[at : at + LADDER_WORDS].tolist()
             if words[LadderWord.STEP_NOW]:
                 out.add(f.LADDER_STEP, words[LadderWord.STEP_NOW], str(index), key)
             if any(words):
@@ -237,6 +246,9 @@ def _ladders(out: Exposition, pages: Sequence[Page]) -> None:
             out.add(f.LADDER_ANSWERS, words[word], key, step.name.lower())
         for family, word in _LADDER_FAMILIES:
             out.add(family, words[word], key)
+        for result, word in _SHARED:
+            if words[word]:
+                out.add(f.CACHE_SHARED, words[word], key, result)
         for why in Refused:
             if words[LadderWord.REFUSED + why]:
                 out.add(f.CACHE_REFUSED, words[LadderWord.REFUSED + why], key, why.name.lower())

@@ -60,6 +60,9 @@ CACHE_BYTES = Family("warmroute_cache_bytes", _G, "What they take, over all proc
 CACHE_FILLS = Family("warmroute_cache_fills_total", _C, "Answers that were kept.", ("model",))
 CACHE_EVICTED = Family("warmroute_cache_evicted_total", _C, "Kept answers that had to make room.", ("model",))
 CACHE_MISSES = Family("warmroute_cache_misses_total", _C, "Requests for which nothing was kept.", ("model",))
+CACHE_SHARED = Family(
+    "warmroute_cache_shared_total", _C, "What came of the second tier, in the store.", ("model", "result")
+)
 CACHE_REFUSED = Family(
     "warmroute_cache_refused_total", _C, "Answers not kept, and requests not looked up, by reason.", ("model", "reason")
 )

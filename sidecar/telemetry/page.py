@@ -118,6 +118,9 @@ class Scalar(IntEnum):
     AFFINITY_UNSEEN_TOTAL = 68  # because nobody had
 
 
+LADDER_WORDS = 32
+
+
 class LadderWord(IntEnum):
     """What a model with a ladder counts in its row. Gauges end in ``_NOW``; ``REFUSED`` is the first of many."""
 
@@ -133,7 +136,11 @@ class LadderWord(IntEnum):
     MISSES = 9  # looked for while degraded, and not found
     FILLS = 10
     EVICTED = 11
-    REFUSED = 12  # by sidecar.cache.terms.Refused, one word each
+    REFUSED = 12  # by sidecar.cache.terms.Refused, one word each, up to here:
+    SHARED_FILLS = 27  # of the second tier: answers sent there,
+    SHARED_DROPPED = 28  # and those that were not: too long, too many
+    SHARED_HITS = 29
+    SHARED_MISSES = 30  # or no answer in time
 
 
 OVERLOAD_NOW: dict[Resource, Scalar] = {
@@ -184,7 +191,8 @@ assert len(AttemptResult) <= ENDPOINT_RESULTS  # noqa: S101
 assert len(Refusal) <= REFUSAL_WORDS  # noqa: S101
 assert MODEL_TURNED_AWAY_END <= MODEL_WORDS  # noqa: S101
 assert len(Scalar) <= SCALAR_WORDS  # noqa: S101
-assert MODEL_LADDER + LadderWord.REFUSED + len(Refused) <= MODEL_WORDS  # noqa: S101
+assert LadderWord.REFUSED + len(Refused) <= LadderWord.SHARED_FILLS  # noqa: S101
+assert MODEL_LADDER + LADDER_WORDS <= MODEL_WORDS  # noqa: S101
 
 OVERFLOW_KEY = "_other"
 """Row that takes what no longer fits: label sets stay bounded."""

@@ -13,7 +13,9 @@ from router.ladder import LadderStep
 from router.model import Replica
 from router.policy import LadderPolicy, ModelPolicy, RetryPolicy
 from sidecar.cache.terms import Refused
-from sidecar.settings import Cache, FallbackOn, Model, StaticAnswer
+from sidecar.channel import AnswerAsked, AnswerFound, AnswerKept
+from sidecar.http1.shared_answers import SharedTier
+from sidecar.settings import Cache, FallbackOn, Model, SharedCache, StaticAnswer
 from sidecar.settings.ladder import USUAL_FALLBACK_ON
 from sidecar.telemetry.page import MODEL_LADDER, LadderWord
 from tests.support.data_path import (
@@ -296,6 +298,88 @@ def test_memory_that_is_short_stops_filling_and_gives_back() -> None:
         await infer(await path.connect(), b"9")
         assert refused(path) == {"DEGRADED": 1}
         path.plane.relax()
+
+    scenario()
+
+
+# --- the second tier --------------------------------------------------------------------------------------------------
+
+
+class Store:
+    """The control process's part: takes what is sent, and answers what it is told to."""
+
+    def __init__(self, path: DataPath, *, answers: bool = True) -> None:
+        self.sent: list[AnswerKept] = []
+        self.asked: list[AnswerAsked] = []
+        self.answers = answers
+        self.tier = SharedTier(asyncio.get_running_loop(), time.monotonic, self.take)
+        assert path.plane.ladders is not None
+        path.plane.ladders.tier = self.tier
+
+    def take(self, message: object) -> bool:
+        if isinstance(message, AnswerKept):
+            self.sent.append(message)
+        elif isinstance(message, AnswerAsked):
+            self.asked.append(message)
+            if self.answers:
+                asyncio.get_running_loop().call_soon(self.reply, message)
+        return True
+
+    def reply(self, asked: AnswerAsked) -> None:
+        for kept in self.sent:
+            if kept.key == asked.key:
+                found = AnswerFound(asked.number, kept.head, kept.body, kept.ttl_ms, 9_000, kept.age_s)
+                self.tier.found(found)
+                return
+        self.tier.found(AnswerFound(asked.number))
+
+
+SHARED = Model(name="m", cache=Cache(redis=SharedCache(wait_ms=20)), static_answer=STATIC)
+
+
+def test_what_this_process_has_not_comes_from_the_second_tier() -> None:
+    worker = Worker()
+
+    @on_data_path(worker, models=MODELS, ladders=(SHARED,), policies=SLOW)
+    async def scenario(path: DataPath) -> None:
+        store = Store(path)
+        client = await path.connect()
+        good = await infer(client, b"one")
+        assert len(store.sent) == 1
+        assert path.plane.ladders is not None
+        path.plane.ladders.clear()
+        worker.down = True
+        told = await infer(client, b"one")
+        assert (told.status, told.body) == (200, good.body)
+        assert told.value(b"warmroute-degraded") == b"cache"
+        assert told.value(b"age") == b"9"
+        assert (await infer(client, b"two")).value(b"warmroute-degraded") == b"static"
+        assert len(store.asked) == 2
+        assert (word(path, LadderWord.SHARED_HITS), word(path, LadderWord.SHARED_MISSES)) == (1, 1)
+        path.plane.flush(time.monotonic())
+        assert word(path, LadderWord.ENTRIES_NOW) == 0  # nothing is written while degraded
+        assert len(store.sent) == 1
+        assert path.outcomes == {"ok": 1, "degraded_cache": 1, "degraded_static": 1}
+
+    scenario()
+
+
+def test_a_second_tier_that_is_silent_is_not_waited_for() -> None:
+    @on_data_path(Refusing, models=MODELS, ladders=(SHARED,), policies=SLOW)
+    async def scenario(path: DataPath) -> None:
+        store = Store(path, answers=False)
+        client = await path.connect()
+        began = time.perf_counter()
+        assert (await infer(client)).value(b"warmroute-degraded") == b"static"
+        assert 0.015 < time.perf_counter() - began < 1.0
+        store.tier.found(AnswerFound(store.asked[0].number, b"HTTP/1.1 200 OK\r\n", b"late", 1000, 0, 0))
+        assert (await infer(client)).status == 202  # nothing of it came
+        gone = await path.connect()
+        await gone.send(post(b"{}", target=INFER))
+        await path.until(lambda: len(store.asked) == 3, "asked")
+        gone.reset()
+        await path.until(lambda: "client_abort" in path.outcomes, "gone")
+        await asyncio.sleep(0.03)
 
     scenario()
 

@@ -12,6 +12,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import redis
+
+from router.wire import Keys
+from tests.support.redis_server import RedisServer
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
 from tests.support.sidecars import until
 
@@ -81,8 +85,11 @@ def test_what_is_seen_of_a_model_that_is_degraded(tmp_path: Path) -> None:
         (ladder,) = json.loads(running.read("/routes")[1])["ladders"]
         assert (ladder["step"], ladder["processes"]) == ("cache", {"0": "cache"})
         assert ladder["answers"]["static"] == 1
-        explained = json.loads(running.read("/routes/explain?model=m")[1])["ladder"]
-        assert explained["cache"]["entries"] == 1
+
+        def entries() -> int:
+            return int(json.loads(running.read("/routes/explain?model=m")[1])["ladder"]["cache"]["entries"])
+
+        until(lambda: entries() == 1, "counted")
         assert "m degraded: cache for" in said(running, "routes", admin=admin)
         assert "kept: 1 answers" in said(running, "routes", "explain", "--model", "m", admin=admin)
         metrics = running.read("/metrics")[1].decode()
@@ -121,3 +128,33 @@ def test_the_switch_of_the_cache_is_live(tmp_path: Path) -> None:
         until(lambda: kept() == 0, "switched on again, and empty")
         server.shutdown()
         server.server_close()
+
+
+def test_another_sidecar_tells_what_this_one_kept(tmp_path: Path) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Origin)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    store = RedisServer(tmp_path)
+    url = store.start()
+    client = redis.Redis(unix_socket_path=str(store.socket))
+    model: dict[str, Any] = {
+        "name": "m",
+        "endpoints": [f"http://127.0.0.1:{server.server_address[1]}"],
+        "cache": {"redis": {"wait_ms": 100}},
+    }
+    settings = {"models": [model], "state": {"url": url}}
+    try:
+        with sidecar_process(tmp_path, settings) as first:
+            assert infer(first, b"one")[::2] == (200, b"one")
+            until(lambda: client.zcard(Keys("default").answers) == 1, "written")
+        server.shutdown()
+        server.server_close()
+        (tmp_path / "second").mkdir()
+        with sidecar_process(tmp_path / "second", settings) as second:
+            status, fields, body = infer(second, b"one")
+            assert (status, body, fields["warmroute-degraded"]) == (200, b"one", "cache")
+            assert infer(second, b"two")[0] == 503
+            metrics = second.read("/metrics")[1].decode()
+            assert 'warmroute_cache_shared_total{model="m",result="hit"} 1' in metrics
+    finally:
+        client.close()
+        store.stop()
