@@ -65,13 +65,12 @@ def degrading(settings: Settings) -> Findings:
 
 def _over_grpc(place: Path, model: Model) -> Findings:
     if model.urls and all(protocol_of(url) != HTTP for url in model.urls):
-        for name, value in (
-            ("fallback", model.fallback),
-            ("cache", model.cache),
-            ("static_answer", model.static_answer),
-        ):
-            if value:
-                yield (*place, name), "has no effect: the model has grpc endpoints only, and gRPC calls have no ladder"
+        for name, value in (("cache", model.cache), ("static_answer", model.static_answer)):
+            if value is not None:
+                yield (
+                    (*place, name),
+                    "has no effect: the model has grpc endpoints only, and gRPC calls have a fallback at most",
+                )
 
 
 def _fallback(place: Path, model: Model, settings: Settings, edges: dict[str, list[str]]) -> Findings:

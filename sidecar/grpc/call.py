@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Final
 
+from router.matching import Surface
 from router.outcomes import OUTCOME_OF, AttemptResult, Outcome
 from router.policy import LatencyOf
 from router.retry import NOBODY_ELSE, Failed
@@ -12,15 +14,18 @@ from sidecar.faults import strike
 from sidecar.grpc.ends import CallEnds
 from sidecar.grpc.health import OWN
 from sidecar.grpc.health import answer as answer_for_server
-from sidecar.grpc.matching import MESSAGE_HEAD, NOTHING, named_by_message, named_by_metadata, named_fields
+from sidecar.grpc.matching import MESSAGE_HEAD, NOTHING, PROTOCOL, named_by_message, named_by_metadata, named_fields
 from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, WAITING
+from sidecar.grpc.renaming import renamed_message
 from sidecar.grpc.statuses import format_timeout, judge, judge_http, status_of_http
 from sidecar.http1.keying import no_key
+from sidecar.http1.ladders import NOT_STARTED
 from sidecar.http1.reports import take_metadata
+from sidecar.http1.versions import is_split
 from sidecar.http2.frames import FRAME_BYTES, Code
 from sidecar.http2.hpack import literal
 from sidecar.http2.sending import keep
-from sidecar.telemetry.page import Scalar
+from sidecar.telemetry.page import LadderWord, Scalar
 from sidecar.upstreams.orca import ASK_FIELD
 
 if TYPE_CHECKING:
@@ -167,9 +172,11 @@ class Call(CallEnds):
         attempt = shared.cluster.choose(route, now, shared.rng, None if failed is None else failed.endpoint, key)
         if isinstance(attempt, NoCandidate):
             if failed is not None:
-                self.fail(failed.outcome, failed.detail + NOBODY_ELSE)
+                if not self._fall_back(failed.outcome):
+                    self.fail(failed.outcome, failed.detail + NOBODY_ELSE)
                 return
-            if not shared.admission.keeps(self, attempt) and not self._waits_for(route, attempt, now):
+            waits = shared.admission.keeps(self, attempt) or (not self._entry and self._waits_for(route, attempt, now))
+            if not waits and not self._fall_back(attempt.outcome):
                 self.fail(attempt.outcome, attempt.detail or attempt.reason.value, retry_after_s=attempt.retry_after_s)
             return
         self._attempt = attempt
@@ -185,6 +192,74 @@ class Call(CallEnds):
                     self._timer_for(action.delay_s, self._held_back)
                 return
         upstream.submit(self, now)
+
+    # --- another model -----------------------------------------------------------------------------------------------
+
+    def _fall_back(self, outcome: Outcome) -> bool:
+        """Send the call to the next fallback of its model that can be picked; False where there is none.
+
+        Each call goes down by itself: there is no state, as there is over HTTP, and nothing below.
+        """
+        plane = self._plane
+        shared = plane.shared
+        asked = self._target
+        ladder = None if shared.ladders is None or asked.route is None else shared.ladders.of_row(asked.row)
+        if ladder is None or asked.route is None or outcome not in ladder.on:
+            return False
+        if not self._whole or self.phase != WAITING:
+            return False
+        if outcome not in NOT_STARTED and not ladder.idempotent:
+            return False
+        now = plane.clock()
+        while self._fallen < len(ladder.fallbacks):
+            name, version = ladder.fallbacks[self._fallen]
+            self._fallen += 1
+            route = shared.cluster.route(name, version, PROTOCOL)
+            if is_split(route) and route is not None:
+                route = shared.cluster.version_of(route, now, shared.rng).route
+            if route is None or route is asked.route or not shared.cluster.route_is_routable(route, now):
+                continue
+            if not self._rename(name.encode(), version.encode()):
+                return False
+            self._target = target = plane.plain(Surface.PLAIN, route)
+            target.row = asked.row  # it is a call for the model that was asked
+            self._quiet_since = now
+            self._rearm(now)
+            self._dispatch(now)
+            return True
+        return False
+
+    def _rename(self, name: bytes, version: bytes) -> bool:
+        """Have the call name another model, in its first message and its metadata; False where that cannot be."""
+        entry = name + b"@" + version if version else name
+        if self._match is not None:
+            data = renamed_message(b"".join(self._seen), self._match, name, version)
+            if data is None:
+                return False
+            self._seen, self._seen_bytes = [data], len(data)
+            if self._unpaid:  # what the caller sent is not what goes on: its window is given back here
+                self.down.connection.credit(self.down, self._unpaid)
+                self._unpaid = 0
+        asked = self.head.asked
+        if asked.model:
+            self.head.asked = changed = copy.copy(asked)
+            changed.model = entry
+            changed.forward = [
+                (field[0], entry) if field[1] == asked.model and field[0] == self._connection.model_field else field
+                for field in asked.forward
+            ]
+        self._entry = entry
+        return True
+
+    def _told(self, head: AnswerHead) -> AnswerHead:
+        """Return the head of an answer that says whose it is."""
+        shared = self._plane.shared
+        ladder = None if shared.ladders is None else shared.ladders.of_row(self._target.row)
+        if ladder is not None:
+            ladder.count(LadderWord.BY_FALLBACK)
+        told = copy.copy(head)
+        told.forward = [*head.forward, (b"warmroute-degraded", b"fallback"), (b"warmroute-degraded-model", self._entry)]
+        return told
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
@@ -223,7 +298,8 @@ class Call(CallEnds):
         """End a call that may not wait, or not any longer."""
         self._timer = None
         try:
-            self.fail(outcome, detail, retry_after_s=retry_after_s)
+            if not self._fall_back(outcome):
+                self.fail(outcome, detail, retry_after_s=retry_after_s)
         except Exception as error:  # noqa: BLE001
             self.crashed(error)
 
@@ -371,6 +447,8 @@ class Call(CallEnds):
                 self.attempt_failed(AttemptResult.PROTOCOL, "an interim answer that ends the stream")
             return
         self._http = self._http or head.status
+        if self._entry and self.phase == WAITING:
+            head = self._told(head)
         if end:
             self._answer_ended(head)
             return

@@ -54,6 +54,7 @@ class CallerConnection(Connection):
         "_rules",
         "_unsent",
         "deadline",
+        "model_field",
         "trusted",
     )
 
@@ -67,6 +68,7 @@ class CallerConnection(Connection):
         self._early = 0.0  # calls given up early lately
         self._over = 0  # streams that have ended: each may be reset once more, for that crosses its end
         self._heads = CallHeads(STRANGER)
+        self.model_field = b""  # of the metadata that names a model
         self.trusted = False  # what it says of whom it speaks for is believed
         self._retire_at = NEVER
         self.deadline = 0.0
@@ -91,6 +93,7 @@ class CallerConnection(Connection):
         peer = self._rules.peer(transport.get_extra_info("peername"), secure=secure)
         self._heads = CallHeads(peer)
         self.trusted = peer.trusted
+        self.model_field = peer.model_field[2:-1]
         if peer.trusted:
             self._most_early *= TRUSTED_CALLS
         if shared.timeouts.connection_age_s is not None:

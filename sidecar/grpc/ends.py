@@ -39,6 +39,8 @@ class CallEnds:
         "_attempt",
         "_connection",
         "_deadline",
+        "_entry",
+        "_fallen",
         "_first_s",
         "_heard",
         "_http",
@@ -101,6 +103,8 @@ class CallEnds:
         self._heard = 0  # how many bytes had come from the worker as the call was sent
         self._first_s = -1.0  # how long the worker took to begin, where the request went on meanwhile
         self._http = 0  # the answer's HTTP status
+        self._fallen = 0  # how many fallbacks of its model it was sent to, or passed over,
+        self._entry = b""  # and which of them it is with
         self._left = 0  # of the message that is coming,
         self._partial = b""  # whose head is not whole
         self._request_id = b""
@@ -110,6 +114,10 @@ class CallEnds:
 
     def _retry(self, failed: Failed) -> None:
         """Send it once more, elsewhere."""
+        raise NotImplementedError
+
+    def _fall_back(self, outcome: Outcome) -> bool:
+        """Send it to another model, where its own has one for this end; False where that cannot be."""
         raise NotImplementedError
 
     def _withdraw(self) -> None:
@@ -178,7 +186,8 @@ class CallEnds:
         self._tries += 1
         delay_s = self._delay_of_retry(attempt, result, now, self._tries)
         if delay_s is None:
-            self.fail(OUTCOME_OF[result], detail)
+            if not self._fall_back(OUTCOME_OF[result]):
+                self.fail(OUTCOME_OF[result], detail)
         else:
             failed = Failed(attempt.endpoint, OUTCOME_OF[result], detail)
             self._timer_for(delay_s, lambda: self._retry(failed))

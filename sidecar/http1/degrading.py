@@ -19,6 +19,7 @@ from sidecar.http1.forwarding import numbered
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE
 from sidecar.http1.hedging import HedgingConnection
 from sidecar.http1.keying import within
+from sidecar.http1.ladders import NOT_STARTED
 from sidecar.http1.renaming import reframed, renamed
 from sidecar.http1.special import SpecialConnection, without_chunks
 from sidecar.http1.versions import is_split
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from sidecar.http1.targets import Target
     from sidecar.upstreams.connection import Sink
 
-_NOT_STARTED: Final = frozenset(
-    {Outcome.NO_CANDIDATE, Outcome.OVERLOADED, Outcome.CONNECT_FAILED, Outcome.CONNECT_TIMEOUT}
-)
-"""Ends after which surely no worker began with the request."""
 _CHUNK_FRAMING: Final = 4
 """Chunks may take so many times what they carry before an answer is not worth keeping what came of it."""
 
@@ -163,7 +160,7 @@ class DegradingConnection(SpecialConnection):
             descent.retry_after_s = retry_after_s
             descent.overloaded = outcome is Outcome.OVERLOADED
         descent.cause = outcome.value
-        descent.began = descent.began or outcome not in _NOT_STARTED
+        descent.began = descent.began or outcome not in NOT_STARTED
         if outcome is Outcome.DEADLINE_EXCEEDED:
             descent.late = True
         else:
@@ -253,6 +250,12 @@ class DegradingConnection(SpecialConnection):
         except Exception as error:  # noqa: BLE001
             self.crashed(error)
 
+    def _goes_down(self) -> bool:
+        """Return whether the request waits for no room: its model is degraded, or it is with another model."""
+        watch = self._watch
+        descent = None if watch is None or watch.course is None else watch.course.descent
+        return descent is not None and (descent.step is not LadderStep.REPLICA or descent.model.ladder.degraded)
+
     # --- another model ----------------------------------------------------------------------------------------------
 
     def _may_ask(self, course: Course, descent: Descent) -> bool:
@@ -273,6 +276,8 @@ class DegradingConnection(SpecialConnection):
             name, version = model.fallbacks[descent.next_fallback]
             descent.next_fallback += 1
             route = plane.cluster.route(name, version)
+            if is_split(route) and route is not None:
+                route = plane.cluster.version_of(route, now, plane.rng).route
             if route is not None:
                 route = within(plane.cluster, self._head, self._body_of(course), route)
             if route is None or route is asked.route or not plane.cluster.route_is_routable(route, now):

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from sidecar.settings import Cache, Model, SharedCache, StaticAnswer
     from sidecar.telemetry.page import Page
 
+NOT_STARTED: Final = frozenset(
+    {Outcome.NO_CANDIDATE, Outcome.OVERLOADED, Outcome.CONNECT_FAILED, Outcome.CONNECT_TIMEOUT}
+)
+"""Ends after which surely no worker began with the request."""
 LOGGED_S: Final = 1.0
 """Moves of one model's ladder that come faster are counted, not logged."""
 
@@ -76,7 +80,9 @@ class ModelLadder:
         "fallbacks",
         "ladder",
         "model",
+        "idempotent",
         "on",
+        "row",
         "shared",
         "static",
         "terms",
@@ -87,7 +93,8 @@ class ModelLadder:
     ) -> None:
         self.model = model.name
         self._page = page
-        self._row = page.model_row(model.name) + MODEL_LADDER
+        self.row: Final = page.model_row(model.name)
+        self._row: Final = self.row + MODEL_LADDER
         self._changed = changed
         self._throttle = Throttle(LOGGED_S)
         self.ladder = Ladder((), policy, now)
@@ -98,6 +105,7 @@ class ModelLadder:
     def configure(self, model: Model, policy: LadderPolicy, now: float) -> None:
         """Go by another configuration; what is kept stays, unless it may have been kept by other terms."""
         self.on = frozenset([Outcome(end.value) for end in model.fallback_on])
+        self.idempotent = model.idempotent
         self.fallbacks: tuple[tuple[str, str], ...] = ()
         if policy.fallback:
             self.fallbacks = tuple([_name_and_version(entry) for entry in model.fallback])
@@ -258,6 +266,10 @@ class Ladders:
         route = target.route
         ladder = None if route is None else self.by_model.get(route.model)
         return None if ladder is None else OnLadder(ladder, target.surface)
+
+    def of_row(self, row: int) -> ModelLadder | None:
+        """Return the ladder of the model that counts in this row, None where it has none."""
+        return next((ladder for ladder in self.by_model.values() if ladder.row == row), None)
 
     def flush(self, now: float) -> None:
         """Write all gauges. Once a second."""

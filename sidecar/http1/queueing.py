@@ -30,7 +30,7 @@ class QueueingConnection(DegradingConnection):
             admission = self._plane.admission
             if admission.keeps(self, none):
                 return
-            if admission.takes(route, none):
+            if admission.takes(route, none) and not self._goes_down():
                 self.queue_for(route, none, None, self._plane.clock())
                 return
         super()._nobody_left(none, failed)
@@ -94,6 +94,7 @@ class QueueingConnection(DegradingConnection):
         """End a request that may not wait, or not any longer."""
         self._timer = None
         try:
-            self._end_with(outcome, detail, retry_after_s)
+            if not self._step_down(outcome, detail, retry_after_s):
+                self._end_with(outcome, detail, retry_after_s)
         except Exception as error:  # noqa: BLE001
             self.crashed(error)

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from router.ladder import LadderStep
-from router.model import Replica
-from router.policy import LadderPolicy, ModelPolicy, RetryPolicy
+from router.model import Replica, State
+from router.policy import LadderPolicy, ModelPolicy, OnNoCandidate, RetryPolicy
 from sidecar.cache.terms import Refused
 from sidecar.channel import AnswerAsked, AnswerFound, AnswerKept
 from sidecar.http1.shared_answers import SharedTier
-from sidecar.settings import Cache, FallbackOn, Model, SharedCache, StaticAnswer
+from sidecar.settings import Cache, FallbackOn, Model, SharedCache, StaticAnswer, Wait
 from sidecar.settings.ladder import USUAL_FALLBACK_ON
 from sidecar.telemetry.page import MODEL_LADDER, LadderWord
 from tests.support.data_path import (
@@ -572,6 +572,30 @@ def test_a_deadline_is_answered_from_below_where_that_is_configured() -> None:
         told = await infer(await path.connect(), b"{}", b"x-request-timeout-ms: 50")
         assert told.value(b"warmroute-degraded") == b"static"
         assert path.origins[1].requests == []
+
+    scenario()
+
+
+def test_a_model_that_waits_does_so_before_it_is_degraded_and_not_while_it_is() -> None:
+    waiting = ModelPolicy("m", on_no_candidate=OnNoCandidate.WAIT)
+
+    @on_data_path(
+        echo,
+        models=(waiting,),
+        replicas=(Replica("m", state=State.LOADING),),
+        configured=(Model(name="m", wait=Wait(max_s=0.1)),),
+        ladders=(Model(name="m", static_answer=STATIC),),
+        policies=SLOW,
+    )
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        took = []
+        for _ in range(3):
+            began = time.perf_counter()
+            assert (await infer(client)).value(b"warmroute-degraded") == b"static"
+            took.append(time.perf_counter() - began)
+        assert took[0] >= 0.095
+        assert min(took[1:]) < 0.05
 
     scenario()
 

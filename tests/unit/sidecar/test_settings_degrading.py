@@ -100,11 +100,21 @@ def test_a_version_of_the_model_itself_is_no_circle() -> None:
     assert FallbackOn.UPSTREAM_5XX not in settings.models[0].fallback_on
 
 
-@pytest.mark.parametrize("name", ["fallback: [b]", "cache: {}", "static_answer: {}"])
-def test_a_model_over_grpc_alone_has_no_ladder(name: str) -> None:
+@pytest.mark.parametrize("name", ["cache: {}", "static_answer: {}"])
+def test_a_model_over_grpc_alone_has_a_fallback_at_most(name: str) -> None:
     text = model(name).replace("http://127.0.0.1:9001", "grpc://127.0.0.1:9001")
-    with pytest.raises(SettingsError, match="has no effect: the model has grpc endpoints only, and gRPC calls have no"):
+    with pytest.raises(SettingsError, match="has no effect: the model has grpc endpoints only, and gRPC calls have a"):
         parse_settings(text.encode(), "w.yaml")
+
+
+def test_a_model_over_grpc_may_fall_back_to_another_over_grpc() -> None:
+    text = model("fallback: [b]").replace("http://", "grpc://").replace('8080"', '8080", protocol: grpc')
+    assert parse_settings(text.encode(), "w.yaml").settings.models[0].fallback == ("b",)
+
+
+def test_a_cache_in_a_store_needs_one() -> None:
+    with pytest.raises(SettingsError, match=r"cache\.redis: an empty mapping: needs a store: set state\.url, or leave"):
+        parse_settings(model("cache: {redis: {}}").encode(), "w.yaml")
 
 
 def test_a_fallback_of_another_protocol_is_refused() -> None:
