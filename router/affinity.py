@@ -17,7 +17,7 @@ from router.protocols import Sample
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from router.pickers import AliasPicker
+    from router.pickers import HandPicker
     from router.policy import AffinityPolicy
     from router.protocols import Balancer, Choosable, Fit, Measure, Rng
 
@@ -70,7 +70,7 @@ class Affinity:
     it: what is forgotten first is the longest prompts' ends.
     """
 
-    table: AliasPicker | None = None
+    table: HandPicker | None = None
     first = "an endpoint that has seen the prompt's beginning, below its bound; else "
 
     def __init__(self, inner: Balancer, policy: AffinityPolicy, counts: AffinityCounts) -> None:

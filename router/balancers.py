@@ -11,24 +11,23 @@ from hashlib import blake2b
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
-from router.pickers import AliasPicker
+from router.pickers import HandPicker, mixed
 from router.policy import BalancerName, KeyPolicy
 from router.protocols import Compared, Sample
-from router.routes import REDRAWS, expected_wait, second_wins
+from router.routes import KEPT_RATIO, REDRAWS, expected_wait, second_wins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from router.endpoint import Endpoint
     from router.policy import ModelPolicy
-    from router.protocols import Balancer, Choosable, Fit, Measure, PickerFactory, Rng
+    from router.protocols import Balancer, Choosable, Fit, Measure, Picker, PickerFactory, Rng
 
 FIRST_PLACES: Final = 4
 """How many endpoints are remembered for a key, in its order, before more are asked for."""
 KEPT_PLACES: Final = 65536
 """For all keys of a route together; then all are forgotten."""
 
-_WORD: Final = (1 << 64) - 1
 _PERSON: Final = b"warmroute"
 
 
@@ -102,9 +101,21 @@ def load_bound(candidates: Sequence[Choosable], load_factor: float) -> int:
 
 
 def wait_ms(candidate: Choosable) -> float:
-    """Return the expected wait of one more attempt at a candidate, in ms."""
-    endpoint = candidate.endpoint
-    return expected_wait(candidate.latency.ewma_ms or candidate.prior_ms, endpoint.in_flight, endpoint.peers_in_flight)
+    """Return the expected wait of one more attempt of this process at a candidate, in ms."""
+    return expected_wait(candidate.latency.ewma_ms or candidate.prior_ms, candidate.load)
+
+
+def best_of(drawn: Sequence[Choosable]) -> Choosable:
+    """Return the one to take of those drawn: the lowest expected wait, the first drawn while that is about as low.
+
+    ``Cluster.choose`` has this written out for speed; tests/property/test_choosing.py compares.
+    """
+    best = drawn[0]
+    least = wait_ms(best) * KEPT_RATIO
+    for other in drawn[1:]:
+        if other is not best and (wait := wait_ms(other)) < least:
+            best, least = other, wait
+    return best
 
 
 class _Balancer:
@@ -113,7 +124,7 @@ class _Balancer:
     name = ""
     goes_by = ""
     first = ""
-    table: AliasPicker | None = None
+    table: HandPicker | None = None
 
     def __init__(self) -> None:
         self._candidates: Sequence[Choosable] = ()
@@ -181,62 +192,69 @@ class _Pair(_Balancer):
         return Sample(drawn, winner, "", self.compares)
 
 
-class Warm(_Pair):
-    """The default: two by weight, with replacement, then the lower expected wait (docs/adr/0003-choosing.md).
+class Warm(_Balancer):
+    """The default: four by weight, then the lowest expected wait (docs/adr/0025-four-by-weight.md).
 
     ``Cluster.choose`` has this written out for speed.
     """
 
     name = BalancerName.WARM.value
-    goes_by = "two drawn by weight, then the lower expected wait"
-    compares = Compared.WAIT
+    goes_by = "four drawn by weight, then the lowest expected wait"
 
-    def __init__(self, picker: PickerFactory = AliasPicker) -> None:
+    def __init__(self, picker: PickerFactory = HandPicker, turn: int = 0) -> None:
         super().__init__()
-        self._picker = picker
+        self._make_picker = picker
+        self._turn = turn
         self._weights: Sequence[float] = ()
-        self._pick_index: Callable[[Rng], int] | None = None
+        self._picker: Picker | None = None
 
     def arrange(self, candidates: Sequence[Choosable], weights: Sequence[float]) -> None:
         """Build the table to draw from."""
         self._candidates = candidates
         self._weights = weights
-        self._pick_index = self.table = None
+        self._picker = self.table = None
+        self._turn += 1
         if candidates:
-            picker = self._picker(weights)
-            self._pick_index = picker.draw
-            self.table = picker if type(picker) is AliasPicker else None  # another kind may draw otherwise
+            self._picker = picker = self._make_picker(candidates, weights, self._turn)
+            self.table = picker if type(picker) is HandPicker else None  # another kind may draw otherwise
+
+    def pick(self, fit: Fit, rng: Rng, key: bytes | None) -> Choosable | None:
+        """Draw some, and compare those of them that may be picked."""
+        drawn = self._draw_some(fit, rng)
+        return best_of(drawn) if drawn else None
+
+    def sample(self, fit: Fit, rng: Rng, key: bytes | None) -> Sample | None:
+        """Return what would be picked."""
+        drawn = self._draw_some(fit, rng)
+        return Sample(tuple(drawn), best_of(drawn), "", Compared.WAIT) if drawn else None
+
+    def _draw_some(self, fit: Fit, rng: Rng) -> list[Choosable]:
+        """Return those of a draw that may be picked, each once. A few draws first: nearly all of them may."""
+        picker = self._picker
+        if picker is None:
+            return []
+        for _ in range(REDRAWS):
+            drawn = [candidate for candidate in dict.fromkeys(picker.draw(rng)) if fit.admits(candidate)]
+            if drawn:
+                return drawn
+        left = fit.left(self._candidates)
+        if not left:
+            return []
+        candidates, weights = [self._candidates[index] for index in left], [self._weights[index] for index in left]
+        return list(dict.fromkeys(self._make_picker(candidates, weights, self._turn).draw(rng)))
 
     def weighs(self, key: bytes | None) -> bool:
         """Return that weights decide who is drawn."""
         return True
 
-    def twin(self) -> Balancer:
+    def twin(self) -> Warm:
         """Return one that draws alike."""
-        return Warm(self._picker)
+        return Warm(self._make_picker, self._turn - 1)
 
     def shares(self, key: bytes | None) -> list[float]:
         """Return each one's part of all weights."""
         total = sum(self._weights)
         return [weight / total for weight in self._weights] if total > 0 else super().shares(key)
-
-    def _draw_two(self, fit: Fit, rng: Rng) -> tuple[Choosable, Choosable] | None:
-        first = self._draw(fit, rng)
-        return None if first is None else (first, self._draw(fit, rng) or first)
-
-    def _draw(self, fit: Fit, rng: Rng, other_than: Choosable | None = None) -> Choosable | None:
-        candidates, draw = self._candidates, self._pick_index
-        if draw is None:
-            return None
-        for _ in range(REDRAWS):
-            candidate = candidates[draw(rng)]
-            if fit.admits(candidate):
-                return candidate
-        left = fit.left(candidates)
-        return candidates[left[AliasPicker([self._weights[index] for index in left]).draw(rng)]] if left else None
-
-    def _cost(self, candidate: Choosable) -> float:
-        return wait_ms(candidate)
 
 
 class RoundRobin(_Balancer):
@@ -418,7 +436,7 @@ class Keyed(_Balancer):
     name = BalancerName.KEYED.value
     goes_by = "the first endpoint of those that the key ranks that is below its bound"
 
-    def __init__(self, load_factor: float, picker: PickerFactory = AliasPicker) -> None:
+    def __init__(self, load_factor: float, picker: PickerFactory = HandPicker) -> None:
         super().__init__()
         self._load_factor = load_factor
         self._picker = picker
@@ -490,7 +508,9 @@ class Keyed(_Balancer):
 
     def twin(self) -> Balancer:
         """Return one that ranks alike."""
-        return Keyed(self._load_factor, self._picker)
+        twin = Keyed(self._load_factor, self._picker)
+        twin._without_key = self._without_key.twin()
+        return twin
 
     def sample(self, fit: Fit, rng: Rng, key: bytes | None) -> Sample | None:
         """Return the first that has room."""
@@ -531,17 +551,7 @@ def hash_of(data: bytes) -> int:
     return int.from_bytes(blake2b(data, digest_size=8, person=_PERSON).digest(), "little")
 
 
-def mixed(word: int) -> int:
-    """Return 64 bits each of which depends on all of ``word``: the finaliser of SplitMix64.
-
-    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
-    """
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-    word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
-    return word ^ word >> 31
-
-
-def balancer_for(policy: ModelPolicy, picker: PickerFactory = AliasPicker) -> Balancer:
+def balancer_for(policy: ModelPolicy, picker: PickerFactory = HandPicker) -> Balancer:
     """Return the balancer that a model is configured with."""
     name = policy.balancer
     if name is BalancerName.WARM:

@@ -33,10 +33,10 @@ from router.model import (
     PrefixesSeen,
 )
 from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, TOO_MUCH, UNANSWERED, AttemptResult, Blame, Reason
-from router.pickers import AliasPicker
+from router.pickers import HandPicker
 from router.policy import ConcurrencyMode, OnNoCandidate, ServeRule
 from router.retry import RetryBudget, RetryVerdict, judge_retry
-from router.routes import BACKGROUND, PROBE, TRIAL, Attempt, NoCandidate, Route, VersionPick
+from router.routes import BACKGROUND, KEPT_RATIO, PROBE, TRIAL, Attempt, NoCandidate, Route, VersionPick
 from router.scorers import default_scorers
 from router.sketches import ReplicaKey, Row
 from router.stats import LEAST_MS, MOST_MS
@@ -87,6 +87,8 @@ class Cluster:
         now: the moment of making, monotonic seconds.
         rng: spreads the ends of quarantines; everything else takes its randomness as an argument.
         filters, scorers, picker: plug-ins instead of the default ones (docs/extending.md).
+        decides: choices are made here. Else this is what sibling processes decide, to be looked at: an explanation
+            shows the wait in a process that has as much in flight as they have in the mean.
     """
 
     def __init__(
@@ -98,7 +100,8 @@ class Cluster:
         rng: Rng = no_jitter,
         filters: Sequence[Filter] | None = None,
         scorers: Sequence[tuple[Scorer, float]] | None = None,
-        picker: PickerFactory = AliasPicker,
+        picker: PickerFactory = HandPicker,
+        decides: bool = True,
     ) -> None:
         self.policies = policies
         self._rng = rng
@@ -106,7 +109,7 @@ class Cluster:
         self._given_scorers = scorers
         self._fleet = fleet = Fleet(policies, models, self._filters(policies), picker, now)
         self.generation = fleet.generation
-        self._tables = Tables(fleet, policies, self._scorers(policies))
+        self._tables = Tables(fleet, policies, self._scorers(policies), decides=decides)
         self._endpoints = MappingProxyType(fleet.endpoints)
         self._decay = -1 / policies.latency.ewma_decay_s
         self._budget = RetryBudget(policies.retry, now)
@@ -303,10 +306,10 @@ class Cluster:
     ) -> Attempt | NoCandidate:
         """Pick an endpoint and count the attempt as in flight there.
 
-        By default two are drawn by weight, with replacement; the one with the lower expected wait (EWMA of its latency
-        x attempts in flight with this one) is taken, the first where they are equal: only a route that goes by that
-        has a ``table``. All others ask their balancer, to which a ``key`` may matter. ``tried`` (on a retry) is left
-        out.
+        By default four are drawn by weight. The first is taken, unless another's expected wait (EWMA of its latency
+        x attempts in flight with this one) is lower by more than a tenth: then the one with the lowest. Only a route
+        that goes by that has a ``table``. All others ask their balancer, to which a ``key`` may matter. ``tried`` (on a
+        retry) is left out.
         """
         if tried is None:
             calls = self._calls
@@ -314,31 +317,35 @@ class Cluster:
                 calls.turn(now)
             calls.yes += 1
             if now < route.due:
-                drawn = route.drawn
                 table = route.table
-                if table is not None:  # AliasPicker.draw by hand: this is every request
-                    size, keep, alias = table
-                    position = rng() * size
-                    index = int(position)
-                    first = drawn[index if position - index < keep[index] else alias[index]]
-                    position = rng() * size
-                    index = int(position)
-                    second = drawn[index if position - index < keep[index] else alias[index]]
-                    if now < first.open_until and now < second.open_until:
-                        endpoint = first.endpoint
-                        if first is not second:
-                            other = second.endpoint
-                            if (second.latency.ewma_ms or second.prior_ms) * (
-                                other.in_flight + other.peers_in_flight + 1
-                            ) < (first.latency.ewma_ms or first.prior_ms) * (
-                                endpoint.in_flight + endpoint.peers_in_flight + 1
-                            ):
-                                first = second
-                                endpoint = other
-                        if endpoint.in_flight < first.most:
-                            endpoint.in_flight += 1
-                            route.used = USED_FOR
-                            return Attempt(first, route, now)
+                if table is not None:  # HandPicker.draw and best_of written out: this is every request
+                    size, hands = table
+                    best, second, third, fourth = hands[int(rng() * size)]
+                    endpoint = best.endpoint
+                    least = (best.latency.ewma_ms or best.prior_ms) * (endpoint.in_flight + 1) * KEPT_RATIO
+                    if second is not best:
+                        other = second.endpoint
+                        wait = (second.latency.ewma_ms or second.prior_ms) * (other.in_flight + 1)
+                        if wait < least:
+                            best = second
+                            endpoint = other
+                            least = wait
+                    if third is not best:
+                        other = third.endpoint
+                        wait = (third.latency.ewma_ms or third.prior_ms) * (other.in_flight + 1)
+                        if wait < least:
+                            best = third
+                            endpoint = other
+                            least = wait
+                    if fourth is not best:
+                        other = fourth.endpoint
+                        if (fourth.latency.ewma_ms or fourth.prior_ms) * (other.in_flight + 1) < least:
+                            best = fourth
+                            endpoint = other
+                    if now < best.open_until and endpoint.in_flight < best.most:
+                        endpoint.in_flight += 1
+                        route.used = USED_FOR
+                        return Attempt(best, route, now)
                 else:
                     picked = route.balancer.pick(FitAt(now, None), rng, key)
                     if picked is not None:
@@ -586,10 +593,12 @@ class Cluster:
         ms = seconds * 1000.0
         if not LEAST_MS <= ms <= MOST_MS:
             ms = min(max(ms, LEAST_MS), MOST_MS)
-        latency = attempt.candidate.latency  # Latency.average by hand: this is every request
-        average = latency.ewma_ms
-        latency.ewma_ms = ms if ms >= average else ms + (average - ms) * exp((now - latency.ewma_at) * self._decay)
-        latency.ewma_at = now
+        latency = attempt.candidate.latency
+        if latency.peaks:
+            latency.average(ms, now)
+        else:  # written out: this is every request
+            latency.ewma_ms = ms + (latency.ewma_ms - ms) * exp((now - latency.ewma_at) * self._decay)
+            latency.ewma_at = now
         return seconds
 
     def learn(self, candidate: Candidate, seconds: Sequence[float], now: float) -> tuple[Event, ...]:

@@ -11,7 +11,7 @@ from router.baseline import Baseline
 from router.breaker import Breaker, Ejection, GuardState, Quarantine
 from router.concurrency import AdaptiveLimit
 from router.model import HTTP, Replica, State
-from router.policy import ConcurrencyMode
+from router.policy import BalancerName, ConcurrencyMode
 from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow, quantiles_of, rebucketed
 
 if TYPE_CHECKING:
@@ -39,29 +39,40 @@ NO_BUCKET: Final = 1 << 30
 """Above the index of every bucket."""
 
 IDLE_S: Final = 1.0
-"""Without a sample for this long, the EWMA drifts back from its peak to the median of the window."""
+"""Without a sample for this long, the EWMA drifts to the median of the window."""
+
+FORGOTTEN_S: Final = 10.0
+"""Without a sample for this long, the EWMA is unknown again: who was slow is asked once more. It is as long as ten
+answers take where that is more, and the window at most."""
+_TEN_OF_THEM: Final = 10 / 1000
+
+YOUNG_S: Final = 4.0
+YOUNG_SAMPLES: Final = 10
+"""So long after the first sample, once there are so many, the EWMA is brought to the median of the window again and
+again: else its first samples would weigh too much."""
 
 
 class Latency:
     """What attempts on one replica took, own ones and those that sibling processes report.
 
-    ``ewma_ms`` is sensitive to peaks: a longer sample replaces it, shorter ones pull it down over ``ewma_decay_s``;
-    0 where nothing is known. ``slow_above`` is the bucket above which an attempt is a slow one. A sketch over the
-    window gives ``own_p95_ms`` and ``p50_ms``; ``p95_ms`` is that of all sidecars, of which ``sidecars`` others count
-    in it. ``changes`` counts the window's changes. A sample costs one bucket of ``fresh``; :meth:`settle` moves those
-    to the window.
+    ``ewma_ms`` follows samples with the time constant ``ewma_decay_s``; 0 where nothing is known. Where ``peaks``, a
+    longer sample replaces it at once and shorter ones pull it down over ``peak_decay_s``. ``slow_above`` is the bucket
+    above which an attempt is a slow one. A sketch over the window gives ``own_p95_ms`` and ``p50_ms``; ``p95_ms`` is
+    that of all sidecars, of which ``sidecars`` others count in it. ``changes`` counts the window's changes. A sample
+    costs one bucket of ``fresh``; :meth:`settle` moves those to the window.
     """
 
     __slots__ = (
-        "_buckets", "_changed", "_decay", "_drifted_at", "_others", "_others_at", "_settled_at", "_slots", "_unsent",
-        "_window", "_window_s",
-        "changes", "ewma_at", "ewma_ms", "fresh", "own_p95_ms", "p50_ms", "p95_ms", "sampled_at", "sidecars",
+        "_buckets", "_changed", "_decay", "_drifted_at", "_others", "_others_at", "_peak_decay", "_settled_at",
+        "_since", "_slots", "_unsent", "_window", "_window_s",
+        "changes", "ewma_at", "ewma_ms", "fresh", "own_p95_ms", "p50_ms", "p95_ms", "peaks", "sampled_at", "sidecars",
         "slow_above",
     )  # fmt: skip
 
-    def __init__(self, policy: LatencyPolicy, buckets: LogBuckets, now: float) -> None:
+    def __init__(self, policy: LatencyPolicy, buckets: LogBuckets, *, peaks: bool = False) -> None:
         self._buckets = buckets
         self._decay = -1 / policy.ewma_decay_s
+        self._peak_decay = -1 / policy.peak_decay_s
         self._window: SketchWindow | None = None  # made with the first measurement
         self._window_s = policy.window_s
         self._slots = policy.slots
@@ -70,9 +81,11 @@ class Latency:
         self._settled_at = -inf
         self._drifted_at = -inf
         self.fresh: dict[int, int] = {}
+        self._since = inf  # when ``ewma_ms`` was found to be known at first
+        self.peaks = peaks
         self.ewma_ms = 0.0
-        self.ewma_at = now
         self.slow_above = NO_BUCKET
+        self.ewma_at = -inf  # so the first sample counts whole
         self.sampled_at = -inf
         self.p95_ms: float | None = None
         self.p50_ms: float | None = None
@@ -85,6 +98,7 @@ class Latency:
     def configure(self, policy: LatencyPolicy, buckets: LogBuckets, now: float) -> None:
         """Go by another policy from now on; what was measured stays."""
         self._decay = -1 / policy.ewma_decay_s
+        self._peak_decay = -1 / policy.peak_decay_s
         old = self._buckets
         if buckets is old and policy.window_s == self._window_s and policy.slots == self._slots:
             return
@@ -122,7 +136,11 @@ class Latency:
         """Take it into the EWMA alone."""
         ms = LEAST_MS if ms < LEAST_MS else min(ms, MOST_MS)
         average = self.ewma_ms
-        self.ewma_ms = ms if ms >= average else ms + (average - ms) * exp((now - self.ewma_at) * self._decay)
+        if self.peaks:
+            left = 0.0 if ms >= average else exp((now - self.ewma_at) * self._peak_decay)
+        else:
+            left = exp((now - self.ewma_at) * self._decay)
+        self.ewma_ms = ms + (average - ms) * left
         self.ewma_at = now
 
     def count(self, seconds: Sequence[float]) -> int:
@@ -213,18 +231,24 @@ class Latency:
                 values = quantiles_of(counts, self._buckets, (0.95,))
                 self.p95_ms = values[0] if values else None
         if self.ewma_ms:
-            self._drift(now)
+            self._regard(now)
 
-    def _drift(self, now: float) -> None:
-        idle_s = now - self.ewma_at
-        if idle_s < IDLE_S:
+    def _regard(self, now: float) -> None:
+        """Mend what samples alone would say: while there are few, and after there were none for long."""
+        if self._since > now:
+            self._since = now
+        idle_s = now - max(self.ewma_at, self._since)
+        if idle_s >= max(FORGOTTEN_S, min(self._window_s, self.ewma_ms * _TEN_OF_THEM)):
+            self.ewma_ms = 0.0
+            self.ewma_at = -inf
+        elif self.p50_ms is None:
             return
-        if self.p50_ms is not None:
+        elif idle_s >= IDLE_S:
             since_s = now - max(self.ewma_at, self._drifted_at)
             self.ewma_ms = self.p50_ms + (self.ewma_ms - self.p50_ms) * exp(since_s * self._decay)
             self._drifted_at = now
-        elif idle_s >= self._window_s:
-            self.ewma_ms = 0.0
+        elif now - self._since < YOUNG_S and not self.peaks and self.samples >= YOUNG_SAMPLES:
+            self.ewma_ms = self.p50_ms
 
     def take_unsent(self, now: float) -> tuple[tuple[int, int], ...]:
         """Return own buckets since the last call, in order of index."""
@@ -469,7 +493,7 @@ class Candidate:
         self.group = group
         self.entry = group is None or shard == group.entry
         self.lacks: tuple[Lack, ...] = ()
-        self.latency = Latency(policies.latency, buckets, now)
+        self.latency = Latency(policies.latency, buckets, peaks=_by_peaks(routes))
         self.breaker = Breaker(policies.breaker, now)
         self.baseline = Baseline(policies.breaker)
         self.guarded = False
@@ -534,6 +558,10 @@ class Candidate:
             slow_over_ms=None if slow_ms == inf else slow_ms,
         )
 
+    def follow_balancer(self) -> None:
+        """Measure as the balancer of its routes wants it, from now on."""
+        self.latency.peaks = _by_peaks(self.routes)
+
     def known_ewma_ms(self) -> float | None:
         """Return the EWMA, else the mean of the siblings', else None."""
         if self.latency.ewma_ms:
@@ -550,6 +578,11 @@ class Candidate:
     def record(self) -> EndpointRecord:
         """The endpoint's last report."""
         return self.endpoint.record
+
+    @property
+    def load(self) -> float:
+        """How much this process has in flight at the endpoint."""
+        return self.endpoint.in_flight
 
     @property
     def p95_ms(self) -> float | None:
@@ -602,3 +635,8 @@ def several_versions(keys: Iterable[tuple[str, str]]) -> frozenset[str]:
     """Return the models that are there in more than one version."""
     first: dict[str, str] = {}
     return frozenset(model for model, version in keys if first.setdefault(model, version) != version)
+
+
+def _by_peaks(routes: tuple[Route, ...]) -> bool:
+    """Return whether its balancer goes by peaks of the latency."""
+    return any(route.policy.balancer is BalancerName.PEAK_EWMA for route in routes)

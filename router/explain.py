@@ -93,6 +93,7 @@ class CandidateRow:
     is incomplete for. ``ewma_known`` is false where ``ewma_ms`` stands for the candidates' median.
     ``p95_ms`` is of this sidecar's
     attempts and those of ``sidecars`` others, ``own_p95_ms`` of its own alone.
+    ``expected_wait_ms`` is that of one more attempt of one process, with what that has in flight itself.
     """
 
     endpoint: str
@@ -148,13 +149,9 @@ class VersionRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleDraw:
-    """What a choice would do now with one random draw: the two drawn and why one of them wins.
+    """What a choice would do now with one random draw: those drawn, each once, and why one of them wins."""
 
-    ``second`` is None where the balancer compares no two.
-    """
-
-    first: str
-    second: str | None
+    drawn: tuple[str, ...]
     winner: str
     why: str
 
@@ -204,7 +201,8 @@ class RouteRow:
 class Glance:
     """A candidate at one moment, as filters, scorers and balancers see it, without touching it.
 
-    ``prior_ms`` is set for those that may be picked, who are so without end here.
+    ``prior_ms`` is set for those that may be picked, who are so without end here. ``load`` is what is in flight in the
+    process that decides; where that is none of this cluster, what a sibling process has in the mean.
     """
 
     __slots__ = (
@@ -216,6 +214,7 @@ class Glance:
         "idle_s",
         "lasting",
         "lacks",
+        "load",
         "open_until",
         "panic_until",
         "prior_ms",
@@ -223,9 +222,10 @@ class Glance:
         "warm_for_s",
     )
 
-    def __init__(self, candidate: Candidate, age_s: float, now: float, policy: WarmthPolicy) -> None:
+    def __init__(self, candidate: Candidate, age_s: float, now: float, policy: WarmthPolicy, *, decides: bool) -> None:
         self.candidate = candidate
-        self.endpoint = candidate.endpoint
+        self.endpoint = endpoint = candidate.endpoint
+        self.load = float(endpoint.in_flight) if decides else endpoint.peers_in_flight / max(1, len(endpoint.peers))
         self.version = candidate.version
         self.open_until = self.fit_until = self.panic_until = inf
         self.prior_ms = UNMEASURED_MS
@@ -307,6 +307,7 @@ class View:
     scorers: Sequence[tuple[Scorer, float]]
     verdict: Callable[[CandidateView], Reason | None]
     age_s: Callable[[Endpoint, float], float]
+    decides: bool
 
     def look(self, route: Route, now: float) -> tuple[list[Glance], list[tuple[Glance, Reason]]]:
         """Return those that may be picked now, and those that may not, with the reason."""
@@ -348,7 +349,8 @@ class View:
 
     def _glance(self, candidate: Candidate, now: float) -> Glance:
         """Look at a candidate, and where it is asked for a group, at what that lacks and how its weakest does."""
-        glance = Glance(candidate, self.age_s(candidate.endpoint, now), now, self.policies.warmth)
+        age_s = self.age_s(candidate.endpoint, now)
+        glance = Glance(candidate, age_s, now, self.policies.warmth, decides=self.decides)
         group = candidate.group
         if group is not None and candidate.entry:
             for member in group.others(candidate):
@@ -406,11 +408,8 @@ def explain(view: View, route: Route, now: float, rng: Rng, key: bytes | None = 
     draw = None
     if open_ and probe is None:
         sample = balancer.sample(Anyone(), rng, key)
-        draw = (
-            None
-            if sample is None
-            else _draw(sample, {(row.endpoint, row.version): row for row in rows if row.reason is None})
-        )
+        decisive = {(row.endpoint, row.version): row for row in rows if row.reason is None}
+        draw = None if sample is None else _draw(sample, standing, decisive)
     return Explanation(
         route=route.key,
         model=route.model,
@@ -589,9 +588,7 @@ def _row(
         ewma_known=known is not None,
         in_flight=endpoint.in_flight,
         peers_in_flight=endpoint.peers_in_flight,
-        expected_wait_ms=(
-            None if ewma_ms is None else expected_wait(ewma_ms, endpoint.in_flight, endpoint.peers_in_flight)
-        ),
+        expected_wait_ms=None if ewma_ms is None else expected_wait(ewma_ms, glance.load),
         breaker=breaker_row(candidate, now),
         warmth=candidate.replica.warmth,
         idle_s=glance.idle_s,
@@ -633,38 +630,42 @@ def _left_s(candidate: Candidate, reason: Reason | None, now: float) -> float | 
     return None
 
 
-def _draw(sample: Sample, rows: dict[tuple[str, str], CandidateRow]) -> SampleDraw:
+def _draw(sample: Sample, standing: _Standing, rows: dict[tuple[str, str], CandidateRow]) -> SampleDraw:
     """Put a balancer's choice into words."""
-    drawn = [rows[one.endpoint.id, one.version] for one in sample.drawn]
-    first, winner = drawn[0], rows[sample.winner.endpoint.id, sample.winner.version]
+    loads = {(glance.endpoint.id, glance.version): glance.load for glance in standing.open}
+    keys = list(dict.fromkeys((one.endpoint.id, one.version) for one in sample.drawn))
+    winner = sample.winner.endpoint.id, sample.winner.version
+    drawn = tuple(endpoint for endpoint, _ in keys)
     if sample.compared is None:
-        return SampleDraw(first.endpoint, None, winner.endpoint, sample.why)
-    second = drawn[1]
-    text = _wait_text if sample.compared is Compared.WAIT else _load_text
-    if first is second:
-        return SampleDraw(first.endpoint, second.endpoint, first.endpoint, f"drawn twice; {text(first)}")
-    equal = _comparable(first, sample.compared) == _comparable(second, sample.compared)
+        return SampleDraw(drawn, winner[0], sample.why)
     if sample.compared is Compared.WAIT:
-        why = "equal waits, the first drawn wins" if equal else "the lower expected wait wins"
+        texts = [_wait_text(rows[key], loads[key]) for key in keys]
+        costs = [expected_wait(rows[key].ewma_ms or UNMEASURED_MS, loads[key]) for key in keys]
+        first, lowest = "no other's expected wait is lower", "the lowest expected wait wins"
+        if standing.balancer.weighs(standing.key):
+            first += " by more than a tenth"
     else:
-        why = "as many in flight, the first drawn wins" if equal else "the one with fewer in flight wins"
-    return SampleDraw(first.endpoint, second.endpoint, winner.endpoint, f"{why}; {text(first)}; {text(second)}")
+        texts = [_load_text(rows[key]) for key in keys]
+        costs = [float(rows[key].in_flight + rows[key].peers_in_flight) for key in keys]
+        first, lowest = "the other has no fewer in flight", "the one with fewer in flight wins"
+    if len(keys) == 1:
+        why = "nobody else was drawn"
+    elif winner == keys[0]:
+        why = lowest if costs[0] < min(costs[1:]) else f"the first drawn wins: {first}"
+    else:
+        why = lowest
+    return SampleDraw(drawn, winner[0], "; ".join([why, *texts]))
 
 
-def _wait_text(row: CandidateRow) -> str:
-    load = row.in_flight + row.peers_in_flight + 1
+def _wait_text(row: CandidateRow, load: float) -> str:
     if row.ewma_ms is None:
-        return f"{row.endpoint}: nothing measured, {load} in flight with this one"
-    return f"{row.endpoint}: {row.ewma_ms:.3g} ms x {load} in flight with this one = {row.expected_wait_ms:.3g} ms"
+        return f"{row.endpoint}: nothing measured, {load + 1:.3g} in flight with this one"
+    wait_ms = row.expected_wait_ms
+    return f"{row.endpoint}: {row.ewma_ms:.3g} ms x {load + 1:.3g} in flight with this one = {wait_ms:.3g} ms"
 
 
 def _load_text(row: CandidateRow) -> str:
     return f"{row.endpoint}: {row.in_flight + row.peers_in_flight + 1} in flight with this one"
-
-
-def _comparable(row: CandidateRow, compared: Compared) -> float:
-    ewma_ms = UNMEASURED_MS if row.ewma_ms is None or compared is Compared.IN_FLIGHT else row.ewma_ms
-    return expected_wait(ewma_ms, row.in_flight, row.peers_in_flight)
 
 
 def _law(view: View, standing: _Standing) -> str:
@@ -675,5 +676,5 @@ def _law(view: View, standing: _Standing) -> str:
     if view.mode is StoreMode.UNIFORM:
         return f"{balancer.first}{keyless}weight = 1 for each (nothing known to go by)"
     terms = " + ".join(f"{column.coefficient:g} x {column.scorer.name}" for column in weighing.columns)
-    law = f"weight = freshness x ramp x ({terms or 0}), at least {weighing.floor:.3g}; two drawn, lower wait wins"
+    law = f"weight = freshness x ramp x ({terms or 0}), at least {weighing.floor:.3g}; four drawn, lowest wait wins"
     return balancer.first + keyless + law

@@ -138,6 +138,8 @@ class Fleet:
             if _picked_by(route.policy) != _picked_by(was):
                 route.table = None
                 route.balancer, route.busy_balancer = self._balancers(route.policy)
+                for candidate in route.candidates:
+                    candidate.follow_balancer()
             self._regard_hedging(route, now)
             self._regard_serving(route)
         self._make_routes(now)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from router.balancers import hash_of, mixed
+from router.balancers import hash_of
 from router.model import WHOLE, State
 from router.outcomes import Reason
+from router.pickers import mixed
 from router.policy import ShardMode
 
 if TYPE_CHECKING:

@@ -308,17 +308,21 @@ class LadderPolicy:
 
 @dataclass(frozen=True, slots=True)
 class LatencyPolicy:
-    """Quantile sketch with ``relative_error`` over ``window_s`` in ``slots``; the EWMA decays over ``ewma_decay_s``."""
+    """Quantile sketch with ``relative_error`` over ``window_s`` in ``slots``; the EWMA decays over ``ewma_decay_s``.
+
+    For a model whose balancer is ``peak_ewma`` it rises to a longer sample at once, and decays over ``peak_decay_s``.
+    """
 
     relative_error: float = 0.05
     window_s: float = 60.0
     slots: int = 6
-    ewma_decay_s: float = 10.0
+    ewma_decay_s: float = 2.0
+    peak_decay_s: float = 10.0
 
     def __post_init__(self) -> None:
         if not 0.001 <= self.relative_error <= 0.5:
             raise PolicyError("latency.relative_error", self.relative_error, "must lie between 0.001 and 0.5")
-        for name in ("window_s", "slots", "ewma_decay_s"):
+        for name in ("window_s", "slots", "ewma_decay_s", "peak_decay_s"):
             _positive("latency", name, getattr(self, name))
 
 

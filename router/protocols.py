@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from router.endpoint import Endpoint, Latency
     from router.model import EndpointRecord, Replica, StoreMode
     from router.outcomes import Reason
-    from router.pickers import AliasPicker
+    from router.pickers import HandPicker
 
 Rng = Callable[[], float]
 """Returns a float in [0, 1)."""
@@ -77,17 +77,6 @@ class Scorer(Protocol):
         """Return one score in [0, 1] per candidate, None where the signal is unknown for it."""
 
 
-PickerFactory = Callable[[Sequence[float]], "Picker"]
-"""Builds a picker over weights, which are finite and 0 or more, at least one of them."""
-
-
-class Picker(Protocol):
-    """Draws one index; built once per rebuild from the weights, asked once per choice."""
-
-    def draw(self, rng: Rng) -> int:
-        """Return an index into the weights that this picker was built from, in O(1)."""
-
-
 class Choosable(Protocol):
     """What balancers see of a candidate. Read only, but for ``passed_over`` of its endpoint."""
 
@@ -105,6 +94,22 @@ class Choosable(Protocol):
     def fit_until(self) -> float: ...  # noqa: D102
     @property
     def panic_until(self) -> float: ...  # noqa: D102
+    @property
+    def load(self) -> float: ...  # noqa: D102
+
+
+PickerFactory = Callable[[Sequence[Choosable], Sequence[float], int], "Picker"]
+"""Builds a picker over candidates and their weights, which are finite and 0 or more; there is at least one.
+
+The number counts the tables that were made for the route: whoever has to round may round another way each time.
+"""
+
+
+class Picker(Protocol):
+    """Draws by weight those that one choice compares; built once per rebuild, asked once per choice."""
+
+    def draw(self, rng: Rng) -> Sequence[Choosable]:
+        """Return one or more of the candidates that this picker was built from, in O(1)."""
 
 
 class Fit(Protocol):
@@ -133,8 +138,8 @@ class Balancer(Protocol):
     """What a choice goes by, in a sentence without its end. For explanations."""
     first: str
     """What comes before that, empty for most. For explanations."""
-    table: AliasPicker | None
-    """The table of which ``Cluster.choose`` draws two by hand and compares waits; None where it is to ask ``pick``."""
+    table: HandPicker | None
+    """The table of which ``Cluster.choose`` draws itself and compares waits; None where it is to ask ``pick``."""
 
     def arrange(self, candidates: Sequence[Choosable], weights: Sequence[float]) -> None:
         """Take those that may be picked, in order of endpoint id and version, with weights where :meth:`weighs`."""
@@ -159,7 +164,7 @@ class Balancer(Protocol):
 
 
 class Compared(StrEnum):
-    """By what the better of two is found."""
+    """By what the best of those drawn is found."""
 
     WAIT = "wait"
     IN_FLIGHT = "in_flight"
@@ -167,7 +172,7 @@ class Compared(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One choice as it would be made: who was drawn, who is picked, and why: two are compared, or ``why`` says it."""
+    """One choice as it would be made: who was drawn, who is picked, and why: they are compared, or ``why`` says it."""
 
     drawn: tuple[Choosable, ...]
     winner: Choosable

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from router.protocols import Candidate as CandidateView
 
 REDRAWS: Final = 8
-"""Draws that may hit a replica that is out, before all of the table is looked at."""
+"""Draws that may hit replicas that are out, before all of the table is looked at."""
+
+KEPT_RATIO: Final = 0.9
+"""Of those drawn by weight the first is taken, unless another's expected wait is below this much of its own."""
 
 UNMEASURED_MS: Final = 1.0
 """Stands for every EWMA where none is known at all: attempts in flight decide."""
@@ -116,11 +119,11 @@ class Route:
     ``protocol`` is what its endpoints speak: there are candidates of one protocol only on a route.
 
     The cluster owns everything but the first five fields. ``drawn`` are the candidates that ``balancer`` picks of,
-    ``table`` what it would have two drawn of, where that is all it does; ``busy`` and ``busy_balancer`` the same of
-    those that would be in it but pushed back, for when nobody else is left. ``serve`` says which versions take
-    requests here, None where all do; ``mixed`` counts the endpoints that hold several versions. ``due`` is when the
-    next choice must look closer, ``rebuild_at`` when the tables have to be made again; ``used`` counts down from the
-    last choice.
+    ``table`` the hands that it would have one drawn of, where that is all it does; ``busy`` and ``busy_balancer``
+    the same of those that would be in it but pushed back, for when nobody else is left. ``serve`` says which
+    versions take requests here, None where all do; ``mixed`` counts the endpoints that hold several versions.
+    ``due`` is when the next choice must look closer, ``rebuild_at`` when the tables have to be made again; ``used``
+    counts down from the last choice.
     ``queued`` is set while requests wait for this route in a queue of the shell's: what those are told who come now.
     Those of its ``shaped`` routes wait there too.
 
@@ -167,7 +170,7 @@ class Route:
         self.due = -inf
         self.drawn: list[Candidate] = []
         self.balancer, self.busy_balancer = balancers
-        self.table: tuple[int, list[float], list[int]] | None = None
+        self.table: tuple[int, list[tuple[Candidate, Candidate, Candidate, Candidate]]] | None = None
         self.busy: list[Candidate] = []
         self.used = 0
         self.candidates: list[Candidate] = []  # by endpoint id and version
@@ -259,16 +262,13 @@ class VersionPick:
     moved: bool
 
 
-def expected_wait(ewma_ms: float, in_flight: int, peers_in_flight: int) -> float:
-    """Return the expected wait of one more attempt in ms: EWMA x (in flight + 1), siblings' attempts included."""
-    return ewma_ms * (in_flight + peers_in_flight + 1)
+def expected_wait(ewma_ms: float, in_flight: float) -> float:
+    """Return the expected wait of one more attempt in ms: EWMA x (in flight + 1)."""
+    return ewma_ms * (in_flight + 1)
 
 
 def second_wins(first_wait_ms: float, second_wait_ms: float) -> bool:
-    """Say which of two drawn is taken: the one with the lower expected wait, the first where they are equal.
-
-    ``Cluster.choose`` has these two written out for speed; tests/property/test_choosing.py compares.
-    """
+    """Say which of two drawn is taken: the one with the lower expected wait, the first where they are equal."""
     return second_wait_ms < first_wait_ms
 
 

@@ -6,7 +6,7 @@ Making a table is O(candidates), so it is bounded twice: how often one route's i
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from router.explain import View
 from router.outcomes import Reason
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from router.policy import Policies
     from router.protocols import Balancer, Scorer
     from router.routes import Route
+
+_Hand = tuple["Candidate", "Candidate", "Candidate", "Candidate"]
 
 REBUILD_S: Final = 0.1
 """A table is made again at most this often,"""
@@ -41,7 +43,10 @@ TICK_CANDIDATES: Final = 2000
 class Tables:
     """Makes the tables of all routes of a fleet."""
 
-    def __init__(self, fleet: Fleet, policies: Policies, scorers: Sequence[tuple[Scorer, float]]) -> None:
+    def __init__(
+        self, fleet: Fleet, policies: Policies, scorers: Sequence[tuple[Scorer, float]], *, decides: bool
+    ) -> None:
+        self._decides = decides
         self._fleet = fleet
         self._policies = policies
         self._scorers = tuple(scorers)
@@ -54,7 +59,7 @@ class Tables:
     def view(self) -> View:
         """Return what an explanation reads."""
         fleet = self._fleet
-        return View(self._policies, fleet.mode, self._scorers, fleet.verdict, fleet.ages.age_s)
+        return View(self._policies, fleet.mode, self._scorers, fleet.verdict, fleet.ages.age_s, self._decides)
 
     def rebuild_due(self, now: float) -> None:
         """Make the tables that are used and due, oldest first, within one Tick's share of work."""
@@ -131,7 +136,7 @@ class Tables:
         self._arrange(route.balancer, open_)
         self._arrange(route.busy_balancer, busy)
         table = route.balancer.table
-        route.table = None if table is None else (table.size, table.keep, table.alias)
+        route.table = None if table is None else (table.size, cast("list[_Hand]", table.hands))
         route.dirty = False
         route.none = None
         route.built_at = now

@@ -116,7 +116,7 @@ class Control:
         )
         self._sources.append(self._dns)
         keeper = Keeper(
-            Cluster(policies, model_policies(settings), clock()),
+            Cluster(policies, model_policies(settings), clock(), decides=False),
             [Channel.from_fd(fd) for fd in plan.channel_fds],
             self._sources,
             Memory(plan.memory_fd),

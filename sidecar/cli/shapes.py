@@ -168,8 +168,7 @@ class Route(msgspec.Struct, frozen=True):
 class Draw(msgspec.Struct, frozen=True):
     """What a choice would do now."""
 
-    first: str
-    second: str | None
+    drawn: list[str]
     winner: str
     why: str
 

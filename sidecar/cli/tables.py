@@ -85,7 +85,7 @@ def explanation_parts(explanation: Explanation) -> list[RenderableType]:
         parts.append(Text(f"next: {explanation.probe}, whose quarantine is over, gets one request as a probe"))
     elif explanation.draw is not None:
         draw = explanation.draw
-        drawn = draw.first if draw.second is None else f"{draw.first} and {draw.second}: {draw.winner}"
+        drawn = ", ".join(draw.drawn) + (f": {draw.winner}" if len(draw.drawn) > 1 else "")
         parts.append(Text(f"a draw now: {drawn}, {draw.why}"))
     elif explanation.nobody is not None:
         nobody = explanation.nobody

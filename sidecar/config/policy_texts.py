@@ -84,6 +84,10 @@ POLICY_TEXTS: dict[str, tuple[str, str]] = {
     "latency.relative_error": ("precision of quantiles", "ratio"),
     "latency.window_s": ("age of the latencies that quantiles are taken of", "seconds"),
     "latency.slots": ("steps in which the window moves", "slots"),
-    "latency.ewma_decay_s": ("time constant of the moving average, which jumps up at once to a peak", "seconds"),
+    "latency.ewma_decay_s": ("time constant of the moving average of latencies", "seconds"),
+    "latency.peak_decay_s": (
+        "the same for models with `balancer: peak_ewma`: it jumps up at once to a peak",
+        "seconds",
+    ),
 }
 """Field path below ``policies``: what it does, and its unit."""

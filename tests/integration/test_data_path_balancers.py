@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from router.balancers import hash_of, mixed
+from router.balancers import hash_of
 from router.model import Tick
+from router.pickers import mixed
 from router.policy import BalancerName, KeyPolicy, ModelPolicy
 from tests.support.data_path import (
     DataPath,

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 from math import exp
 from typing import TYPE_CHECKING
 
 from router.cluster import Cluster
 from router.routes import Attempt, NoCandidate, Route
-from tests.sim.laws import Routed
+from tests.sim.laws import LAWS, WARM, Routed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from router.endpoint import Candidate, Endpoint
     from router.policy import ModelPolicy, Policies
     from router.protocols import Rng
-    from tests.sim.laws import Law
+    from tests.sim.laws import Law, MakeLaw
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Variation:
     """What is different in a variation.
 
     Args:
-        draws: so many are drawn by weight, with replacement; the one with the lowest expected wait is taken.
+        draws: so many are drawn by weight, each for itself; the one with the lowest expected wait is taken.
         siblings: what sibling processes last said to have in flight counts.
         peaks: the EWMA rises to a longer sample at once; else it is a plain one.
         decay_s: over how long it decays.
@@ -56,13 +58,19 @@ class _Varied(Cluster):
     def __init__(self, policies: Policies, models: Iterable[ModelPolicy], now: float, *, rng: Rng) -> None:
         super().__init__(policies, models, now, rng=rng)
         self._means: dict[Candidate, tuple[float, float]] = {}
+        self._reached: dict[Route, tuple[object, list[float]]] = {}
 
     def choose(
         self, route: Route, now: float, rng: Rng, tried: Endpoint | None = None, key: bytes | None = None
     ) -> Attempt | NoCandidate:
         table = route.balancer.table
         if tried is None and now < route.due and table is not None:
-            drawn = [route.drawn[table.draw(rng)] for _ in range(self.how.draws)]
+            table_of, reached = self._reached.get(route, (None, []))
+            if table_of is not table:
+                reached = list(accumulate(route.balancer.shares(None)))
+                self._reached[route] = table, reached
+            last = len(reached) - 1
+            drawn = [route.drawn[bisect_right(reached, rng() * reached[-1], hi=last)] for _ in range(self.how.draws)]
             best = min(drawn, key=self._wait)  # the first of those that are equal
             if all(now < each.open_until for each in drawn) and best.endpoint.in_flight < best.most:
                 self._calls.add(1, 0, now)
@@ -91,11 +99,14 @@ class _Varied(Cluster):
         return seconds
 
 
-VARIATIONS: dict[str, Variation] = {
-    "as it is": Variation(2, siblings=True, peaks=True, decay_s=10.0),
-    "two, no siblings": Variation(2, peaks=True, decay_s=10.0),
-    "two, plain mean": Variation(2),
-    "three, plain mean": Variation(3),
-    "four, plain mean": Variation(4),
+VARIATIONS: dict[str, MakeLaw] = {
+    "as it is": LAWS[WARM],
+    "two, siblings count, peaks": Variation(2, siblings=True, peaks=True, decay_s=10.0),
+    "two, peaks": Variation(2, peaks=True, decay_s=10.0),
+    "two": Variation(2),
+    "three": Variation(3),
+    "four": Variation(4),
+    "four, peaks": Variation(4, peaks=True, decay_s=10.0),
+    "four, siblings count": Variation(4, siblings=True),
 }
 """By name: what is drawn, and what else is different from the law as it is."""

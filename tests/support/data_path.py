@@ -34,6 +34,7 @@ from sidecar.http1.ladders import Ladders
 from sidecar.http1.plane import Plane
 from sidecar.settings import Admission, Limits, Model, ModelTimeouts, Timeouts
 from sidecar.telemetry.page import BUCKETS_S, MODEL_OUTCOMES, Page, Scalar, create
+from tests.support.fleet import first_only
 
 P = ParamSpec("P")
 SCENARIO_S = 15.0
@@ -77,7 +78,7 @@ CHUNKED = b"Transfer-Encoding: chunked"
 
 
 class First(random.Random):
-    """Always 0: the first of two endpoints by id is drawn, and the shortest back-off."""
+    """Always 0: the shortest back-off. The first endpoint by id is drawn anyway (``first_only``)."""
 
     def random(self) -> float:
         return 0.0
@@ -447,7 +448,7 @@ async def data_path(
     fd = create("test")
     page = Page(fd)
     page.begin(os.getpid(), time.monotonic())
-    cluster = Cluster(policies, models, time.monotonic())
+    cluster = Cluster(policies, models, time.monotonic(), picker=first_only)
     shared: list[Event] = []
     degrading = Ladders(ladders, policies.ladder, page, time.monotonic())
     plane = Plane(

@@ -20,13 +20,15 @@ from router.model import (
     Tick,
 )
 from router.outcomes import AttemptResult
+from router.pickers import HandPicker
 from router.policy import ModelPolicy, Policies
 from router.routes import Attempt, NoCandidate, Route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from router.endpoint import Candidate, Endpoint
+    from router.protocols import Choosable
 
 GIB = 1 << 30
 
@@ -35,6 +37,11 @@ def only(endpoint: Endpoint) -> Candidate:
     """Return the one model version that an endpoint offers."""
     (candidate,) = endpoint.candidates.values()
     return candidate
+
+
+def first_only(candidates: Sequence[Choosable], weights: Sequence[float], turn: int) -> HandPicker:
+    """Stand in for the picker: only the first candidate by id is drawn, as long as it may be picked."""
+    return HandPicker(candidates[:1], weights[:1], turn)
 
 
 def observation(
@@ -152,7 +159,7 @@ class Driven:
         """Return an attempt on one endpoint, by choosing until it is that one."""
         others: list[Attempt] = []
         try:
-            for _ in range(1000):
+            for _ in range(5000):
                 picked = self.attempt()
                 if picked.endpoint.id == id_:
                     return picked

@@ -31,6 +31,7 @@ from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Page, create
 from tests.support.by_hand import HandLoop
 from tests.support.fake_transport import FakeTransport
+from tests.support.fleet import first_only
 
 METHOD = b"/test.Echo/Unary"
 HeadFields = list[tuple[bytes, bytes]]
@@ -218,7 +219,7 @@ class GrpcBench:
         self.now = 100.0
         policies = Policies(retry=RetryPolicy(backoff_min_ms=1.0, backoff_max_ms=1.0))
         models = (ModelPolicy("m", idempotent=idempotent, default=default), ModelPolicy("n"))
-        self.cluster = Cluster(policies, models, self.now)
+        self.cluster = Cluster(policies, models, self.now, picker=first_only)
         self.shared: list[Event] = []
         self.plane = Plane(
             cluster=self.cluster,

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from router import balancers
-from router.balancers import Keyed, Warm, balancer_for, hash_of, mixed
+from router.balancers import Keyed, Warm, balancer_for, hash_of
 from router.cluster import Cluster
 from router.explain import Explanation
 from router.model import EndpointHeld, EndpointSeen, PeerObserved, StoreChanged, StoreMode
 from router.outcomes import AttemptResult
+from router.pickers import mixed
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies
-from router.protocols import Rng
+from router.protocols import Choosable, Rng
 from router.routes import Attempt
 from tests.support.fleet import Driven, observation, only, record
 
@@ -35,10 +36,10 @@ def explain(made: Driven, *numbers: float, key: bytes | None = None) -> Explanat
     return made.cluster.explain(made.route(), made.now, rng.__next__, key)
 
 
-def why(explanation: Explanation) -> tuple[str, str | None, str, str]:
+def why(explanation: Explanation) -> tuple[tuple[str, ...], str, str]:
     draw = explanation.draw
     assert draw is not None
-    return draw.first, draw.second, draw.winner, draw.why
+    return draw.drawn, draw.winner, draw.why
 
 
 @pytest.mark.parametrize("name", list(BalancerName))
@@ -64,12 +65,12 @@ def test_turns() -> None:
     made = driven(BalancerName.ROUND_ROBIN, "a", "b", "c")
     explanation = explain(made, 0.4)
     assert explanation.law == "round_robin: each in its turn, in order of endpoint id"
-    assert why(explanation) == ("b", None, "b", "drawn, as it is the first")
+    assert why(explanation) == (("b",), "b", "drawn, as it is the first")
     assert explanation.rows[0].terms == ()
     first = made.attempt().endpoint.id
     then = {"a": "b", "b": "c", "c": "a"}[first]
     explanation = explain(made)
-    assert why(explanation) == (then, None, then, "the next in turn")
+    assert why(explanation) == ((then,), then, "the next in turn")
     turns = {row.endpoint: row.terms[0] for row in explanation.rows}
     assert {id_: term.raw for id_, term in turns.items()}[then] == 1.0
     term = turns[first]
@@ -81,7 +82,7 @@ def test_turns() -> None:
 
 def test_at_random() -> None:
     made = driven(BalancerName.RANDOM, "a", "b")
-    assert why(explain(made, 0.6)) == ("b", None, "b", "drawn at random")
+    assert why(explain(made, 0.6)) == (("b",), "b", "drawn at random")
     assert explain(made, 0.6).law == "random: one at random, each as likely"
 
 
@@ -90,14 +91,14 @@ def test_the_fewest_in_flight() -> None:
     load(made, a=2, b=1, c=1)
     made.apply(PeerObserved(1, (observation("b", 3, None, (), 0, 0),), made.now))
     explanation = explain(made, 0.9)
-    assert why(explanation) == ("c", None, "c", "the fewest in flight: 1")
+    assert why(explanation) == (("c",), "c", "the fewest in flight: 1")
     assert [(row.endpoint, row.share, row.terms[0].raw) for row in explanation.rows] == [
         ("c", 1.0, 1.0),
         ("a", 0.0, 2.0),
         ("b", 0.0, 4.0),
     ]
     load(made, c=2)
-    assert why(explain(made, 0.9)) == ("c", None, "c", "the fewest in flight: 2, as 1 more: drawn of them")
+    assert why(explain(made, 0.9)) == (("c",), "c", "the fewest in flight: 2, as 1 more: drawn of them")
     assert [row.share for row in explain(made, 0.9).rows] == [0.5, 0.5, 0.0]
 
 
@@ -105,24 +106,25 @@ def test_two_by_what_is_in_flight() -> None:
     made = driven(BalancerName.TWO_CHOICE, "a", "b", "c")
     load(made, a=2, b=1, c=2)
     assert why(explain(made, 0.1, 0.5)) == (
-        "a",
-        "b",
+        ("a", "b"),
         "b",
         "the one with fewer in flight wins; a: 3 in flight with this one; b: 2 in flight with this one",
     )
     # whoever was drawn first is not drawn again
     assert why(explain(made, 0.9, 0.9, 0.95, 0.0)) == (
+        ("c", "a"),
         "c",
-        "a",
-        "c",
-        "as many in flight, the first drawn wins; c: 3 in flight with this one; a: 3 in flight with this one",
+        (
+            "the first drawn wins: the other has no fewer in flight; "
+            "c: 3 in flight with this one; a: 3 in flight with this one"
+        ),
     )
     assert [term.name for term in explain(made, 0.1, 0.5).rows[0].terms] == ["in_flight"]
 
 
 def test_two_of_one() -> None:
     made = driven(BalancerName.TWO_CHOICE, "a")
-    assert why(explain(made, 0.5)) == ("a", "a", "a", "drawn twice; a: 1 in flight with this one")
+    assert why(explain(made, 0.5)) == (("a",), "a", "nobody else was drawn; a: 1 in flight with this one")
     assert made.attempt().endpoint.id == "a"
 
 
@@ -133,11 +135,10 @@ def test_two_by_wait() -> None:
     load(made, a=3)
     explanation = explain(made, 0.0, 0.5)
     assert why(explanation) == (
-        "a",
-        "b",
+        ("a", "b"),
         "b",
         (
-            "the lower expected wait wins; a: 10 ms x 4 in flight with this one = 40 ms; "
+            "the lowest expected wait wins; a: 10 ms x 4 in flight with this one = 40 ms; "
             "b: 30 ms x 1 in flight with this one = 30 ms"
         ),
     )
@@ -156,12 +157,12 @@ def test_by_key() -> None:
     explanation = explain(made, key=b"k")
     assert explanation.law == "keyed: the first endpoint of those that the key ranks that is below its bound"
     text = "number 1 of those that the key ranks; 1 in flight with this one, at most 1"
-    assert why(explanation) == (first, None, first, text)
+    assert why(explanation) == ((first,), first, text)
     assert [row.share for row in explanation.rows] == [1.0, 0.0, 0.0]
     load(made, **{first: 2})
     explanation = explain(made, key=b"k")
     text = "number 2 of those that the key ranks; 1 in flight with this one, at most 2"
-    assert why(explanation) == (second, None, second, text)
+    assert why(explanation) == ((second,), second, text)
     terms = {row.endpoint: [(term.name, term.raw) for term in row.terms] for row in explanation.rows}
     assert terms == {
         first: [("rank", 1.0), ("in_flight", 2.0), ("bound", 2.0)],
@@ -176,7 +177,9 @@ def test_without_a_key_the_law_is_the_default_one() -> None:
     assert explanation.balancer == "keyed"
     assert explanation.law.startswith("without a key: weight = freshness x ramp x (0.4 x warmth")
     assert [term.name for term in explanation.rows[0].terms] == ["warmth", "free_memory", "speed"]
-    assert why(explanation)[3].startswith("equal waits")
+    assert why(explanation)[2].startswith(
+        "the first drawn wins: no other's expected wait is lower by more than a tenth; "
+    )
     made.apply(StoreChanged(StoreMode.UNIFORM, made.now))
     assert explain(made, 0.1, 0.9).law == "without a key: weight = 1 for each (nothing known to go by)"
 
@@ -310,11 +313,11 @@ def test_turns_outlast_a_change_of_something_else() -> None:
 
 
 class Last:
-    def __init__(self, weights: Sequence[float]) -> None:
-        self._last = len(weights) - 1
+    def __init__(self, candidates: Sequence[Choosable], weights: Sequence[float], turn: int) -> None:
+        self._last = candidates[-1]
 
-    def draw(self, rng: Rng) -> int:
-        return self._last
+    def draw(self, rng: Rng) -> list[Choosable]:
+        return [self._last]
 
 
 def test_a_picker_of_one_s_own_is_asked_wherever_weights_decide() -> None:

@@ -6,18 +6,20 @@ import random
 import msgspec
 import pytest
 
+from router.cluster import Cluster
 from router.explain import CandidateRow, Explanation
 from router.model import (
     EjectCause,
     EndpointEjected,
     EndpointHeld,
+    EndpointSeen,
     PeerObserved,
     State,
     StoreChanged,
     StoreMode,
 )
 from router.outcomes import AttemptResult, Reason
-from router.policy import ModelPolicy
+from router.policy import ModelPolicy, Policies
 from tests.support.fleet import GIB, Driven, observation, only, record
 
 
@@ -69,9 +71,9 @@ def test_what_is_unknown_is_marked_and_shows_the_median() -> None:
     assert row.warm_for_s == pytest.approx(5.5)
 
 
-def test_loads_and_waits_count_siblings() -> None:
+def test_loads_count_siblings_and_waits_do_not() -> None:
     row = rows(mixed())["a"]
-    assert (row.in_flight, row.peers_in_flight, row.expected_wait_ms) == (0, 3, 80.0)
+    assert (row.in_flight, row.peers_in_flight, row.expected_wait_ms) == (0, 3, 20.0)
 
 
 def test_those_left_out_come_last_with_reason_and_times() -> None:
@@ -91,25 +93,53 @@ def test_those_left_out_come_last_with_reason_and_times() -> None:
     assert (d.weight, d.share, d.terms) == (0, 0, ())
 
 
+def test_where_siblings_decide_the_wait_is_that_in_one_of_them_in_the_mean() -> None:
+    cluster = Cluster(Policies(), [ModelPolicy("m")], 1.0, decides=False)
+    cluster.apply(EndpointSeen(record("a"), 1.0), 1.0)
+    cluster.apply(EndpointSeen(record("b"), 1.0), 1.0)
+    for source, count in ((1, 2), (2, 5)):
+        seen = observation("a", count, 20.0, ((60, 5),), 5, 0)
+        cluster.apply(PeerObserved(source, (seen,), 1.0), 1.0)
+    route = cluster.route("m")
+    assert route is not None
+    explanation = cluster.explain(route, 1.0, lambda: 0.0)
+    assert {row.endpoint: row.expected_wait_ms for row in explanation.rows} == {"a": 20 * (3.5 + 1), "b": 20.0}
+    assert explanation.draw is not None
+    assert "a: 20 ms x 4.5 in flight with this one = 90 ms" in explanation.draw.why
+
+
 def test_the_sample_draw_says_why() -> None:
     driven = Driven()
     driven.seen(record("a"), record("b"))
-    only(driven.cluster.endpoints["a"]).latency.ewma_ms = 10.0
-    only(driven.cluster.endpoints["b"]).latency.ewma_ms = 30.0
-    for numbers, first, second, winner, why in (
-        ((0.1, 0.9), "a", "b", "a", "the lower expected wait wins; a: 10 ms x 1"),
-        ((0.9, 0.1), "b", "a", "a", "the lower expected wait wins; b: 30 ms x 1"),
-        ((0.9, 0.9), "b", "b", "b", "drawn twice; b: 30 ms x 1"),
+    a, b = (only(driven.cluster.endpoints[id_]) for id_ in "ab")
+    for a_ms, b_ms, winner, why in (
+        (10.0, 30.0, "a", "the lowest expected wait wins; "),
+        (30.0, 10.0, "b", "the lowest expected wait wins; "),
+        (10.0, 10.5, None, "the first drawn wins: no other's expected wait is lower by more than a tenth; "),
     ):
-        draw = driven.cluster.explain(driven.route(), driven.now, iter(numbers).__next__).draw
-        assert draw is not None
-        assert (draw.first, draw.second, draw.winner) == (first, second, winner)
-        assert draw.why.startswith(why)
+        a.latency.ewma_ms, b.latency.ewma_ms = a_ms, b_ms
+        for number in (0.0, 0.3, 0.6, 0.9):
+            draw = driven.cluster.explain(driven.route(), driven.now, lambda: number).draw  # noqa: B023
+            assert draw is not None
+            assert sorted(draw.drawn) == ["a", "b"]
+            assert draw.winner == (winner or draw.drawn[0])
+            if winner or b_ms / a_ms < 1 or draw.drawn[0] == "b":
+                assert draw.why.startswith(why)
+            assert f"a: {a_ms:g} ms x 1 in flight with this one = {a_ms:g} ms" in draw.why
     driven.cluster.endpoints["a"].in_flight = 2
-    draw = driven.cluster.explain(driven.route(), driven.now, iter((0.9, 0.1)).__next__).draw
+    draw = driven.cluster.explain(driven.route(), driven.now, lambda: 0.0).draw
     assert draw is not None
     assert draw.winner == "b"
-    assert draw.why.startswith("equal waits, the first drawn wins")
+    assert "a: 10 ms x 3 in flight with this one = 30 ms" in draw.why
+
+
+def test_of_one_nobody_else_is_drawn() -> None:
+    driven = Driven()
+    driven.seen(record("a"))
+    draw = explain(driven).draw
+    assert draw is not None
+    assert (draw.drawn, draw.winner) == (("a",), "a")
+    assert draw.why == "nobody else was drawn; a: nothing measured, 1 in flight with this one"
 
 
 def test_without_any_measurement_the_fewest_in_flight_win() -> None:

@@ -35,7 +35,7 @@ def picked(made: Cluster, route: Route | None, tried: str = "") -> set[str]:
         if isinstance(attempt, NoCandidate):
             return set()
         out.add(attempt.endpoint.id)
-        made.done(attempt, AttemptResult.SUCCESS, NOW)
+        made.done(attempt, AttemptResult.CANCELLED, NOW)
     return out
 
 

@@ -8,9 +8,10 @@ from unittest import mock
 
 import pytest
 
-from router.balancers import hash_of, mixed
+from router.balancers import hash_of
 from router.groups import ShardMap
 from router.model import EndpointGone, EndpointSeen, GoneReason, LoadReport, Replica
+from router.pickers import mixed
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies, ShardMode, ShardPolicy
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.recognise import Recogniser
