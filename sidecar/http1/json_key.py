@@ -23,15 +23,11 @@ _NUMBER: Final = frozenset(b"-0123456789")
 _TEXT: Final = msgspec.json.Decoder(str)
 
 
-class _Prompts(msgspec.Struct):
-    """Where the bodies of OpenAI's interface have a prompt; what else there is, is passed over."""
-
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
-
-
-_PROMPTS: Final = msgspec.json.Decoder(_Prompts)
+_NAMES: Final = ("messages", "prompt", "input")
+"""Where the bodies of OpenAI's interface have a prompt, the first of them that is there; all else is passed over."""
+_PROMPTS: Final[msgspec.json.Decoder[object]] = msgspec.json.Decoder(
+    msgspec.defstruct("Prompts", [(name, msgspec.Raw, msgspec.field(default=msgspec.Raw())) for name in _NAMES])
+)
 
 
 class PromptKey:
@@ -51,8 +47,8 @@ class PromptKey:
             found = _PROMPTS.decode(body.removeprefix(_MARK))
         except (msgspec.DecodeError, RecursionError):
             return None
-        for raw in (found.messages, found.prompt, found.input):
-            prompt = bytes(raw)
+        for name in _NAMES:
+            prompt = bytes(getattr(found, name))
             if prompt:
                 return blocks_of(prompt.removeprefix(b'"'), self._policy)
         return None
