@@ -414,7 +414,8 @@ class Fleet:
         for key, replica in replicas.items():
             known = endpoint.candidates.get(key)
             candidate = known or self._link(endpoint, key, replica, now)
-            moved = known is not None and replica.generation != candidate.replica.generation
+            before = candidate.replica
+            moved = (replica.generation, replica.shard_count) != (before.generation, before.shard_count)
             candidate.report(replica, at, from_start=from_start)
             if replica.shard_count != 1:
                 candidate.lacks = lacks_alone(record, replica, candidate.shard, self._shards_of(replica.model))

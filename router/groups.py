@@ -16,7 +16,7 @@ from router.balancers import hash_of
 from router.model import WHOLE, State
 from router.outcomes import Reason
 from router.pickers import mixed
-from router.policy import ShardMode
+from router.policy import MAX_SHARDS, ShardMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,14 +75,19 @@ class Group:
 
         The entry's own fitness is not looked at: it is a candidate, and left out for its own reasons.
         """
+        count = self.count if self.count > 1 else entry.replica.shard_count
+        if count > MAX_SHARDS:
+            return (Lack(entry.shard, entry.endpoint.id, f"one of {count}, at most {MAX_SHARDS}"),)
         found: list[Lack] = []
         holders: dict[int, list[Candidate]] = {}
         for member in self.members:
             holders.setdefault(member.shard, []).append(member)
         generation = entry.replica.generation
-        for shard in range(self.count):
+        for shard in range(count):
             of_shard = holders.get(shard, [])
-            there = [one for one in of_shard if one.replica.generation == generation]
+            there = [
+                one for one in of_shard if one.replica.generation == generation and one.replica.shard_count == count
+            ]
             if shard == self.entry:
                 fit = [one for one in there if one is entry or one.replica.state is State.WARM]
             else:
@@ -90,7 +95,7 @@ class Group:
             if len(fit) > 1:
                 found.append(Lack(shard, _names(fit), "which of them is meant? Name the groups"))
             elif not fit:
-                found.append(_lack(shard, of_shard, there, generation, unfit))
+                found.append(_lack(shard, of_shard, there, (generation, count), unfit))
         return tuple(found)
 
 
@@ -98,14 +103,18 @@ def _lack(
     shard: int,
     holders: list[Candidate],
     there: list[Candidate],
-    generation: int,
+    wanted: tuple[int, int],
     unfit: Callable[[Candidate], Reason | None],
 ) -> Lack:
+    generation, count = wanted
     if there:
         return Lack(shard, there[0].endpoint.id, str(unfit(there[0])))
-    if holders:
-        return Lack(shard, holders[0].endpoint.id, f"on generation {holders[0].replica.generation}, not {generation}")
-    return Lack(shard, "", "nobody holds it")
+    if not holders:
+        return Lack(shard, "", "nobody holds it")
+    name, replica = holders[0].endpoint.id, holders[0].replica
+    if replica.shard_count != count:
+        return Lack(shard, name, f"one of {replica.shard_count}, not {count}")
+    return Lack(shard, name, f"on generation {replica.generation}, not {generation}")
 
 
 def _names(members: list[Candidate]) -> str:
@@ -149,7 +158,7 @@ def lacks_alone(record: EndpointRecord, replica: Replica, shard: int, policy: Sh
     count = replica.shard_count
     if count == 1:
         return ()
-    if policy.mode is not ShardMode.REPLICATED and count != policy.count:
+    if policy.count > 1 and count != policy.count:
         return (Lack(replica.shard, record.id, f"one of {count}, while the configuration says {policy.count}"),)
     if shard != WHOLE:
         return ()

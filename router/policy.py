@@ -403,21 +403,27 @@ class ShardMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShardPolicy:
-    """Into how many shards each version of a model is split; ``entry``: the one that takes requests, of ``tensor``."""
+    """Into how many shards each version of a model is split; ``entry``: the one that takes requests, of ``tensor``.
+
+    ``count`` 1 of ``tensor``: as many as the workers of each version report.
+    """
 
     mode: ShardMode = ShardMode.REPLICATED
     count: int = 1
     entry: int = 0
 
     def __post_init__(self) -> None:
-        least = 1 if self.mode is ShardMode.REPLICATED else 2
-        if not least <= self.count <= MAX_SHARDS or (least == 1 and self.count != 1):
-            between = f"between 2 and {MAX_SHARDS}" if least == 2 else "1"
+        least, most = (2 if self.mode is ShardMode.KEYED else 1), MAX_SHARDS
+        if self.mode is ShardMode.REPLICATED:
+            most = 1
+        if not least <= self.count <= most:
+            between = f"between {least} and {most}" if least < most else str(most)
             raise PolicyError("shards.count", self.count, f"must be {between} where mode is {self.mode.value}")
-        if not 0 <= self.entry < self.count:
-            raise PolicyError("shards.entry", self.entry, f"must be the number of a shard, 0 to {self.count - 1}")
         if self.entry and self.mode is not ShardMode.TENSOR:
             raise PolicyError("shards.entry", self.entry, "has no use unless mode is tensor")
+        last = (self.count if self.count > 1 else MAX_SHARDS) - 1
+        if not 0 <= self.entry <= last:
+            raise PolicyError("shards.entry", self.entry, f"must be the number of a shard, 0 to {last}")
 
 
 UNSPLIT = ShardPolicy()

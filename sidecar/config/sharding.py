@@ -59,6 +59,8 @@ def _shards(path: Path, endpoint: Endpoint, models: dict[str, Model]) -> Iterato
         place = (*path, "models", number)
         if model.shards.mode is ShardMode.REPLICATED:
             yield place, f"{name} is not split: set shards at the model, or leave #{shard} out"
+        elif model.shards.count == 1:
+            yield place, f"of how many is not said: set shards.count at {name}"
         elif shard >= model.shards.count:
             yield place, f"{name} has the shards 0 to {model.shards.count - 1}"
         elif (name, version, WHOLE) in entries:

@@ -20,7 +20,14 @@ class Shards(Base, frozen=True):
         ),
     ] = ShardMode.REPLICATED
     count: Annotated[
-        int, doc(Reload.LIVE, "shards of each version; at least 2 unless replicated", "shards", ge=1, le=MAX_SHARDS)
+        int,
+        doc(
+            Reload.LIVE,
+            "shards of each version; of tensor, 1: as many as the workers of a version report",
+            "shards",
+            ge=1,
+            le=MAX_SHARDS,
+        ),
     ] = 1
     entry: Annotated[
         int, doc(Reload.LIVE, "of tensor: the shard whose endpoint takes the requests", "shard", ge=0, le=MAX_SHARDS)

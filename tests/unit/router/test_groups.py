@@ -76,7 +76,7 @@ def test_the_entry_is_the_shard_that_the_configuration_names() -> None:
         (lambda driven: driven.seen(holds("c", part(2, state=State.DRAINING))), "shard 2 at c: draining"),
         (lambda driven: driven.seen(holds("c", part(2), draining=True)), "shard 2 at c: draining"),
         (lambda driven: driven.seen(holds("c", part(2, generation=7))), "shard 2 at c: on generation 7, not 0"),
-        (lambda driven: driven.seen(holds("c", part(2, count=5))), "shard 2 at c: group_incomplete"),
+        (lambda driven: driven.seen(holds("c", part(2, count=5))), "shard 2 at c: one of 5, not 4"),
         (lambda driven: driven.seen(holds("c", part(2, group="h"))), "shard 2: nobody holds it"),
         (lambda driven: driven.seen(holds("c", part(2), epoch="b")), None),
         (lambda driven: driven.apply(EndpointHeld("c", held=True, at=driven.now)), "shard 2 at c: held"),
@@ -179,6 +179,19 @@ def test_an_entry_that_is_not_there_is_said_by_name() -> None:
         Reason.GROUP_INCOMPLETE,
         "m: no endpoint holds shard 0, which takes the requests",
     )
+
+
+def test_without_a_number_each_version_has_as_many_shards_as_its_workers_say() -> None:
+    policy = replace(TENSOR, shards=ShardPolicy(ShardMode.TENSOR))
+    driven = tensor(
+        *group(), *(holds(name, part(shard, 2, version="2")) for shard, name in enumerate("ef")), policy=policy
+    )
+    assert driven.attempt(route=driven.route("m", "1")).endpoint.id == "a"
+    assert driven.attempt(route=driven.route("m", "2")).endpoint.id == "e"
+    driven.seen(holds("f", part(1, 3, version="2")))
+    assert "(shard 1 at f: one of 3, not 2)" in driven.nobody(route=driven.route("m", "2")).detail
+    driven.seen(holds("e", part(0, 1 << 40, version="2")))
+    assert f"(shard 0 at e: one of {1 << 40}, at most 256)" in driven.nobody(route=driven.route("m", "2")).detail
 
 
 def test_groups_do_not_help_each_other_out() -> None:
@@ -385,7 +398,8 @@ def test_routes_of_shards_follow_the_models_policy() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"mode": ShardMode.TENSOR, "count": 1}, "shards.count: 1: must be between 2 and 256 where mode is tensor"),
+        ({"mode": ShardMode.TENSOR, "count": 257}, "shards.count: 257: must be between 1 and 256 where mode is tensor"),
+        ({"mode": ShardMode.TENSOR, "entry": 256}, "shards.entry: 256: must be the number of a shard, 0 to 255"),
         ({"mode": ShardMode.KEYED, "count": 257}, "shards.count: 257: must be between 2 and 256 where mode is keyed"),
         ({"count": 2}, "shards.count: 2: must be 1 where mode is replicated"),
         ({"mode": ShardMode.TENSOR, "count": 4, "entry": 4}, "shards.entry: 4: must be the number of a shard, 0 to 3"),

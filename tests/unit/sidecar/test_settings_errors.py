@@ -367,9 +367,14 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
         ],
     ),
     (
-        "one tensor shard",
-        GOOD[:-3] + ", shards: {mode: tensor}}]\n",
-        ["w.yaml:3:71: models[0].shards.count: 1: must be between 2 and 256 where mode is tensor"],
+        "one keyed shard",
+        GOOD[:-3] + ", shards: {mode: keyed}, key: {header: x-key}}]\n",
+        ["w.yaml:3:71: models[0].shards.count: 1: must be between 2 and 256 where mode is keyed"],
+    ),
+    (
+        "a shard of so many as workers say",
+        GOOD[:-3] + ', shards: {mode: tensor}}]\nendpoints: [{url: "http://w:1", models: ["magika#1"]}]\n',
+        ['w.yaml:4:42: endpoints[0].models[0]: "magika#1": of how many is not said: set shards.count at magika'],
     ),
     (
         "shards of what is not split",
