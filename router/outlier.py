@@ -3,7 +3,8 @@
 Where a breaker judges a replica by itself, this compares: one that fails a tenth of its calls while the others fail
 none is broken; where all fail a tenth it is the callers, or what stands behind all of them. The comparison is that of
 Envoy's success-rate detection (mean less a number of standard deviations), with the one judged left out of both, since
-in small groups a single bad replica moves the mean that it is compared with.
+in small groups a single bad replica moves the mean that it is compared with. Where the others happen to fail nearly
+alike, their deviation is nothing to go by: it counts as no less than that of as many calls drawn by their mean.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def outliers(tallies: Sequence[Tally], policy: OutlierPolicy) -> list[Found]:
         others = [tallies[other].failure_ratio for other in judged if other != index]
         mean = sum(others) / len(others)
         spread = sqrt(sum((ratio - mean) ** 2 for ratio in others) / len(others))
-        bound = max(policy.least_failure_ratio, mean + policy.deviations * spread)
+        chance = sqrt(mean * (1 - mean) / tallies[index].calls)  # so far off one of them is that fails as they do
+        bound = max(policy.least_failure_ratio, mean + policy.deviations * max(spread, chance))
         ratio = tallies[index].failure_ratio
         if ratio > bound:
             found.append(Found(index, ratio, bound))

@@ -80,7 +80,7 @@ def test_the_longest_beginning_counts() -> None:
     assert isinstance(route.balancer, Affinity)
     key = blocks_of(b"sameSAMEelse2222", POLICY)
     assert key is not None
-    route.balancer.learn([(key, b, a)])
+    route.balancer.learn([(key, b, "a")])
     assert went(driven, b"sameSAME00009999") == a
     assert went(driven, b"sameSAMEelse9999") == b
     assert went(driven, b"sameSAMExxxx") == b, "of both, the one that saw it last"
