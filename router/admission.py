@@ -104,7 +104,7 @@ class _Class:
     ``by_size`` has the tenants with requests by how many these are, ``longest`` is the largest such number.
     """
 
-    __slots__ = ("by_size", "bytes", "longest", "tenants", "turns", "virtual", "waiters")
+    __slots__ = ("by_size", "bytes", "competing", "longest", "tenants", "turns", "virtual", "waiters")
 
     def __init__(self) -> None:
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
@@ -114,15 +114,12 @@ class _Class:
         self.bytes = 0
         self.by_size: dict[int, OrderedDict[_Tenant, None]] = {}
         self.longest = 0
-
-    @property
-    def competing(self) -> int:
-        """How many tenants have requests here."""
-        return sum(map(len, self.by_size.values()))
+        self.competing = 0  # how many tenants have requests here
 
     def resize(self, tenant: _Tenant, before: int) -> None:
         """Note that a tenant has another number of requests than ``before``."""
         size = len(tenant.backlog)
+        self.competing += (size > 0) - (before > 0)
         if before:
             same = self.by_size[before]
             del same[tenant]

@@ -371,8 +371,7 @@ class DataProcess:
             self._loop.remove_reader(self._channel.fileno())  # the supervisor is gone too: SIGTERM follows
             self._log.error("channel.closed")
         self._bury()
-        if self._plane.admission.waiting:
-            self._plane.admission.released()  # a replica may be warm now
+        self._plane.admission.changed()  # a replica may be warm now
 
     def _take(self, message: object) -> None:
         now = self._clock()

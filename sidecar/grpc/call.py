@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from router.routes import Attempt, Route
     from sidecar.grpc.heads import AnswerHead
     from sidecar.grpc.upstream import WorkerConnection
-    from sidecar.http1.admission import Ticket
     from sidecar.http1.keys import KeySource
+    from sidecar.http1.lines import Ticket
     from sidecar.http1.targets import Target
 
 RESENDS: Final = 2

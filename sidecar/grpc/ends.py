@@ -12,7 +12,7 @@ from router.outcomes import OUTCOME_OF, OUTCOMES, AttemptResult, Outcome
 from router.retry import Failed
 from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, OVER, WAITING
 from sidecar.grpc.statuses import Status, encode_message, status_of
-from sidecar.http1.admission import Ticket
+from sidecar.http1.lines import Ticket
 from sidecar.http1.retrying import retry_after
 from sidecar.http2.frames import Code, name_of
 

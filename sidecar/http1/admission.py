@@ -10,13 +10,16 @@ serves the earliest deadline of all lines.
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heapreplace
+from itertools import count
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from router.admission import AdmissionQueue, Bounds, Refusal, Waiter
+from router.admission import Bounds, Refusal, Waiter
 from router.outcomes import Outcome, Reason
 from router.policy import OnNoCandidate
 from sidecar.http1.gates import AdmitStep, Gate, Permit
+from sidecar.http1.lines import Caller, Line, Ticket
 from sidecar.http1.sorting import Asking, Sorting
 from sidecar.settings import Admission, Wait
 from sidecar.telemetry.logs import Throttle, get_log
@@ -34,6 +37,7 @@ from sidecar.telemetry.page import (
 if TYPE_CHECKING:
     import asyncio
 
+    from router.endpoint import Endpoint
     from router.routes import NoCandidate, Route
     from sidecar.http1.plane import Plane
     from sidecar.http1.steps import Course
@@ -63,73 +67,11 @@ _REFUSAL_INDEX: Final = {refusal: index for index, refusal in enumerate(Refusal)
 _log = get_log("admission")
 
 
-class Caller(Protocol):
-    """A request that may wait, whatever protocol it came by."""
-
-    def turn_came(self, ticket: Ticket) -> None:
-        """Go on: choose an endpoint. Never raises. Where nobody can be picked after all, it goes on to wait."""
-
-    def turned_away(self, outcome: Outcome, detail: str, retry_after_s: float | None) -> None:
-        """End it: it waits no more."""
-
-    def crashed(self, error: Exception) -> None:
-        """End it because of an error of warmroute's own."""
-
-
-class Ticket:
-    """A request's place in a line. It stands where the request's timer would: to cancel it is to leave the line.
-
-    ``course`` is set where the request waits in a step, ``none`` says why it waits.
-    """
-
-    __slots__ = ("_line", "caller", "course", "kind", "none", "permit", "waiter")
-
-    def __init__(
-        self,
-        line: Line,
-        caller: Caller,
-        asking: Asking,
-        none: NoCandidate,
-        course: Course | None,
-        permit: Permit | None,
-    ) -> None:
-        self._line = line
-        self.caller = caller
-        self.kind = asking.kind
-        self.none = none
-        self.course = course
-        self.permit = permit
-        self.waiter: Waiter
-
-    def cancel(self) -> None:
-        """Leave the line: the request has ended otherwise."""
-        self._line.left(self)
-
-    def when(self) -> float:
-        """Return when it is turned away at the latest, monotonic seconds."""
-        return self.waiter.deadline
-
-
-class Line:
-    """What waits on one route."""
-
-    __slots__ = ("_admission", "queue", "route", "row", "wanted_at")
-
-    def __init__(self, admission: AdmissionPlane, route: Route, row: int, most_tenants: int) -> None:
-        self._admission = admission
-        self.route = route
-        self.row = row
-        self.queue = AdmissionQueue(most_tenants)
-        self.wanted_at = -inf
-
-    def left(self, ticket: Ticket) -> None:
-        """A request that waits here ended otherwise."""
-        if self.queue.withdraw(ticket.waiter):
-            self._admission.departed(self, ticket, None)
-
-
 class AdmissionPlane:
-    """All lines and gates of one data process. ``waiting`` is what whoever releases something looks at."""
+    """All lines and gates of one data process.
+
+    ``waiting``: somebody waits for room, so whatever ends has to be told (:meth:`released`).
+    """
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
@@ -137,7 +79,11 @@ class AdmissionPlane:
         self._gates: dict[str, Gate] = {}
         self._rules: dict[str, Wait] = {}
         self._place, self._places = 0, 1
-        self._coming = False  # a look at the lines is due in this turn of the loop
+        self._full: set[Line] = set()  # those that wait for room
+        self._coming = False  # a look at lines is due in this turn of the loop: at those on these endpoints,
+        self._freed: set[Endpoint] = set()
+        self._freed_models: set[str] = set()  # at those of these models,
+        self._all = False  # or at all of them
         self._timer: asyncio.TimerHandle | None = None
         self._due = inf
         self._in_turn: Ticket | None = None
@@ -175,8 +121,7 @@ class AdmissionPlane:
         for gate in self._gates.values():
             part, rest = divmod(gate.limit, self._places)
             gate.share = part + (self._place < rest)
-        if self.waiting:
-            self.released()
+        self.changed()
 
     def step_of(self, target: Target) -> AdmitStep | None:
         """Return what the requests of a target need: a :class:`sidecar.http1.steps.StepMaker`."""
@@ -253,11 +198,8 @@ class AdmissionPlane:
             if permit is not None:
                 permit.give_back()
             self._plane.words[line.row + MODEL_QUEUE_NOW] += 1
-            if key not in self._lines:
-                self._lines[key] = line
-                self.waiting = True
-                self._plane.settle(now)  # from here on each answer is told of: see Plane._begin_to_count
-            self._plane.cluster.hold_back(line.route, none)
+            self._lines[key] = line
+            self._hold(line, none)
             self._arm(waiter.deadline, now)
             self._want(line, now)
         for victim, refusal in verdict.displaced:
@@ -280,39 +222,69 @@ class AdmissionPlane:
 
     # --- out -----------------------------------------------------------------------------------------------------
 
-    def released(self) -> None:
-        """Something ended, or is new: whose turn it is goes on in this turn of the loop, after what is under way."""
+    def released(self, endpoint: Endpoint) -> None:
+        """An attempt ended there: who waits for that goes on in this turn of the loop, after what is under way."""
+        self._freed.add(endpoint)
+        self._come_soon()
+
+    def given_back(self, model: str) -> None:
+        """A model has fewer requests in flight."""
+        self._freed_models.add(model)
+        self._come_soon()
+
+    def changed(self) -> None:
+        """Anything else may be different now: replicas, limits."""
+        if self._lines:
+            self._all = True
+            self._come_soon()
+
+    def _come_soon(self) -> None:
         if not self._coming:
             self._coming = True
             self._plane.loop.call_soon(self._come)
 
     def _come(self) -> None:
-        self._coming = False
-        self.look(self._plane.clock())
+        freed, models, everything = self._freed, self._freed_models, self._all
+        self._coming = self._all = False
+        self._freed, self._freed_models = set(), set()
+        lines = list(self._lines.values()) if everything else self._lines_for(freed, models)
+        self._look(lines, self._plane.clock())
 
-    def look(self, now: float) -> None:
+    def _lines_for(self, endpoints: set[Endpoint], models: set[str]) -> list[Line]:
+        """Return the lines of these models, and those on routes that these endpoints serve."""
+        found = {line for line in self._full if line.route.model in models} if models else set[Line]()
+        for endpoint in endpoints:
+            for candidate in endpoint.candidates.values():
+                for route in candidate.routes:
+                    line = None if route.queued is None else self._lines.get((route.protocol, route.key))
+                    if line is not None:
+                        found.add(line)
+        return list(found)
+
+    def _look(self, lines: list[Line], now: float) -> None:
         """Let go on whoever can, the highest class first, whatever it waits on."""
         if self._plane.cluster.generation != self._generation:
             self._find_routes()
-        lines = list(self._lines.values())
+        order = count()
+        heads = [(*_first(line), next(order), line) for line in lines if line.queue.size]
+        heapify(heads)
         turns = 0
-        while lines:
-            line = min(lines, key=_first)
+        while heads:
+            line = heads[0][3]
             waiter = line.queue.head()
-            if waiter is None or not self._turn(line, waiter, now):
-                lines.remove(line)
+            if waiter is None or not self._turn(line, waiter, now) or not line.queue.size:
+                heappop(heads)
                 continue
-            if not line.queue.size:
-                lines.remove(line)
+            heapreplace(heads, (*_first(line), next(order), line))
             turns += 1
-            if turns == MOST_TURNS and lines:
-                self.released()
+            if turns == MOST_TURNS:
+                self.changed()
                 return
 
     def tick(self, now: float) -> None:
         """Look at what nobody told of: replicas that became warm, limits that rose. Ten times a second."""
-        if self.waiting:
-            self.look(now)
+        if self._lines:
+            self._look(list(self._lines.values()), now)
             for line in self._lines.values():
                 self._want(line, now)
 
@@ -330,6 +302,19 @@ class AdmissionPlane:
                 cluster.hold_back(found, before.queued)
                 cluster.hold_back(before, None)
 
+    def _hold(self, line: Line, none: NoCandidate | None) -> None:
+        """Have whoever comes told ``none``, because of those who wait; None: nobody does any more."""
+        self._plane.cluster.hold_back(line.route, none)
+        line.full = none is not None and none.reason is Reason.AT_LIMIT
+        if line.full:
+            self._full.add(line)
+            if not self.waiting:
+                self.waiting = True
+                self._plane.settle(self._plane.clock())  # each answer is told of from here: Plane._begin_to_count
+        else:
+            self._full.discard(line)
+            self.waiting = bool(self._full)
+
     def _turn(self, line: Line, waiter: Waiter, now: float) -> bool:
         """Let one request choose; False where it has to wait on."""
         ticket = waiter.item
@@ -337,7 +322,7 @@ class AdmissionPlane:
         permit = ticket.permit
         cluster = self._plane.cluster
         if permit is not None and not permit.take():
-            cluster.hold_back(line.route, permit.gate.full())
+            self._hold(line, permit.gate.full())
             return False
         none = ticket.none
         cluster.let_in(line.route, counted=ticket.course is None)
@@ -347,10 +332,10 @@ class AdmissionPlane:
         if self._kept:
             if permit is not None:
                 permit.take_back()
-            cluster.hold_back(line.route, ticket.none)
+            self._hold(line, ticket.none)
             return False
         if line.queue.size > 1:
-            cluster.hold_back(line.route, none)
+            self._hold(line, none)
         waited_s = max(0.0, now - waiter.queued_at)
         line.queue.take(waiter, now)
         words = self._plane.words
@@ -371,8 +356,7 @@ class AdmissionPlane:
         self._plane.words[line.row + MODEL_QUEUE_NOW] -= 1
         if not line.queue.size:
             self._lines.pop((line.route.protocol, line.route.key), None)
-            self._plane.cluster.hold_back(line.route, None)
-            self.waiting = bool(self._lines)
+            self._hold(line, None)
 
     def _evict(self, line: Line, waiter: Waiter, refusal: Refusal) -> None:
         ticket = waiter.item

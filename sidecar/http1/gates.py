@@ -60,7 +60,7 @@ class Permit:
         if self.held:
             self.take_back()
             if self._admission.waiting:
-                self._admission.released()
+                self._admission.given_back(self.gate.model)
 
     def take_back(self) -> None:
         """Have it as if it had never been taken."""

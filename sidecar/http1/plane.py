@@ -244,7 +244,7 @@ class Plane:
     def _begin_to_count(self, candidate: Candidate, row: int) -> list[float]:
         taken: list[float] = []
         if self.admission.waiting:  # who waits is told of each answer: it is not kept, so that the next comes here too
-            self.admission.released()
+            self.admission.released(candidate.endpoint)
         else:
             taken = candidate.taken.setdefault(row, taken)
         self._unsettled.append((candidate, row, taken))
@@ -287,7 +287,7 @@ class Plane:
         ``passed_on_s``: so much of it, at its end, is no latency: a stream that was passed on as it came.
         """
         if self.admission.waiting:
-            self.admission.released()
+            self.admission.released(attempt.endpoint)
         if attempt.background:
             self.count(Scalar.BACKGROUND_TOTAL)
             self.cluster.done(attempt, result, now)
@@ -324,7 +324,7 @@ class Plane:
         words[row + _ATTEMPT_SUM] += int(opened_s * 1e6)
         self.cluster.closed(attempt)
         if self.admission.waiting:
-            self.admission.released()
+            self.admission.released(attempt.endpoint)
 
     def request_ended(self, row: int, outcome: Outcome, seconds: float) -> None:
         """Count one request."""

@@ -12,7 +12,7 @@ from sidecar.http1.gates import Permit
 if TYPE_CHECKING:
     from router.retry import Failed
     from router.routes import NoCandidate, Route
-    from sidecar.http1.admission import Ticket
+    from sidecar.http1.lines import Ticket
     from sidecar.http1.steps import Course
 
 

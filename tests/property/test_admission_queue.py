@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 from hypothesis import given, settings
@@ -227,3 +228,28 @@ def test_a_class_that_waits_is_served_once_higher_ones_are_done() -> None:
         order.append(head)
     assert order[-1] is low
     assert len(order) == 6
+
+
+def _per_operation_s(size: int) -> float:
+    """Return what one of 300 of each operation takes, at the least of three, with so many waiting."""
+    queue = AdmissionQueue(most_tenants=1000)
+    bounds = Bounds(1 << 30, 1 << 40)
+    for turn in range(size):
+        queue.offer(waiter(rank=turn % 3, tenant=str(turn % 500), wait_s=1e6 + turn % 977), bounds, 0.0)
+    least = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        for turn in range(300):
+            one = waiter(rank=turn % 3, tenant=str(turn % 500))
+            queue.offer(one, bounds, 0.0)
+            head = queue.head()
+            assert head is not None
+            queue.take(head, float(turn))
+            queue.withdraw(one)
+            queue.next_deadline()
+        least = min(least, time.perf_counter() - began)
+    return least
+
+
+def test_operations_take_no_longer_with_many_waiting() -> None:
+    assert _per_operation_s(64_000) < 10 * _per_operation_s(1000)  # were one of them linear, it would be 64 times
