@@ -92,7 +92,8 @@ class CandidateRow:
     ``shard`` is None where it is all of the version, ``group`` where it answers for itself; ``lacks`` is what the group
     is incomplete for. ``ewma_known`` is false where ``ewma_ms`` stands for the candidates' median.
     ``p95_ms`` is of this sidecar's
-    attempts and those of ``sidecars`` others, ``own_p95_ms`` of its own alone.
+    attempts and those of ``sidecars`` others, ``own_p95_ms`` of its own alone; ``queue_time_ms`` of it on average is
+    waiting in the endpoint's queue, where that is known.
     ``expected_wait_ms`` is that of one more attempt of one process, with what that has in flight itself.
     """
 
@@ -129,6 +130,7 @@ class CandidateRow:
     lacks: tuple[str, ...] = ()
     own_p95_ms: float | None = None
     sidecars: int = 0
+    queue_time_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -599,6 +601,7 @@ def _row(
         lacks=tuple(map(str, glance.lacks)),
         own_p95_ms=candidate.latency.own_p95_ms,
         sidecars=candidate.latency.sidecars,
+        queue_time_ms=endpoint.record.queue_time_ms,
     )
 
 

@@ -87,7 +87,7 @@ class EndpointRecord:
     configuration, not from the store; it counts as warm, never expires and never goes stale. ``queue_depth``: requests
     that wait there. ``cpu_load``: the part of its processor time in use, in [0, 1]. None is unknown.
     ``free_memory_ratio``: the free share of what it keeps requests in (a KV cache), where it names no bytes.
-    ``queue_depth``: requests that wait there. ``cpu_load``: the part of its processor time in use, in [0, 1].
+    ``queue_time_ms``: how long requests of the last minute waited there before they were worked on, on average.
     """
 
     id: str
@@ -100,6 +100,7 @@ class EndpointRecord:
     total_memory_bytes: int | None = None
     free_memory_ratio: float | None = None
     queue_depth: int | None = None
+    queue_time_ms: float | None = None
     cpu_load: float | None = None
     idle_for_s: float | None = None
     draining: bool = False

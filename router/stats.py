@@ -198,6 +198,32 @@ class SlidingCounts:
         self.ends = now + self._slot_s
 
 
+class RecentMean:
+    """The mean of what was added to a running total, by its running count, over about the last ``window_s``.
+
+    For counters of other processes, which begin at 0 again when those do.
+    """
+
+    __slots__ = ("_points", "_step_s", "_window_s")
+
+    def __init__(self, window_s: float, slots: int = 12) -> None:
+        self._window_s = window_s
+        self._step_s = window_s / slots
+        self._points: list[tuple[float, float, float]] = []  # when, total, count; the oldest is first
+
+    def take(self, total: float, count: float, now: float) -> float | None:
+        """Take where the counters stand; return the mean, None where nothing was counted within the window."""
+        points = self._points
+        if points and (total < points[-1][1] or count < points[-1][2]):
+            points.clear()
+        if not points or now - points[-1][0] >= self._step_s:
+            points.append((now, total, count))
+        while len(points) > 1 and now - points[1][0] >= self._window_s:
+            del points[0]
+        _, from_total, from_count = points[0]
+        return (total - from_total) / (count - from_count) if count > from_count else None
+
+
 def median(values: Iterable[float | None]) -> float | None:
     """Return the median of the known values, the mean of the middle two where they are even; None for none."""
     known = sorted(value for value in values if value is not None)

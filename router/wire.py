@@ -204,6 +204,7 @@ def encode_fields(record: EndpointRecord) -> dict[str, str]:
         ("total", record.total_memory_bytes),
         ("queue", record.queue_depth),
         ("cpu", record.cpu_load),
+        ("wait", record.queue_time_ms),
         ("idle", record.idle_for_s),
     ):
         fields[name] = "" if value is None else repr(value)
@@ -235,6 +236,7 @@ def decode_fields(id: str, fields: Mapping[str, str]) -> EndpointRecord:  # noqa
             free_memory_bytes=_count(fields.get("free", "")),
             total_memory_bytes=_count(fields.get("total", "")),
             queue_depth=_count(fields.get("queue", "")),
+            queue_time_ms=_seconds(fields.get("wait", "")),
             cpu_load=_load(fields.get("cpu", "")),
             idle_for_s=_seconds(fields.get("idle", "")),
             draining=fields["draining"] == "1",

@@ -86,6 +86,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         lambda: executor.queue_depth,
         CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read,
         serving.idle_for_s,
+        executor.queue_time_ms,
     )
     if options.state is not None:
         writer = RedisWriter(options.state, options.namespace, options.id, epoch, TTL_S)

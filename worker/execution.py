@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from router.stats import RecentMean
 from worker.engines import Cancellation, GivenUpError
 
 if TYPE_CHECKING:
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 T = TypeVar("T")
+
+QUEUED_S = 60.0
+"""The queue time that is reported is the mean of this long."""
 
 
 class Submit(Protocol):
@@ -39,12 +44,17 @@ class Executor:
     waits for any more still counts until it has really ended.
     """
 
-    def __init__(self, threads: int, queue_limit: int) -> None:
+    def __init__(self, threads: int, queue_limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock``: monotonic seconds."""
         self._threads = threads
         self._queue_limit = queue_limit
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="execute")
         self._in_flight = 0
         self._running: set[Cancellation] = set()
+        self._clock = clock
+        self._queued_s = 0.0
+        self._queued = 0
+        self._recent = RecentMean(QUEUED_S)
 
     @property
     def in_flight(self) -> int:
@@ -56,8 +66,16 @@ class Executor:
         """Places taken beyond those that a thread can work on."""
         return max(0, self._in_flight - self._threads)
 
+    def queue_time_ms(self) -> float | None:
+        """Return how long calls of the last minute waited for a thread, on average; None where there were none.
+
+        Calls of the background are left out: nobody waited for them.
+        """
+        mean_s = self._recent.take(self._queued_s, self._queued, self._clock())
+        return None if mean_s is None else mean_s * 1000
+
     @contextmanager
-    def place(self) -> Iterator[Place]:
+    def place(self, *, background: bool = False) -> Iterator[Place]:
         """Take a place now, for a call that may come later; it is free again at the end of the ``with`` block.
 
         Where a call was handed in, it is free when that call has ended too.
@@ -68,7 +86,7 @@ class Executor:
         if self._in_flight >= self._threads + self._queue_limit:
             raise QueueFullError(self._queue_limit)
         self._in_flight += 1
-        place = Place(self._submit)
+        place = Place(self._submit_apart if background else self._submit)
         try:
             yield place
         finally:
@@ -85,6 +103,22 @@ class Executor:
             return await place.run(call)
 
     def _submit(self, call: Callable[[Cancellation], T], cancellation: Cancellation) -> Future[T]:
+        loop = asyncio.get_running_loop()
+        submitted = self._clock()
+
+        def begin(cancellation: Cancellation) -> T:
+            waited_s = self._clock() - submitted
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
+                loop.call_soon_threadsafe(self._waited, waited_s)
+            return call(cancellation)
+
+        return self._submit_apart(begin, cancellation)
+
+    def _waited(self, seconds: float) -> None:
+        self._queued_s += seconds
+        self._queued += 1
+
+    def _submit_apart(self, call: Callable[[Cancellation], T], cancellation: Cancellation) -> Future[T]:
         loop = asyncio.get_running_loop()
         future = self._pool.submit(call, cancellation)
         self._running.add(cancellation)

@@ -30,6 +30,8 @@ EXACT_WARM_S = 10
 """``warm_for_s`` is exact to the second as long as the router's ramp lasts by default."""
 _MEMORY_STEPS = 100
 _LOAD_STEP = 0.05
+_WAIT_STEP = 0.1
+_WAIT_LEAST_MS = 0.5
 
 
 class StoreUnavailableError(Exception):
@@ -72,6 +74,7 @@ class RecordBuilder:
         queue_depth: Callable[[], int],
         cpu_load: Callable[[], float | None],
         idle_for_s: Callable[[], float | None],
+        queue_time_ms: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.draining = False
         self._id = id
@@ -82,13 +85,16 @@ class RecordBuilder:
         self._queue_depth = queue_depth
         self._cpu_load = cpu_load
         self._idle_for_s = idle_for_s
+        self._queue_time_ms = queue_time_ms
+        self._reported_wait: float | None = None
         self._reported: Memory | None = None
         self._reported_load: float | None = None
 
     def build(self) -> EndpointRecord:
         """Return the record now.
 
-        Times are rounded down; free memory moves in steps of 1% of the total, load in steps of 5% of all processors.
+        Times are rounded down; free memory moves in steps of 1% of the total, load of 5% of all processors, the queue
+        time of a tenth or half a millisecond.
         """
         memory = self._rounded(self._memory.read())
         idle_for_s = self._idle_for_s()
@@ -100,6 +106,7 @@ class RecordBuilder:
             free_memory_bytes=None if memory is None else memory.free_bytes,
             total_memory_bytes=None if memory is None else memory.total_bytes,
             queue_depth=self._queue_depth(),
+            queue_time_ms=self._rounded_wait(self._queue_time_ms()),
             cpu_load=self._rounded_load(self._cpu_load()),
             idle_for_s=None if idle_for_s is None else stepped(idle_for_s, 1),
             draining=self.draining,
@@ -110,6 +117,12 @@ class RecordBuilder:
         if memory is None or before is None or _differ(memory, before):
             self._reported = memory
         return self._reported
+
+    def _rounded_wait(self, wait_ms: float | None) -> float | None:
+        before = self._reported_wait
+        if wait_ms is None or before is None or abs(wait_ms - before) > max(_WAIT_LEAST_MS, _WAIT_STEP * before):
+            self._reported_wait = None if wait_ms is None else round(wait_ms, 1)
+        return self._reported_wait
 
     def _rounded_load(self, load: float | None) -> float | None:
         before = self._reported_load

@@ -98,6 +98,7 @@ class Candidate(msgspec.Struct, frozen=True):
     lacks: tuple[str, ...] = ()
     own_p95_ms: float | None = None
     sidecars: int = 0
+    queue_time_ms: float | None = None
 
 
 class VersionShare(msgspec.Struct, frozen=True):

@@ -175,11 +175,16 @@ def _terms_table(rows: Iterable[Candidate]) -> Table:
 
 
 def _of_whom(row: Candidate, term: Term) -> str:
-    """Return who measured a latency, where other sidecars did."""
-    if term.name != "speed" or not row.sidecars:
+    """Return what stands in a latency beside the worker's speed here: its queue, and other sidecars' attempts."""
+    if term.name != "speed":
         return ""
-    own = "nothing measured here" if row.own_p95_ms is None else f"{milliseconds(row.own_p95_ms)} here"
-    return f"with {row.sidecars} other sidecar{'s' * (row.sidecars > 1)}; {own}"
+    notes = []
+    if row.queue_time_ms:
+        notes.append(f"{milliseconds(row.p95_ms)} less {milliseconds(row.queue_time_ms)} in its queue")
+    if row.sidecars:
+        own = "nothing measured here" if row.own_p95_ms is None else f"{milliseconds(row.own_p95_ms)} here"
+        notes.append(f"with {row.sidecars} other sidecar{'s' * (row.sidecars > 1)}; {own}")
+    return "; ".join(notes)
 
 
 def _warmth_table(rows: Iterable[Candidate]) -> Table:

@@ -43,6 +43,8 @@ class Loaded(Protocol):
     def total_memory_bytes(self) -> int | None: ...  # noqa: D102
     @property
     def free_memory_ratio(self) -> float | None: ...  # noqa: D102
+    @property
+    def queue_time_ms(self) -> float | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,4 +219,5 @@ def with_load(record: EndpointRecord, found: Loaded) -> EndpointRecord:
         free_memory_bytes=found.free_memory_bytes,
         total_memory_bytes=found.total_memory_bytes,
         free_memory_ratio=found.free_memory_ratio,
+        queue_time_ms=found.queue_time_ms,
     )

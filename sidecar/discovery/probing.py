@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from router.model import State
+from router.stats import RecentMean
 from sidecar.settings import ProbeKind
 from sidecar.upstreams.adapters import ANYTHING, REASON_BYTES, HttpReadiness, Load, Reading, Signal
 from sidecar.upstreams.kinds import adapter_for, kind_of, kind_questions
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 ABSENT: Final = frozenset({404, 405, 501})
 ABSENT_S: Final = 60.0
 """What a server does not know is asked again after this, where it is no model's readiness."""
+QUEUED_S: Final = 60.0
+"""The queue time is the mean of this long: as long as the P95 of which it is a part."""
 HOLD_S: Final = 5.0
 """So long the last load stands while the server does not answer in time: under load, metrics pages are slow."""
 NOT_KNOWN: Final = "not recognised yet: it answers as no kind of server that is known; set probe.kind"
@@ -56,6 +59,7 @@ class Probing:
         self._known: dict[Question, tuple[Answer, float]] = {}
         self._load = Load()
         self._load_at = 0.0
+        self._queued = RecentMean(QUEUED_S)
 
     def questions(self, held: Sequence[Held], now: float) -> tuple[Question, ...]:
         """Return what to ask now; what need not be asked again yet is left out."""
@@ -109,6 +113,9 @@ class Probing:
     def _loaded(self, reading: Reading, now: float) -> Load:
         if reading.load is not None:
             self._load, self._load_at = reading.load, now
+            if reading.queued is not None:
+                mean_s = self._queued.take(*reading.queued, now)
+                self._load = replace(self._load, queue_time_ms=None if mean_s is None else mean_s * 1000)
         elif now - self._load_at > HOLD_S:
             self._load = Load()
         return self._load
@@ -134,9 +141,12 @@ def merged(loads: Iterable[Load]) -> Load:
         with_memory.free_memory_bytes,
         with_memory.total_memory_bytes,
         next((load.free_memory_ratio for load in every if load.free_memory_ratio is not None), None),
+        next((load.queue_time_ms for load in every if load.queue_time_ms is not None), None),
     )
 
 
+QUEUED_STEP: Final = 10.0
+"""Of queue times a tenth is such a share."""
 STEP_RATIO: Final = 0.01
 """Memory that changed by less than this share of all is not told: nothing would be decided by it."""
 
@@ -145,12 +155,15 @@ def worth_telling(before: Loaded, after: Loaded) -> bool:
     """Return whether ``after`` differs from what was told before by more than a hair."""
     if (before.queue_depth, before.total_memory_bytes) != (after.queue_depth, after.total_memory_bytes):
         return True
+    waits = before.queue_time_ms, after.queue_time_ms
+    if _moved(*waits, QUEUED_STEP * max(*(wait or 0.0 for wait in waits))):
+        return True
     return _moved(before.free_memory_bytes, after.free_memory_bytes, after.total_memory_bytes or 1) or _moved(
         before.free_memory_ratio, after.free_memory_ratio, 1
     )
 
 
 def _moved(before: float | None, after: float | None, whole: float) -> bool:
-    if before is None or after is None:
-        return before is not after
+    if before is None or after is None or before == after:
+        return before is not after and before != after
     return abs(after - before) >= STEP_RATIO * whole or (after == 0) is not (before == 0)

@@ -353,6 +353,8 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
                 if (model, version, shard) in endpoint.candidates:
                     out.add(f.BREAKER_OPENED, count, record.id, model, version, _shard(shard), rule.value)
             out.add(f.QUARANTINED, endpoint.quarantine.active, record.id)
+            if endpoint.record.queue_time_ms is not None:
+                out.add(f.QUEUE_TIME, endpoint.record.queue_time_ms / 1000, record.id)
     for source, count in sources.items():
         out.add(f.ENDPOINTS, count, source)
     for route in keeper.cluster.routes(now):

@@ -193,6 +193,12 @@ BREAKER_OPENED = Family(
 OUTLIER = Family("warmroute_replica_outlier", _G, "1 while the replica is out as an outlier.", _REPLICA)
 PANIC = Family("warmroute_route_panic", _G, "1 while so few are left that those ejected are picked too.", ("route",))
 QUARANTINED = Family("warmroute_endpoint_quarantined", _G, "1 while the endpoint is in quarantine.", _ENDPOINT)
+QUEUE_TIME = Family(
+    "warmroute_endpoint_queue_time_seconds",
+    _G,
+    "How long requests of the last minute waited at the endpoint before they were worked on, mean; as it reports.",
+    _ENDPOINT,
+)
 HELD = Family("warmroute_endpoint_held", _G, "1 while an operator has drained the endpoint here.", _ENDPOINT)
 REPLICA_STATE = Family("warmroute_replica_state", _G, "1 for the state the replica is in.", (*_REPLICA, "state"))
 REPLICA_WEIGHT = Family("warmroute_replica_weight", _G, "Weight in its model's route; 0 where it is out.", _REPLICA)

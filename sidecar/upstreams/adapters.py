@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from router.model import State
 from sidecar.settings import PROBE_PATH
-from sidecar.upstreams.metrics_page import PAGE_BYTES, MetricsPage, read_page
+from sidecar.upstreams.metrics_page import PAGE_BYTES, MetricsPage, read_page, total
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -97,25 +97,28 @@ class Load:
     """What answers say of the endpoint as a whole; None is not known.
 
     ``queue_depth`` counts requests that wait at the server. ``free_memory_ratio`` is the free share of what it keeps
-    requests in (a KV cache), where it names no bytes.
+    requests in (a KV cache), where it names no bytes. ``queue_time_ms``: how long requests lately waited, on average.
     """
 
     queue_depth: int | None = None
     free_memory_bytes: int | None = None
     total_memory_bytes: int | None = None
     free_memory_ratio: float | None = None
+    queue_time_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """All that a round of answers says. ``refused`` counts values that were no use, by reason.
 
-    ``load`` is None where the server could not be asked, which is not the same as that it says nothing.
+    ``load`` is None where the server could not be asked, which is not the same as that it says nothing. ``queued`` are
+    the seconds that requests waited since the server started, and how many of them did; None where it does not tell.
     """
 
     signals: Mapping[Held, Signal]
     load: Load | None = Load()
     refused: Mapping[str, int] = field(default_factory=dict)
+    queued: tuple[float, float] | None = None
 
 
 class SignalAdapter(Protocol):
@@ -211,6 +214,12 @@ def page_of(
 def clipped(value: float) -> int:
     """Return a count as a whole number that fits everywhere."""
     return int(min(value, MOST))
+
+
+def queued(page: MetricsPage, time: str, count: str, *, unit_s: float = 1.0) -> tuple[float, float] | None:
+    """Return the seconds that requests waited since the server started, by two counters, and how many they were."""
+    waited, requests = total(page.of((time,))), total(page.of((count,)))
+    return None if waited is None or requests is None else (waited * unit_s, requests)
 
 
 def proof(count: float | None) -> tuple[tuple[str, float], ...]:

@@ -18,6 +18,7 @@ from sidecar.upstreams.adapters import (
     metrics_question,
     page_of,
     proof,
+    queued,
     readiness,
     served,
 )
@@ -40,7 +41,8 @@ class Engine:
     """How one engine spells things. Of several names of a metric the first that is there counts.
 
     ``waiting``: requests in its queue; ``usage``: the share of its KV cache in use; ``runs``: requests or tokens that
-    it has answered with. ``sleep_state``: a gauge by label ``sleep_state``, 1 for the one it is in.
+    it has answered with. ``queued``: the histogram of how long requests waited, seconds. ``sleep_state``: a gauge by
+    label ``sleep_state``, 1 for the one it is in.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Engine:
     waiting: tuple[str, ...]
     usage: tuple[str, ...]
     runs: tuple[str, ...]
+    queued: str
     sleep_state: str = ""
     may_sleep: bool = True
 
@@ -60,6 +63,7 @@ VLLM: Final = Engine(
     waiting=("vllm:num_requests_waiting",),
     usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
     runs=("vllm:generation_tokens_total", "vllm:request_success_total"),
+    queued="vllm:request_queue_time_seconds",
     sleep_state="vllm:engine_sleep_state",
 )
 SGLANG: Final = Engine(
@@ -69,6 +73,7 @@ SGLANG: Final = Engine(
     waiting=("sglang:num_queue_reqs",),
     usage=("sglang:token_usage",),
     runs=("sglang:generation_tokens_total", "sglang:num_requests_total"),
+    queued="sglang:queue_time_seconds",
 )
 NIM: Final = Engine(
     "nim",
@@ -77,6 +82,7 @@ NIM: Final = Engine(
     waiting=("num_requests_waiting", "vllm:num_requests_waiting"),
     usage=("gpu_cache_usage_perc", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
     runs=("generation_tokens_total", "request_success_total", "vllm:generation_tokens_total"),
+    queued="vllm:request_queue_time_seconds",
     may_sleep=False,
 )
 
@@ -91,7 +97,10 @@ class EngineReadiness:
         self._metrics = None
         if probe.load:
             self._metrics = metrics_question(probe.metrics_path or engine.metrics_path, probe.metrics_port)
-        self._names = frozenset(filter(None, (*engine.waiting, *engine.usage, *engine.runs, engine.sleep_state)))
+        self._queued = (f"{engine.queued}_sum", f"{engine.queued}_count")
+        self._names = frozenset(
+            filter(None, (*engine.waiting, *engine.usage, *engine.runs, engine.sleep_state, *self._queued))
+        )
 
     def questions(self, held: Sequence[Held]) -> tuple[Question, ...]:
         """Ask for the engine's health first."""
@@ -116,7 +125,7 @@ class EngineReadiness:
         for one in held:
             why = "" if names is None or found.state is not State.WARM else is_not_served(one[0], names)
             signals[one] = Signal(State.LOADING if why else found.state, why or found.reason, warmth)
-        return Reading(signals, self._load(page) if told else None, page.refused)
+        return Reading(signals, self._load(page) if told else None, page.refused, queued(page, *self._queued))
 
     def _sleeps(self, answers: Mapping[Question, Answer], page: MetricsPage) -> bool:
         """Return whether it says so, on its own path (development mode only, in vLLM) or on its metrics page."""

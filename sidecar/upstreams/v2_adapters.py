@@ -17,6 +17,7 @@ from sidecar.upstreams.adapters import (
     metrics_question,
     page_of,
     proof,
+    queued,
     quoted,
     readiness,
 )
@@ -37,6 +38,7 @@ class Dialect:
     """How one of these servers spells what the others do, too.
 
     ``runs``: counters of good runs, the first that is there counts; ``queue``: gauges of requests that wait, likewise.
+    ``queued``: counters of the microseconds that requests waited, and of requests.
     ``versions``: it knows paths with a version. ``model_labels``: what the labels of a model's name are called.
     """
 
@@ -45,6 +47,7 @@ class Dialect:
     metrics_port: int = 0
     runs: tuple[str, ...] = ()
     queue: tuple[str, ...] = ()
+    queued: tuple[str, str] = ("", "")
     used_memory: str = ""
     total_memory: str = ""
     versions: bool = True
@@ -58,6 +61,7 @@ TRITON: Final = Dialect(
     8002,
     runs=("nv_inference_exec_count", "nv_inference_request_success"),
     queue=("nv_inference_pending_request_count",),
+    queued=("nv_inference_queue_duration_us", "nv_inference_request_success"),
     used_memory="nv_gpu_memory_used_bytes",
     total_memory="nv_gpu_memory_total_bytes",
 )
@@ -86,7 +90,7 @@ class V2Readiness:
                 probe.metrics_path or dialect.metrics_path, probe.metrics_port or dialect.metrics_port
             )
         memory = (dialect.used_memory, dialect.total_memory)
-        self._names = frozenset(filter(None, (*dialect.runs, *dialect.queue, *memory)))
+        self._names = frozenset(filter(None, (*dialect.runs, *dialect.queue, *dialect.queued, *memory)))
 
     def questions(self, held: Sequence[Held]) -> tuple[Question, ...]:
         """Ask for each model, then for the load."""
@@ -106,7 +110,8 @@ class V2Readiness:
         """Return each model's state; its warmth is whether it counts a good run."""
         page, told = page_of(self._metrics, self._names, answers)
         signals = {one: self._signal(one, answers, page) for one in held}
-        return Reading(signals, self._load(page) if told else None, page.refused)
+        waited = queued(page, *self._dialect.queued, unit_s=1e-6)
+        return Reading(signals, self._load(page) if told else None, page.refused, waited)
 
     def _signal(self, held: Held, answers: Mapping[Question, Answer], page: MetricsPage) -> Signal:
         model = held[0]

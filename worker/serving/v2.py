@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 WORKER_HEADER = "warmroute-worker"
+BACKGROUND_HEADER = "warmroute-background"
+"""1 in requests that no caller waits for: warming up, keeping warm, mirrored ones."""
 EXTENSIONS = ("classification",)
 
 
@@ -191,7 +193,8 @@ class Serving:
         if model is None:
             raise RequestError(f"model {replica.name!r} is not loaded", 503, 1)
         try:
-            with self._executor.place() as place, self._bodies.hold(request) as body:
+            background = request.headers.get(BACKGROUND_HEADER) == "1"
+            with self._executor.place(background=background) as place, self._bodies.hold(request) as body:
                 held = [await body.read()]
                 answer = await place.run(lambda cancellation: _execute(replica, parse(held.pop(), model), cancellation))
         except QueueFullError as error:

@@ -126,6 +126,19 @@ def test_speed(p95: list[float | None], expected: list[float | None]) -> None:
     assert scores == pytest.approx(expected)
 
 
+def queued(p95_ms: float | None, queue_time_ms: float | None) -> View:
+    return View(replace(record("a"), queue_time_ms=queue_time_ms), p95_ms=p95_ms)
+
+
+def test_a_queue_is_no_slowness() -> None:
+    speed = Speed(1.2)
+    assert speed([queued(30.0, 20.0), queued(10.0, None)]) == [0.5, 0.5]
+    assert speed([queued(30.0, None), queued(10.0, None)]) == [0.0, 1.0]
+    assert speed.raw(queued(30.0, 20.0)) == 10.0
+    assert speed.raw(queued(30.0, 1e9)) == pytest.approx(3.0), "no number makes it faster than ten times"
+    assert speed.raw(queued(None, 20.0)) is None
+
+
 def test_speed_without_any_spread_asked_for_stays_finite() -> None:
     assert Speed(1.0)([View(record("e"), p95_ms=5.0) for _ in range(3)]) == [0.5] * 3
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.stats import LEAST_MS, MOST_MS, LogBuckets, SketchWindow, SlidingCounts, median
+from router.stats import LEAST_MS, MOST_MS, LogBuckets, RecentMean, SketchWindow, SlidingCounts, median
 
 BUCKETS = LogBuckets(0.05)
 
@@ -119,3 +119,13 @@ def test_a_bucket_that_loses_some_of_its_counts_keeps_the_rest() -> None:
     sketch.advance(60.0)
     assert sketch.total == 3
     assert sketch.quantiles((0.5,)) == [BUCKETS.value(5)]
+
+
+def test_a_recent_mean_forgets_what_is_older_than_its_window() -> None:
+    recent = RecentMean(60.0)
+    assert recent.take(10.0, 5, 0.0) is None
+    assert recent.take(16.0, 8, 10.0) == 2.0
+    for second in range(20, 80, 10):
+        assert recent.take(16.0, 8, float(second)) in (2.0, None)
+    assert recent.take(16.0, 8, 90.0) is None
+    assert recent.take(17.0, 10, 100.0) == 0.5

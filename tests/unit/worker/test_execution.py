@@ -162,3 +162,31 @@ def test_cancellation_calls_back_once_also_when_late() -> None:
     assert calls == ["early", "late"]
     with pytest.raises(GivenUpError):
         cancellation.wait(0)
+
+
+def test_what_calls_waited_for_a_thread_is_measured_but_for_those_of_the_background() -> None:
+    async def scenario() -> None:
+        now = 100.0
+        executor = Executor(1, 8, lambda: now)
+        assert executor.queue_time_ms() is None
+        held = Held()
+        first = asyncio.create_task(executor.run(held))
+        await asyncio.to_thread(held.started.wait, 10)
+        await asyncio.sleep(0)
+        with executor.place(background=True) as place:
+            apart = asyncio.create_task(place.run(lambda _: None))
+            second = asyncio.create_task(executor.run(lambda _: None))
+            await asyncio.sleep(0)
+            now += 0.2
+            held.release.set()
+            await asyncio.gather(first, second, apart)
+        await threads_through(executor)
+        await asyncio.sleep(0)
+        assert executor.queue_time_ms() == pytest.approx(100.0)  # one waited for nobody, one for 200 ms
+        now += 120.0
+        executor.queue_time_ms()
+        now += 120.0
+        assert executor.queue_time_ms() is None
+        executor.close()
+
+    asyncio.run(scenario())

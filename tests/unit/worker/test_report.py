@@ -95,7 +95,7 @@ def test_first_everything_then_what_changed_then_nothing(bench: Bench) -> None:
 
     bench.running(check)
     first = bench.store.calls[0]
-    assert sorted(first) == ["addr", "cpu", "draining", "free", "idle", "proto", "queue", "replicas", "total"]
+    assert sorted(first) == ["addr", "cpu", "draining", "free", "idle", "proto", "queue", "replicas", "total", "wait"]
     record = decode_fields("w1", {**first, "v": "1", "epoch": "e1", "rev": "1"})
     assert (record.address, record.replicas, record.free_memory_bytes) == (
         "http://127.0.0.1:9001",
@@ -116,7 +116,7 @@ def test_a_store_that_lacks_the_record_gets_everything_again(bench: Bench) -> No
 
     bench.running(check)
     assert bench.store.calls[-2] == {"queue": "1"}
-    assert len(bench.store.calls[-1]) == 9
+    assert len(bench.store.calls[-1]) == 10
     assert bench.store.record["queue"] == "1"
     assert len(bench.log.events("state.record_lost")) == 1
 
@@ -132,7 +132,7 @@ def test_losing_the_store_is_logged_once_and_everything_is_sent_on_its_return(be
         assert await bench.reporter.flush(5)
 
     bench.running(check)
-    assert len(bench.store.calls[-1]) == 9
+    assert len(bench.store.calls[-1]) == 10
     lost, back = bench.log.events("state.lost"), bench.log.events("state.back")
     assert [event["error"] for event in lost] == ["ConnectionError: refused"]
     assert [event["after_s"] for event in back] == [4.0]

@@ -143,3 +143,49 @@ def test_a_hair_s_breadth_is_not_told(after: dict[str, Any], worth: bool) -> Non
 
 def test_the_last_of_memory_is_told() -> None:
     assert worth_telling(Load(None, None, None, 0.005), Load(None, None, None, 0.0))
+
+
+def test_the_queue_time_is_the_mean_of_the_last_minute_of_what_servers_add_up() -> None:
+    one = probing(kind="vllm")
+
+    def at(now: float, sum_s: float, count: int) -> float | None:
+        text = f"vllm:request_queue_time_seconds_sum {sum_s}\nvllm:request_queue_time_seconds_count {count}\n"
+        return turn(one, now, **{**VLLM, "metrics": page(text)})[1].load.queue_time_ms
+
+    assert at(0.0, 100.0, 1000) is None, "what was before is not of the last minute"
+    assert at(1.0, 100.5, 1010) == pytest.approx(50.0)
+    assert at(2.0, 100.5, 1010) == pytest.approx(50.0)
+    assert at(30.0, 101.5, 1020) == pytest.approx(75.0)
+    assert at(200.0, 101.5, 1020) is None, "nobody waited, nobody was served"
+    assert at(201.0, 0.1, 1) is None, "it was started again"
+    assert at(202.0, 0.4, 3) == pytest.approx(150.0)
+
+
+def test_triton_adds_queue_times_up_in_microseconds_over_all_models() -> None:
+    one = probing(kind="triton")
+
+    def at(now: float, us: int, requests: int) -> float | None:
+        text = "".join(
+            f'nv_inference_queue_duration_us{{model="{name}"}} {us}\n'
+            f'nv_inference_request_success{{model="{name}"}} {requests}\n'
+            for name in "mn"
+        )
+        return turn(one, now, v2_models_m_ready=OK, metrics=page(text))[1].load.queue_time_ms
+
+    assert at(0.0, 0, 0) is None
+    assert at(1.0, 40_000, 4) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "worth"),
+    [
+        (None, None, False),
+        (None, 0.0, True),
+        (10.0, 10.5, False),
+        (10.0, 12.0, True),
+        (0.0, 0.0, False),
+        (5.0, 0.0, True),
+    ],
+)
+def test_a_queue_time_that_moved_by_a_tenth_is_told(before: float | None, after: float | None, worth: bool) -> None:
+    assert worth_telling(Load(queue_time_ms=before), Load(queue_time_ms=after)) is worth
