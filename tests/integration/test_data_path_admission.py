@@ -103,7 +103,7 @@ async def occupy(path: DataPath) -> Client:
 # --- room at endpoints ---------------------------------------------------------------------------------------------
 
 
-@on_data_path(brisk, policies=ONE)
+@on_data_path(brisk, policies=ONE, admission=PATIENT)
 async def test_a_short_burst_over_a_limit_is_served(path: DataPath) -> None:
     clients = [await path.connect() for _ in range(6)]
     for turn, client in enumerate(clients):

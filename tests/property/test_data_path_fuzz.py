@@ -13,6 +13,7 @@ from sidecar.http1.mirrors import Mirrors
 from sidecar.http1.special import SpecialConnection
 from sidecar.http1.steps import ADMITTED, Course, StepMaker
 from sidecar.http1.versions import version_step
+from sidecar.settings import Admission, Model, ModelAdmission
 from sidecar.telemetry.page import Scalar
 from tests.support.by_hand import Bench, bench
 
@@ -135,6 +136,30 @@ def test_any_bytes_of_requests_that_are_divided_and_copied_end_in_one_outcome_ea
     makers = [version_step, Mirrors().step]
     steps = ["cw", *steps]
     drive([INFER, *asked], answered, "".join(steps), reset=reset, bounded=bounded, step_makers=makers, prepare=prepare)
+
+
+@FUZZ
+@given(
+    streams((INFER, INFER, INFER, *REQUESTS[:5]), damages=1, cuts_at=2),
+    streams(RESPONSES, damages=1),
+    st.lists(st.sampled_from("caowtfrhe"), max_size=24),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_bytes_of_requests_that_queue_end_in_one_outcome_each(
+    asked: list[bytes], answered: list[bytes], steps: list[str], reset: bool, bounded: bool
+) -> None:
+    """Somebody else has the only place of the model, until the loop runs for the first time."""
+
+    def prepare(by_hand: Bench) -> None:
+        admission = by_hand.plane.admission
+        admission.configure(Admission(queue_wait_s=1.0), (Model(name="m", admission=ModelAdmission(requests=1)),))
+        permit = admission.permit_for(by_hand.cluster.route("m"))
+        assert permit is not None
+        assert permit.take()
+        by_hand.loop.call_soon(permit.give_back)
+
+    drive([INFER, *asked], answered, ["c", *steps], reset=reset, bounded=bounded, prepare=prepare)
 
 
 class Waiting:
