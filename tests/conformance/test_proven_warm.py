@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -83,6 +85,23 @@ def test_an_idle_worker_that_is_started_again_between_two_probes_is_noticed(tmp_
         assert workers[0].account()["too_early"] == 0
         assert workers[0].account()["background"] >= 2, "the first one was held, and proved nothing"
         assert sidecar.metric("warmroute_warmup_requests_total", result="late") >= 1
+
+
+def test_a_control_process_that_dies_takes_nobody_out_and_its_successor_notices_a_restart(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        workers = [stack.enter_context(LyingWorker(free_port(), load_s=LOAD_S)) for _ in range(2)]
+        sidecar = stack.enter_context(running(tmp_path, settings=settings(model(workers)), processes=1))
+        until(lambda: all(warm(sidecar, worker) for worker in workers), "all are warm")
+        load = stack.enter_context(Load(sidecar.listen, [ASK], clients=8, rate_per_s=100))
+        os.kill(sidecar.process.child("control"), signal.SIGKILL)
+        workers[0].kill()  # nobody is there to hear of it
+        workers[0].start()
+        sidecar.process.await_event("control.started", count=2)
+        until(lambda: warm(sidecar, workers[0]) and workers[0].account().get("live", 0), "it is back")
+        load.stop()
+        assert not load.failed(), load.summary()
+        assert [worker.account()["too_early"] for worker in workers] == [0, 0]
+        assert all(worker.account()["live"] for worker in workers)
 
 
 def test_one_that_closes_idle_connections_goes_on(tmp_path: Path) -> None:
