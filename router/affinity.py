@@ -165,8 +165,14 @@ class Affinity:
         if not self._untold:
             return ()
         out = tuple((key, id_, epoch) for key, (id_, epoch) in self._untold.items())
-        self._untold = {}
+        self._untold.clear()
         return out
+
+    def beside(self, inner: Balancer) -> Affinity:
+        """Return one for another choice among the same endpoints, that knows and notes the same."""
+        other = Affinity(inner, self._policy, self._counts)
+        other._known, other._untold = self._known, self._untold
+        return other
 
     def learn(self, seen: Iterable[Seen]) -> None:
         """Take what a sibling process sent where. Blocks that this process would not make are passed over."""

@@ -424,7 +424,12 @@ class Cluster:
         return self._due_probe(route, now, None) is not None
 
     def _has_somebody(self, route: Route, now: float) -> bool:
-        """Return what :meth:`route_is_routable` does, without looking at all where the table has somebody."""
+        """Return what :meth:`route_is_routable` does, without looking at all where the table has somebody.
+
+        Where each shard answers for itself, all of them must have somebody: whose key it is shows only later.
+        """
+        if route.shards:
+            return all(self._has_somebody(shard, now) for shard in route.shards)
         self._tables.catch_up(route, now)
         for candidate in route.drawn:
             if now < candidate.open_until:

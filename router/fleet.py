@@ -173,7 +173,6 @@ class Fleet:
             for route in self.all_routes():
                 if route.policy.affinity is not None:
                     yield route
-                    yield from route.shaped
 
     def find(self, model: str, version: str, protocol: str, now: float) -> Route | None:
         """Return a route of another protocol than HTTP; a configured model has one, even while nobody serves it."""
@@ -520,7 +519,10 @@ class Fleet:
         for one in route.shaped:
             if one.shape == shape:
                 return one
-        return route.shaped_for(shape, self._balancers(route.policy), now)
+        picks, picks_busy = (balancer_for(route.policy, self._picker) for _ in range(2))
+        if isinstance(route.balancer, Affinity):
+            picks = route.balancer.beside(picks)
+        return route.shaped_for(shape, (picks, picks_busy), now)
 
     def _balancers(self, policy: ModelPolicy) -> tuple[Balancer, Balancer]:
         """Return what picks for a route, and what does where only those are left that pushed back."""

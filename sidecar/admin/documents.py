@@ -213,6 +213,7 @@ def endpoints(context: Context, now: float) -> dict[str, Any]:
                 if candidate is not None:
                     shown = msgspec.to_builtins(breaker_row(candidate, now))
                     replica |= {"breaker": shown, "p95_ms": candidate.latency.p95_ms}
+                    replica |= {"out": candidate.reason, "lacks": [str(lack) for lack in candidate.lacks]}
         rows.append(row)
     away = sorted(held for held in keeper.roster.held if held not in keeper.roster)
     return {"endpoints": rows, "held_and_away": away}

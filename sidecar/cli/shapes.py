@@ -259,6 +259,7 @@ class Replica(msgspec.Struct, frozen=True):
     shard: int = 0
     shard_count: int = 1
     group: str = ""
+    lacks: tuple[str, ...] = ()
 
 
 class Endpoint(msgspec.Struct, frozen=True):

@@ -142,6 +142,11 @@ def test_a_member_that_dies_takes_its_group_out_within_one_reconcile(tmp_path: P
         assert "group_incomplete (shard 2" in json.loads(ask(sidecar)[1])["error"]
         assert sidecar.metric("warmroute_groups", model="llm", version="1", state="incomplete") == 1
 
+        (entry_row,) = (one for one in sidecar.json("/endpoints")["endpoints"] if one["id"] == "w0")
+        (replica,) = entry_row["replicas"]
+        assert (replica["group"], replica["shard"], replica["out"]) == ("g", 0, "group_incomplete")
+        assert replica["lacks"][0].startswith("shard 2")
+
         group.join(2, name="w2b", state=State.LOADING)
         until(
             lambda: sidecar.candidates("llm")["w0"]["lacks"] == ["shard 2 at w2b: not_warm"], "it is said", within_s=8

@@ -253,6 +253,24 @@ def test_each_shard_has_its_own() -> None:
     assert {(event.shard, len(event.seen)) for event in driven.cluster.take_prefixes()} == {(0, 1), (1, 1)}
 
 
+def test_requests_of_a_shape_class_know_what_all_know() -> None:
+    driven = fleet()
+    key = blocks_of(b"a long beginning", POLICY)
+    first = went(driven, b"a long beginning")
+    driven.cluster.take_prefixes()
+    shaped = driven.cluster.shaped_route(driven.route(), "b1", driven.now)
+    picked = driven.cluster.choose(shaped, driven.now, driven.rng, None, key)
+    assert isinstance(picked, Attempt)
+    assert picked.endpoint.id == first
+    end(driven, picked)
+    other = driven.cluster.choose(shaped, driven.now, driven.rng, None, blocks_of(b"another beginning", POLICY))
+    assert isinstance(other, Attempt)
+    end(driven, other)
+    (event,) = driven.cluster.take_prefixes()
+    assert [id_ for _, id_, _ in event.seen] == [other.endpoint.id]
+    assert went(driven, b"another beginning") == other.endpoint.id
+
+
 def test_another_configuration_begins_anew_and_none_costs_nothing() -> None:
     driven = fleet()
     went(driven, b"a long beginning")

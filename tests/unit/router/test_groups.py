@@ -17,7 +17,18 @@ from router.model import (
     State,
 )
 from router.outcomes import AttemptResult, Reason
-from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies, PolicyError, ShardMode, ShardPolicy
+from router.policy import (
+    BalancerName,
+    KeyPolicy,
+    ModelPolicy,
+    Policies,
+    PolicyError,
+    ServePolicy,
+    ServeRule,
+    ShardMode,
+    ShardPolicy,
+    VersionShare,
+)
 from tests.support.fleet import Driven, record
 
 TENSOR = ModelPolicy("m", shards=ShardPolicy(ShardMode.TENSOR, 4))
@@ -354,6 +365,16 @@ def test_keys_are_found_again_after_all_were_forgotten(monkeypatch: pytest.Monke
     keys = [b"%d" % number for number in range(20)]
     first = [driven.cluster.shard_route(driven.route(), key) for key in keys]
     assert [driven.cluster.shard_route(driven.route(), key) for key in keys] == first
+
+
+def test_a_version_of_a_split_takes_its_share_once_every_shard_has_somebody() -> None:
+    serve = ServePolicy(ServeRule.SPLIT, shares=(VersionShare("1", 1), VersionShare("2", 99)))
+    driven = keyed(*group(group=""), holds("e", part(0, version="2", group="")), policy=replace(KEYED, serve=serve))
+    versions = {driven.cluster.version_of(driven.route(), driven.now, driven.rng).version for _ in range(50)}
+    assert versions == {"1"}
+    driven.seen(holds("f", *(part(shard, version="2", group="") for shard in (1, 2, 3))))
+    versions = {driven.cluster.version_of(driven.route(), driven.now, driven.rng).version for _ in range(50)}
+    assert "2" in versions
 
 
 # --- changing --------------------------------------------------------------------------------------------------------
