@@ -8,12 +8,24 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from router.model import EndpointRecord, EndpointSeen, Replica
-from router.policy import MirrorPolicy, ModelPolicy, ServePolicy, ServeRule, VersionShare
+from router.policy import LadderPolicy, MirrorPolicy, ModelPolicy, ServePolicy, ServeRule, VersionShare
+from sidecar.channel import AnswerAsked, AnswerFound
+from sidecar.http1.ladders import Ladders
 from sidecar.http1.mirrors import Mirrors
+from sidecar.http1.shared_answers import SharedTier
 from sidecar.http1.special import SpecialConnection
 from sidecar.http1.steps import ADMITTED, Course, StepMaker
 from sidecar.http1.versions import version_step
-from sidecar.settings import Admission, Model, ModelAdmission
+from sidecar.settings import (
+    Admission,
+    Cache,
+    CachedMethod,
+    FallbackOn,
+    Model,
+    ModelAdmission,
+    SharedCache,
+    StaticAnswer,
+)
 from sidecar.telemetry.page import Scalar
 from tests.support.by_hand import Bench, bench
 
@@ -160,6 +172,79 @@ def test_any_bytes_of_requests_that_queue_end_in_one_outcome_each(
         by_hand.loop.call_soon(permit.give_back)
 
     drive([INFER, *asked], answered, ["c", *steps], reset=reset, bounded=bounded, prepare=prepare)
+
+
+@FUZZ
+@given(
+    streams((INFER, INFER, INFER, *REQUESTS), damages=1, cuts_at=3),
+    st.lists(streams(RESPONSES, damages=1, cuts_at=1), max_size=4).map(lambda each: [b for one in each for b in one]),
+    st.lists(st.sampled_from(["cw", "cw", "w", "a", "A", "o", "O", "t", "f", "r", "h", "e"]), max_size=32),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["", "found", "none", "silent"]),
+    st.integers(1, 3),
+    st.sampled_from(["cwo", "cwawcwowcwow", "cwawcwowcwowcwow", "cwowcwawcwow", "cwowwOwcw"]),
+)
+def test_any_bytes_of_requests_that_go_down_a_ladder_end_in_one_outcome_each(
+    asked: list[bytes],
+    answered: list[bytes],
+    steps: list[str],
+    reset: bool,
+    bounded: bool,
+    static: bool,
+    shared: str,
+    failures: int,
+    first: str,
+) -> None:
+    """A fallback that the second worker has, what is kept here and in a second tier, a declared answer or none.
+
+    The first requests are good ones, some answered and some cut: so that something is kept, and the model goes down.
+    """
+    made: list[Ladders] = []
+
+    def prepare(by_hand: Bench) -> None:
+        endpoint = by_hand.cluster.endpoints["o1"]
+        record = EndpointRecord("o1", endpoint.address, replicas=(Replica("n"),), static=True)
+        by_hand.cluster.apply(EndpointSeen(record, 0.0), 0.0)
+        models = [ModelPolicy("m", idempotent=failures < 3, default=True, hedge=bounded), ModelPolicy("n")]
+        by_hand.cluster.configure(by_hand.cluster.policies, models, 0.0)
+        cache = Cache(
+            deterministic=True,
+            methods=(CachedMethod.GET, CachedMethod.POST),
+            statuses=(200, 404),
+            errors=True,
+            streams=True,
+            redis=SharedCache() if shared else None,
+        )
+        model = Model(
+            name="m",
+            fallback=("n",),
+            cache=cache,
+            static_answer=StaticAnswer(body="[]") if static else None,
+            fallback_on=tuple(FallbackOn),
+        )
+        policy = LadderPolicy(failures=failures, hold_s=0.0, trial_s=0.0, successes=1)
+        by_hand.plane.ladders = ladders = Ladders((model,), policy, by_hand.plane.page, 0.0)
+        made.append(ladders)
+
+        def take(message: object) -> bool:
+            if isinstance(message, AnswerAsked) and shared != "silent":
+                head = b"HTTP/1.1 200 OK\r\n" if shared == "found" else b""
+                by_hand.loop.call_soon(tier.found, AnswerFound(message.number, head, b"kept", 60_000, 0, 0))
+            return True
+
+        ladders.tier = tier = SharedTier(by_hand.plane.loop, by_hand.plane.clock, take)
+
+    drive(
+        [INFER] * 4 + asked,
+        [RESPONSES[0], *answered],
+        first + "".join(steps),
+        reset=reset,
+        bounded=bounded,
+        step_makers=[lambda target: made[0].maker(target) if made else None],
+        prepare=prepare,
+    )
 
 
 class Waiting:
