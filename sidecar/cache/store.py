@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SMALL_PARTS: Final = 10
 """New answers have one part in so many of all bytes to wait in before anything that was asked again has to go."""
 MOST_USES: Final = 3
+YOUNG_PARTS: Final = 10
+"""An answer is replaced by a newer one to its request once it has been here for one part in so many of its time."""
 
 
 class _Place:
@@ -59,6 +61,14 @@ class Answers:
         """Return what is kept under a key and may still be told. Nothing changes by it."""
         place = self._small.get(key) or self._large.get(key)
         return place.kept if place is not None and place.kept.fresh(now) else None
+
+    def renews(self, key: bytes, now: float) -> bool:
+        """Note that a request was answered once more; False where what is kept for it is young enough to stay."""
+        place = self._small.get(key) or self._large.get(key)
+        if place is None or now - place.kept.stored_at >= place.kept.ttl_s / YOUNG_PARTS:
+            return True
+        place.uses = min(MOST_USES, place.uses + 1)
+        return False
 
     def keep(self, key: bytes, kept: Kept) -> bool:
         """Keep an answer, in the place of one with that key; False where it is larger than all that may be kept."""

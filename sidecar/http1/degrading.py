@@ -458,7 +458,7 @@ class DegradingConnection(SpecialConnection):
             model.refuse(key)
         elif not recorder.whole:
             model.refuse(Refused.SIZE)
-        elif terms is not None and answers is not None:
+        elif terms is not None and answers is not None and answers.renews(key, now):
             body = recorder.body()
             if head.length in (CHUNKED, UNTIL_CLOSE):
                 body = without_chunks(body)

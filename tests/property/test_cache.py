@@ -114,6 +114,18 @@ def test_the_bounds_hold_and_what_is_found_is_what_was_kept_last(commands: list[
     assert (len(answers), answers.kept_bytes) == (0, 0)
 
 
+def test_a_young_answer_stays_and_counts_as_used_again() -> None:
+    answers = Answers(2, 10_000)
+    assert answers.renews(b"a", 0.0)
+    answers.keep(b"a", Kept(b"h", b"1", 0.0, 100.0))
+    assert not answers.renews(b"a", 9.9)
+    answers.keep(b"b", Kept(b"h", b"2", 0.0, 100.0))
+    answers.keep(b"c", Kept(b"h", b"3", 0.0, 100.0))
+    assert answers.find(b"a", 10.0) is not None  # asked again, so it was another that made room
+    assert len(answers) == 2
+    assert answers.renews(b"a", 10.0)
+
+
 @given(st.binary(max_size=200), st.integers(0, 500), st.booleans())
 def test_a_body_is_told_byte_for_byte(body: bytes, age: int, close: bool) -> None:
     answer = kept(b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n", body, 10.0, Terms(Cache()))
