@@ -189,6 +189,12 @@ def explain(context: Context, model: str, now: float, key: str = "") -> dict[str
 def endpoints(context: Context, now: float) -> dict[str, Any]:
     """Return what each endpoint last reported, and what this sidecar thinks of it."""
     keeper = context.keeper
+    shown_as = {
+        (row.endpoint, row.model, row.version, row.shard): row
+        for route in keeper.cluster.routes(now)
+        if not route.version
+        for row in route.candidates
+    }
     rows = []
     for record, source, heard_at in keeper.roster.records():
         endpoint = keeper.cluster.endpoints.get(record.id)
@@ -213,7 +219,10 @@ def endpoints(context: Context, now: float) -> dict[str, Any]:
                 if candidate is not None:
                     shown = msgspec.to_builtins(breaker_row(candidate, now))
                     replica |= {"breaker": shown, "p95_ms": candidate.latency.p95_ms}
-                    replica |= {"out": candidate.reason, "lacks": [str(lack) for lack in candidate.lacks]}
+                    shard = None if candidate.shard == WHOLE else candidate.shard
+                    judged = shown_as.get((record.id, *of, shard))
+                    if judged is not None:
+                        replica |= {"out": judged.reason, "lacks": judged.lacks}
         rows.append(row)
     away = sorted(held for held in keeper.roster.held if held not in keeper.roster)
     return {"endpoints": rows, "held_and_away": away}

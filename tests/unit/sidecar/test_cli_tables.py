@@ -163,20 +163,26 @@ def test_endpoints() -> None:
     replicas = (
         ReplicaShape("magika", "1", "warm", breaker=Breaker("half_open"), p95_ms=12.5),
         ReplicaShape("other", "", "failed", "out of memory"),
-        ReplicaShape("llm", "1", "warm", shard=0, shard_count=4, group="g", lacks=("shard 2: nobody holds it", "more")),
     )
     one = Endpoint("w0", "http://w0:1", "store", 0.4, True, True, replicas, 1 << 30, True, 3)
     two = Endpoint("v", "http://v:1", "static", None, False, False, (), None, free_memory_ratio=0.625, queue_depth=4)
     rows = lines(endpoints_table(Endpoints((one, two), ("w9",))))
     assert [" ".join(row.split()) for row in rows[1:]] == [
         (
-            "w0 http://w0:1 store magika@1 warm (breaker half open, P95 12.5 ms), other failed (out of memory), "
-            "llm@1#0 of 4 in g warm (group incomplete: shard 2: nobody holds it) "
+            "w0 http://w0:1 store magika@1 warm (breaker half open, P95 12.5 ms), other failed (out of memory) "
             "1,024 MiB - 3 400 ms ago draining, drained here, quarantined"
         ),
         "v http://v:1 static nothing 62% of its cache 4 0 -",
         "w9 - - - - - - - drained here, and not there",
     ]
+
+
+def test_an_endpoint_is_listed_with_what_its_group_lacks() -> None:
+    lacks = ("shard 2: nobody holds it", "shard 3: nobody holds it")
+    replica = ReplicaShape("llm", "1", "warm", shard=0, shard_count=4, group="g", lacks=lacks)
+    one = Endpoint("w0", "http://w0:1", "store", 0.4, False, False, (replica,), None)
+    (row,) = lines(endpoints_table(Endpoints((one,), ())))[1:]
+    assert "llm@1#0 of 4 in g warm (group incomplete: shard 2: nobody holds it)" in row
 
 
 def test_faults() -> None:
