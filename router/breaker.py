@@ -140,13 +140,16 @@ class Breaker(Guard):
     ``rule`` and ``evidence`` are those of the last time that it opened.
     """
 
-    __slots__ = ("calls", "evidence", "failed", "passed", "policy", "rule", "signs", "slow", "unanswered")
+    __slots__ = (
+        "calls", "evidence", "failed", "hinted_until", "passed", "policy", "rule", "signs", "slow", "unanswered",
+    )  # fmt: skip
 
     def __init__(self, policy: BreakerPolicy, now: float) -> None:
         super().__init__()
         self.policy = policy
         self.calls = SlidingCounts(policy.window_s, now)  # yes: succeeded, no: failed
         self.signs = SlidingCounts(policy.window_s, now)  # yes: slow, no: unanswered
+        self.hinted_until = float("-inf")
         self.rule: BreakerRule | None = None
         self.evidence: Evidence | None = None
         self._forget_trials()
@@ -252,8 +255,11 @@ class Breaker(Guard):
             return False
         if slow or unanswered:
             self.signs.add(slow, unanswered, now)
+        return self._judge_calls(now, spared)
+
+    def _judge_calls(self, now: float, spared: Callable[[], bool]) -> bool:
         good, bad = self.calls.totals(now)
-        if good + bad < self.policy.minimum_calls:
+        if good + bad < self.enough(now):
             return False
         slow, unanswered = self.signs.totals(now)
         rule = opens(good + bad, bad, unanswered, slow, self.policy)
@@ -261,6 +267,21 @@ class Breaker(Guard):
             return False
         self._open(rule, Evidence(good + bad, bad, unanswered, slow), now)
         return True
+
+    def enough(self, now: float) -> int:
+        """Return how many calls may open it now: fewer while another sidecar says that its breaker opened."""
+        policy = self.policy
+        if now < self.hinted_until:
+            return min(policy.minimum_calls, policy.hinted_minimum_calls)
+        return policy.minimum_calls
+
+    def hinted(self, at: float, now: float, spared: Callable[[], bool] = _always) -> bool:
+        """Take another sidecar's word that its breaker opened; True where own calls so far say so too: it opens then.
+
+        Without calls of its own it stays closed, whatever others say.
+        """
+        self.hinted_until = max(self.hinted_until, at + self.policy.hint_s)
+        return self.state is GuardState.CLOSED and self._judge_calls(now, spared)
 
     def look(self, now: float) -> Evidence:
         """Return what it goes by now: the calls in the window, the trials; or what it opened on. Changes nothing."""

@@ -28,6 +28,7 @@ from router.model import (
     EndpointEjected,
     EndpointReturned,
     Event,
+    Hint,
     ModelObservation,
     Observation,
     PrefixesSeen,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
     from router.affinity import AffinityCounts
     from router.endpoint import Candidate, Endpoint
-    from router.model import FleetMeasured, LoadReport, LoadsReported, PeerObserved, StoreMode, Tick
+    from router.model import BreakersHinted, FleetMeasured, LoadReport, LoadsReported, PeerObserved, StoreMode, Tick
     from router.policy import BreakerPolicy, ModelPolicy, Policies
     from router.protocols import Filter, PickerFactory, Rng, Scorer
 
@@ -126,6 +127,7 @@ class Cluster:
             model.EndpointEjected: self._on_ejected,
             model.EndpointReturned: self._on_returned,
             model.PeerObserved: self._on_peer_observed,
+            model.BreakersHinted: self._on_hinted,
             model.FleetMeasured: self._on_fleet_measured,
             model.PrefixesSeen: self._on_prefixes_seen,
             model.VersionsSteered: fleet.steered,
@@ -887,6 +889,33 @@ class Cluster:
                 candidate.breaker.peer_closed(event.at)
         self._fleet.judge(endpoint, now)
 
+    def _on_hinted(self, event: BreakersHinted, now: float) -> tuple[Event, ...]:
+        out: list[Event] = []
+        for hint in event.hints:
+            candidate = self.replica(ReplicaKey(hint.id, hint.epoch, hint.model, hint.version, hint.shard))
+            if candidate is None:
+                continue
+
+            def spared(candidate: Candidate = candidate) -> bool:
+                return spares(candidate, self.policies.breaker, now)
+
+            if candidate.breaker.hinted(event.at, now, spared):
+                self._fleet.judge(candidate.endpoint, now)
+                out.append(_switched(candidate, now))
+        return tuple(out)
+
+    def open_breakers(self, now: float) -> tuple[Hint, ...]:
+        """Return the replicas whose breakers are open now, the last one first: what other sidecars are told."""
+        found: list[tuple[float, Hint]] = []
+        for endpoint in self._fleet.endpoints.values():
+            for one in endpoint.candidates.values():
+                breaker = one.breaker
+                if breaker.state is GuardState.OPEN and now < breaker.until:
+                    hint = Hint(endpoint.id, endpoint.epoch, one.model, one.version, one.shard)
+                    found.append((breaker.since, hint))
+        found.sort(key=_since, reverse=True)
+        return tuple(hint for _, hint in found)
+
     def _on_peer_observed(self, event: PeerObserved, now: float) -> tuple[Event, ...]:
         out: list[Event] = []
         for observed in event.observations:
@@ -984,6 +1013,10 @@ def _pick(route: Route, now: float, rng: Rng, tried: Endpoint | None, key: bytes
     if picked is None and route.busy:
         picked = route.busy_balancer.pick(FitAt(now, tried, busy=True), rng, key)
     return cast("Candidate | None", picked)  # a route's balancers pick of its candidates
+
+
+def _since(row: tuple[float, Hint]) -> float:
+    return row[0]
 
 
 def _by_key(route: Route) -> tuple[str, str, str, int]:

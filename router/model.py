@@ -247,6 +247,25 @@ class EndpointReturned:
 
 
 @dataclass(frozen=True, slots=True)
+class Hint:
+    """A replica whose breaker is open at another sidecar."""
+
+    id: str
+    epoch: str
+    model: str
+    version: str
+    shard: int = WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class BreakersHinted:
+    """Another sidecar says which breakers are open there. None opens here: own evidence counts sooner for a while."""
+
+    hints: tuple[Hint, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     """What a worker said of its load in an answer (ORCA); None is not said.
 
@@ -376,6 +395,7 @@ Event = (
     | EndpointHeld
     | EndpointEjected
     | EndpointReturned
+    | BreakersHinted
     | PeerObserved
     | LoadsReported
     | FleetMeasured

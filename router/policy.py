@@ -211,6 +211,8 @@ class BreakerPolicy:
     surge_baseline_s: float = 600.0
     surge_minimum_samples: int = 100
     surge_most_ratio: float = 0.5  # of a version's replicas may be out for it at once
+    hint_s: float = 30.0  # another sidecar's breaker opened: for so long
+    hinted_minimum_calls: int = 10  # fewer calls are enough to open it here too
 
     def __post_init__(self) -> None:
         for name in ("failure_ratio", "unavailable_ratio", "surge_ratio"):
@@ -226,12 +228,15 @@ class BreakerPolicy:
             "surge_open_s",
             "surge_baseline_s",
             "surge_minimum_samples",
+            "hinted_minimum_calls",
         ):
             _positive("breaker", name, getattr(self, name))
         if not 1 < self.surge_factor < float("inf"):
             raise PolicyError("breaker.surge_factor", self.surge_factor, "must be greater than 1")
         if not 0 <= self.surge_least_ms < float("inf"):
             raise PolicyError("breaker.surge_least_ms", self.surge_least_ms, "must be 0 or more")
+        if not 0 <= self.hint_s < float("inf"):
+            raise PolicyError("breaker.hint_s", self.hint_s, "must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,11 @@ class Keys:
         """The sorted set of kept answers, by the time at which they expire; each key of one begins with it."""
         return f"wr:{{{self.namespace}}}:cache"
 
+    @property
+    def hint_channel(self) -> str:
+        """The publish/subscribe channel of open breakers (router/hints.py)."""
+        return f"wr:{{{self.namespace}}}:hints"
+
 
 WRITE_LUA = """
 -- KEYS: endpoint hash, revision, index.  ARGV: id, epoch, ttl_ms, channel, schema version, then field/value pairs.

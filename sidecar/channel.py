@@ -211,6 +211,7 @@ _TYPES: tuple[type, ...] = (
     model.EndpointReturned,
     model.PeerObserved,
     GuardsInForce,
+    model.BreakersHinted,
     CacheCleared,
     model.VersionsSteered,
     model.LoadsReported,

@@ -28,6 +28,7 @@ from sidecar.discovery.warming import WarmedSource, asked_shards, warmups
 from sidecar.loading import Loader
 from sidecar.settings import model_policies, router_policies
 from sidecar.state.answers import SharedAnswers
+from sidecar.state.hints import HintExchange, open_here
 from sidecar.state.keeper import SPEAKS_S, Keeper
 from sidecar.state.latencies import LatencyExchange
 from sidecar.state.memory import Memory
@@ -144,6 +145,14 @@ class Control:
                     rng=rng,
                 )
                 keeper.latencies = exchange.heard.all
+            if settings.state.share_breakers:
+                store.hints = HintExchange(
+                    plan.sidecar_id,
+                    opened=lambda: open_here(keeper.cluster, clock()),
+                    take=keeper.hinted,
+                    clock=clock,
+                    rng=rng,
+                )
         self._load_asker = HttpProber(settings.upstream_tls)
         loader = Loader(keeper.cluster, self._load_asker, clock=clock, rng=rng)
         keeper.load_wanted = loader.wanted

@@ -22,6 +22,7 @@ import uvloop
 from router.cluster import Cluster
 from router.evidence import breaker_text
 from router.model import (
+    BreakersHinted,
     EjectCause,
     EndpointEjected,
     EndpointGone,
@@ -101,6 +102,7 @@ _ROUTER_EVENTS = (
     PrefixesSeen,
     SnapshotBegan,
     VersionsSteered,
+    BreakersHinted,
 )
 _ALPN = {Protocol.HTTP: HTTP1, Protocol.GRPC: HTTP2}
 _MODE_INDEX = {mode: index for index, mode in enumerate(StoreMode)}

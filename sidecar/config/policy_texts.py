@@ -56,6 +56,8 @@ POLICY_TEXTS: dict[str, tuple[str, str]] = {
     "breaker.surge_least_ms": ("and longer than the usual P95 by this", "milliseconds"),
     "breaker.surge_baseline_s": ("time constant with which a higher P95 becomes the usual one", "seconds"),
     "breaker.surge_minimum_samples": ("calls that were measured before any is slow", "calls"),
+    "breaker.hint_s": ("how long fewer calls are enough after another sidecar's opened; 0: never", "seconds"),
+    "breaker.hinted_minimum_calls": ("calls in the window that are enough meanwhile", "calls"),
     "breaker.surge_most_ratio": ("share of a version's replicas that may be out for a surge at once", "ratio"),
     "retry.attempts": ("further attempts after the first, each on another endpoint", "attempts"),
     "retry.backoff_min_ms": ("least pause before a retry", "milliseconds"),

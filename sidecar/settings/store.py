@@ -39,4 +39,8 @@ class StateStore(Base, frozen=True):
         bool,
         doc(Reload.RESTART, "tell other sidecars of the namespace what replicas took, and count what they measured"),
     ] = True
+    share_breakers: Annotated[
+        bool,
+        doc(Reload.RESTART, "tell other sidecars of the namespace which breakers are open here, and heed their word"),
+    ] = True
     tls: StateTls = msgspec.field(default_factory=StateTls)

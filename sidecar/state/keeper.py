@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from router.breaker import Guard, GuardState
 from router.model import (
     BreakerRule,
+    BreakersHinted,
     EjectCause,
     EndpointEjected,
     EndpointGone,
@@ -291,6 +292,11 @@ class Keeper:
         self._own(event)
         if breaker is not None and event.rule is not None and not is_open and breaker.state is GuardState.OPEN:
             self.opened.setdefault(event.id, Counter())[(*offer, event.rule)] += 1
+
+    def hinted(self, event: BreakersHinted) -> None:
+        """Take in what another sidecar says of its breakers."""
+        self._own(event)
+        self.feed.send(event)
 
     def _returned(self, event: EndpointReturned) -> None:
         self.roster.returned(event)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from router.protocols import Rng
     from sidecar.discovery.source import Emit, Found
     from sidecar.settings import StateStore
+    from sidecar.state.hints import HintExchange
     from sidecar.state.latencies import LatencyExchange
     from sidecar.state.view import Told
 
@@ -84,6 +85,8 @@ class RedisSource:
         """When an endpoint last answered a request of ours; set by the composition."""
         self.latencies: LatencyExchange | None = None
         """What sidecars tell each other of latency; set by the composition where they do."""
+        self.hints: HintExchange | None = None
+        """What they tell each other of open breakers."""
         self._ttl_s = policy.ttl_s
         self._run_id = ""
         self._whole_at = float("inf")
@@ -167,6 +170,8 @@ class RedisSource:
                 tasks.create_task(self._reads(client), name="store-read")
                 if self.latencies is not None:
                     tasks.create_task(self.latencies.run(client, self._keys), name="store-latencies")
+                if self.hints is not None:
+                    tasks.create_task(self.hints.run(client, self._keys), name="store-hints")
         finally:
             with suppress(*_DOWN):
                 await pubsub.aclose()  # type: ignore[no-untyped-call]
@@ -178,6 +183,8 @@ class RedisSource:
         run_id, uptime_s = await self._server(client)
         if self.latencies is not None:
             await self.latencies.subscribe(pubsub, self._keys, CONNECT_TIMEOUT_S)
+        if self.hints is not None:
+            await self.hints.subscribe(pubsub, self._keys, CONNECT_TIMEOUT_S)
         await pubsub.subscribe(self._keys.channel)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             while (answer := await pubsub.get_message(timeout=CONNECT_TIMEOUT_S)) is None or (
@@ -220,7 +227,10 @@ class RedisSource:
                 raise TimeoutError(f"the subscription was silent for {QUIET_S} s")
             if message["type"] != "message":
                 continue
-            if message["channel"] != self._keys.channel:
+            if message["channel"] == self._keys.hint_channel:
+                if self.hints is not None:
+                    self.hints.message(message["data"])
+            elif message["channel"] != self._keys.channel:
                 if self.latencies is not None:
                     self.latencies.message(message["data"])
             else:

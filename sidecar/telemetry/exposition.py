@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from router.admission import Refusal
 from router.breaker import GuardState
+from router.hints import REASONS as HINT_REASONS
 from router.model import HTTP, StoreMode
 from router.outcomes import AttemptResult, Outcome
 from router.sketches import Refused as RefusedRow
@@ -452,6 +453,12 @@ def _store(out: Exposition, seen: Seen) -> None:
     out.add(f.STORE_FAILURES, seen.store.counts.failures)
     for count, family in _COUNTED.items():
         out.add(family, seen.store.view.counts[count])
+    hints = seen.store.hints
+    if hints is not None:
+        out.add(f.HINTS_TOLD, hints.told)
+        out.add(f.HINTS_HEARD, hints.heard)
+        for reason in HINT_REASONS:
+            out.add(f.HINTS_REFUSED, hints.refused[reason], reason)
     latencies = seen.store.latencies
     if latencies is not None:
         out.add(f.LATENCY_SIDECARS, latencies.heard.sidecars)

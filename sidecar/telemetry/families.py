@@ -291,6 +291,11 @@ STORE_GAPS = Family("warmroute_store_gaps_total", _C, "Gaps in the revisions, ea
 STORE_BAD = Family("warmroute_store_bad_records_total", _C, "Records and messages skipped because they made no sense.")
 STORE_EMPTIED = Family("warmroute_store_emptied_total", _C, "Times the store came back without its content.")
 STORE_EXPIRED = Family("warmroute_store_expired_total", _C, "Endpoints that fell silent and were let go.")
+HINTS_TOLD = Family("warmroute_breaker_hints_told_total", _C, "Messages to other sidecars on breakers open here.")
+HINTS_HEARD = Family("warmroute_breaker_hints_heard_total", _C, "Breakers that other sidecars said are open there.")
+HINTS_REFUSED = Family(
+    "warmroute_breaker_hints_refused_total", _C, "Messages on breakers that were refused.", ("reason",)
+)
 LATENCY_SIDECARS = Family("warmroute_latency_sidecars", _G, "Other sidecars whose latencies count here now.")
 LATENCY_TOLD = Family("warmroute_latency_rows_told_total", _C, "Replicas' latencies told to other sidecars.")
 LATENCY_HEARD = Family("warmroute_latency_rows_heard_total", _C, "Replicas' latencies taken from other sidecars.")

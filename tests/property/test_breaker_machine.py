@@ -23,7 +23,7 @@ class BreakerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.policy = BreakerPolicy(minimum_calls=4, half_open_calls=3)
+        self.policy = BreakerPolicy(minimum_calls=4, half_open_calls=3, hinted_minimum_calls=2)
         self.guard = Breaker(self.policy, 0.0)
         self.before = self.guard.state
         self.open_trials: set[int] = set()
@@ -87,7 +87,7 @@ class BreakerMachine(RuleBasedStateMachine):
         assert guard.rule is not None
         assert guard.rule is opens(seen.calls, seen.failed, seen.unanswered, seen.slow, self.policy)
         assert guard.rule is not BreakerRule.SURGE or spared
-        assert seen.trials or seen.calls >= self.policy.minimum_calls
+        assert seen.trials or seen.calls >= guard.enough(self.now)
         assert guard.until == self.now + open_s(guard.rule, self.policy)
 
     @rule()
@@ -100,6 +100,13 @@ class BreakerMachine(RuleBasedStateMachine):
     @rule(good=st.integers(0, 5), bad=st.integers(0, 5), slow=st.integers(0, 5), unanswered=st.integers(0, 5))
     def sibling_counts(self, good: int, bad: int, slow: int, unanswered: int) -> None:
         if self.guard.count(good, bad, self.now, min(unanswered, bad), min(slow, good + bad)):
+            self.opened_rightly(spared=True)
+
+    @rule()
+    def another_sidecar_hints(self) -> None:
+        calls = sum(self.guard.calls.peek(self.now))
+        if self.guard.hinted(self.now, self.now):
+            assert calls >= min(self.policy.hinted_minimum_calls, self.policy.minimum_calls)
             self.opened_rightly(spared=True)
 
     @rule()

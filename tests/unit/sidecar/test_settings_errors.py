@@ -59,7 +59,10 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
             "w.yaml:6:56: timeouts.keep_alive_s: 0: must be greater than 0",
             "w.yaml:6:74: timeouts.stream_idle_s: 1e9: must be at most 86400",
             "w.yaml:7:7: admin: null: must be a mapping of fields; leave it out for its defaults",
-            "w.yaml:8:8: state: 7: must be a mapping with some of: url, namespace, password_file, share_latencies, tls",
+            (
+                "w.yaml:8:8: state: 7: must be a mapping with some of: url, namespace, password_file, share_latencies, "
+                "share_breakers, tls"
+            ),
             "w.yaml:9:9: models: a mapping: must be a list: start each item with a hyphen, or write [a, b]",
             "w.yaml:10:11: endpoints: null: must be a list; leave the field out for its default",
         ],

@@ -73,6 +73,7 @@ def test_effective_settings_are_plain_complete_and_without_passwords() -> None:
         "namespace": "default",
         "password_file": None,
         "share_latencies": True,
+        "share_breakers": True,
         "tls": {"ca_file": None, "cert_file": None, "key_file": None},
     }
     assert isinstance(shown["policies"], dict)
