@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from router.model import HTTP
 from router.urls import protocol_of
 from sidecar.config.choosing import FIELD_NAME
 from sidecar.config.problems import Path, nearest
 from sidecar.settings import Shapes, Warmup, WarmupRequest
 
+GRPC: Final = "grpc"
 _OURS: Final = frozenset(
     {"connection", "content-length", "expect", "host", "te", "trailer", "transfer-encoding", "upgrade"}
 )
@@ -27,10 +27,9 @@ def examine_warmup(path: Path, warmup: Warmup, urls: Sequence[str]) -> Iterator[
     """
     if not urls:
         yield path, "has no effect: the model has no static endpoints, and workers in the store prove themselves", True
-    for url in urls:
-        if protocol_of(url) != HTTP:
-            yield path, f"cannot prove {url}: warm-up requests are sent over HTTP/1.1; leave out one of the two", False
-            break
+    kinds = {protocol_of(url) for url in urls}
+    if len(kinds) > 1:
+        yield path, "cannot prove both HTTP/1.1 and gRPC endpoints: leave out one of the two kinds", False
     names = [request.name for request in warmup.requests]
     for index, request in enumerate(warmup.requests):
         place: Path = (*path, "requests", index)
@@ -38,6 +37,8 @@ def examine_warmup(path: Path, warmup: Warmup, urls: Sequence[str]) -> Iterator[
             first = names.index(request.name)
             yield (*place, "name"), f"already the name of requests[{first}]: give each shape class its own", False
         yield from _request(place, request)
+        if kinds == {GRPC}:
+            yield from _call(place, request)
     if warmup.required is not None:
         if not warmup.required:
             yield (*path, "required"), "must name at least one shape class; to need none, leave warmup out", False
@@ -52,6 +53,20 @@ def examine_warmup(path: Path, warmup: Warmup, urls: Sequence[str]) -> Iterator[
         if request.within_s >= warmup.timeout_s:
             text = f"must be below timeout_s ({warmup.timeout_s:g}), so that what is late is waited for"
             yield (*path, "requests", index, "within_s"), text, False
+
+
+def _call(place: Path, request: WarmupRequest) -> Iterator[tuple[Path, str, bool]]:
+    """Refuse what a gRPC call has not: it is POST, its message comes from a file, and its status is OK or not."""
+    for name in ("json", "body"):
+        if getattr(request, name) is not None:
+            yield (*place, name), "is no message of a gRPC call: put one, in bytes, into a body_file", False
+    for name in request.headers:
+        if name.lower() == "content-type":
+            yield (*place, "headers", name), "is set by warmroute itself: leave it out", False
+    if request.method != "POST":
+        yield (*place, "method"), "gRPC calls are POST: leave it out", False
+    if request.expect is not None and request.expect.status is not None:
+        yield (*place, "expect", "status"), "gRPC calls must end with OK: leave it out", False
 
 
 def _request(place: Path, request: WarmupRequest) -> Iterator[tuple[Path, str, bool]]:

@@ -15,7 +15,7 @@ from sidecar.tls.client import UPSTREAM
 from sidecar.tls.material import HTTP1, HTTP2, Follower, Terms, plain
 from sidecar.tls.names import peer_names
 from sidecar.upstreams.adapters import Answer
-from sidecar.upstreams.health_check import check
+from sidecar.upstreams.grpc_call import CallError, call, check
 from sidecar.upstreams.pool import SECURE, split_address
 
 if TYPE_CHECKING:
@@ -194,9 +194,9 @@ class _Visit:
             self._port = question.port
         reader, writer = self._reader, self._writer
         if protocol_of(self.address) == GRPC:
-            status = 200 if await check(reader, writer, self._host) else 503
+            answer = await self._call(reader, writer, question)
             self.leave()
-            return Answer(status)
+            return answer
         host = self._host
         if question.port:
             name = split_address(self.address)[0]
@@ -216,6 +216,22 @@ class _Visit:
         if last or cut or not whole or _ends(head):
             self.leave()
         return Answer(status, body=body if question.body_bytes else b"", cut=cut)
+
+    async def _call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: Question) -> Answer:
+        """Ask a gRPC worker for its health, or call the method that a warm-up request names."""
+        if question.method == "GET":
+            return Answer(200 if await check(reader, writer, self._host) else 503)
+        fields = [(name.lower().encode(), value.encode()) for name, value in question.fields]
+        path = question.path.encode()
+        body = b""
+        try:
+            most = question.body_bytes
+            async for message in call(reader, writer, self._host, path, question.body, most=most, fields=fields):
+                self.read_bytes += len(message)
+                body = body if len(body) + len(message) > most else body + message
+        except CallError as error:
+            return Answer(None, str(error))
+        return Answer(200, body=body)
 
     async def _head(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
         for _ in range(_INTERIM):

@@ -1144,6 +1144,41 @@ def classed(shapes: str, warmup: str = "") -> str:
     return f"{head}  - {{name: m, endpoints: ['http://w:1'], shapes: {shapes}{more}}}\n"
 
 
+GRPC_URL = "'grpc://w:1'"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            warmed(of("name: a, json: {}"), urls=GRPC_URL),
+            "requests[0].json: an empty mapping: is no message of a gRPC call: put one, in bytes, into a body_file",
+        ),
+        (
+            warmed(of("name: a, body: x"), urls=GRPC_URL),
+            'requests[0].body: "x": is no message of a gRPC call: put one, in bytes, into a body_file',
+        ),
+        (
+            warmed(of("name: a, method: PUT"), urls=GRPC_URL),
+            'requests[0].method: "PUT": gRPC calls are POST: leave it out',
+        ),
+        (
+            warmed(of("name: a, expect: {status: 200}"), urls=GRPC_URL),
+            "requests[0].expect.status: 200: gRPC calls must end with OK: leave it out",
+        ),
+        (
+            warmed(of("name: a, headers: {Content-Type: x}"), urls=GRPC_URL),
+            'requests[0].headers.Content-Type: "x": is set by warmroute itself: leave it out',
+        ),
+    ],
+)
+def test_warm_ups_over_grpc_that_make_no_sense(text: str, problem: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text.encode(), "w.yaml")
+    (found,) = caught.value.problems
+    assert str(found).partition(" models[0].warmup.")[2] == problem
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -1173,6 +1208,15 @@ def test_shape_classes_that_make_no_sense(text: str, problem: str) -> None:
     assert str(found).partition(" models[0].shapes.")[2] == problem
 
 
+def test_warm_ups_of_endpoints_that_speak_different_protocols() -> None:
+    text = warmed(of("name: a"), urls="'http://w:1', 'grpc://w:2'")
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text.replace("protocol: grpc", "protocol: http").encode(), "w.yaml")
+    said = [str(one) for one in caught.value.problems]
+    remedy = "cannot prove both HTTP/1.1 and gRPC endpoints: leave out one of the two kinds"
+    assert f"w.yaml:4:64: models[0].warmup: a mapping: {remedy}" in said
+
+
 def test_shape_classes_that_say_nothing() -> None:
     with pytest.raises(SettingsError) as caught:
         parse_settings(classed("{classes: [{name: a}]}").encode(), "w.yaml")
@@ -1180,11 +1224,7 @@ def test_shape_classes_that_say_nothing() -> None:
     assert str(caught.value) == f"w.yaml:4:50: models[0].shapes: a mapping: {remedy}"
 
 
-def test_warm_ups_are_sent_over_http_1_alone_and_to_static_endpoints_alone(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError) as caught:
-        parse_settings(warmed(of("name: a"), urls="'grpc://w:1'").encode(), "w.yaml")
-    remedy = "cannot prove grpc://w:1: warm-up requests are sent over HTTP/1.1; leave out one of the two"
-    assert str(caught.value) == f"w.yaml:4:50: models[0].warmup: a mapping: {remedy}"
+def test_warm_ups_are_sent_to_static_endpoints_alone_and_their_files_are_bounded(tmp_path: Path) -> None:
     text = warmed(of("name: a"), urls="").replace("models:", "state: {url: 'redis://h:3'}\nmodels:")
     (warning,) = parse_settings(text.encode(), "w.yaml").warnings
     remedy = "has no effect: the model has no static endpoints, and workers in the store prove themselves"

@@ -189,6 +189,65 @@ def test_a_grpc_worker_is_asked_for_its_health(status: int | None, answer: Answe
         assert found == (answer if isinstance(answer, Answer) else Answer(None, f"{address}: {answer}"))
 
 
+class Echo:
+    """A gRPC server, played by ``grpcio``, with a method that says what it got and one that fails."""
+
+    def __enter__(self) -> str:
+        self.metadata: list[tuple[str, str]] = []
+        self._server = grpc.server(ThreadPoolExecutor(2))
+        handlers = {
+            "Echo": grpc.unary_unary_rpc_method_handler(self._echo),
+            "Stream": grpc.unary_stream_rpc_method_handler(lambda request, _: iter([request] * 3)),
+            "Fail": grpc.unary_unary_rpc_method_handler(
+                lambda _, context: context.abort(grpc.StatusCode.UNAVAILABLE, "loading")
+            ),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+        return f"grpc://127.0.0.1:{port}"
+
+    def _echo(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self.metadata += context.invocation_metadata()
+        return request
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(0).wait(5)
+
+
+@pytest.mark.parametrize(
+    ("method", "size", "answer"),
+    [
+        ("Echo", 0, 0),
+        ("Echo", 3 << 20, 3 << 20),  # many windows, both ways
+        ("Stream", 1000, 3000),
+        ("Fail", 10, "grpc-status 14"),
+        ("Other", 10, "grpc-status 12"),
+    ],
+)
+def test_a_warm_up_request_may_call_a_method_of_a_grpc_worker(method: str, size: int, answer: int | str) -> None:
+    echo = Echo()
+    with echo as address:
+        body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+        fields = (("X-Tenant", "a"), ("warmroute-background", "1"))
+        question = Question(f"/test.Echo/{method}", body_bytes=1 << 23, method="POST", fields=fields, body=body)
+        (found,) = asyncio.run(HttpProber()(address, (question,), 10.0))
+    if isinstance(answer, str):
+        assert found == Answer(None, answer)
+    else:
+        assert (found.status, len(found.body)) == (200, answer)
+        assert found.body[:size] == body
+    if method == "Echo":
+        assert {("x-tenant", "a"), ("warmroute-background", "1")} <= set(echo.metadata)
+
+
+def test_an_answer_over_its_bound_is_none() -> None:
+    with Echo() as address:
+        question = Question("/test.Echo/Echo", body_bytes=10, method="POST", body=bytes(11))
+        (found,) = asyncio.run(HttpProber()(address, (question,), 10.0))
+    assert (found.status, found.error) == (None, f"{address}: a message that is compressed or over 10 bytes")
+
+
 @pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\0\0\0\4\0\0\0\0\0" * 300, b"\xff" * 40])
 def test_what_is_no_grpc_server_is_not_ready(says: bytes) -> None:
     async def main() -> Answer:
