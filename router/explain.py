@@ -381,11 +381,11 @@ class _Standing:
 def _look(view: View, route: Route, now: float, key: bytes | None) -> _Standing:
     open_, out = view.look(route, now)
     all_busy = not open_
-    ejected = [glance for glance, reason in out if reason in PANIC_OVERLOOKS]
+    ejected = [glance for glance, reason in out if reason in PANIC_OVERLOOKS and glance.entry]
     panic = panics(len(open_), len(ejected), view.policies.outlier)
     if panic:
         open_ = [*open_, *ejected]
-        out = [(glance, reason) for glance, reason in out if reason not in PANIC_OVERLOOKS]
+        out = [(glance, reason) for glance, reason in out if reason not in PANIC_OVERLOOKS or not glance.entry]
     open_, out = _overlook_busy(open_, out)
     balancer = (route.busy_balancer if all_busy else route.balancer).twin()
     if balancer.weighs(key):

@@ -221,7 +221,8 @@ class Fleet:
         reason = self.verdict(candidate)
         candidate.open_until = stale_at if reason is None else -inf
         candidate.fit_until = stale_at if reason is None or reason is Reason.BUSY else -inf
-        candidate.panic_until = stale_at if reason is None or reason in PANIC_OVERLOOKS else -inf
+        overlooked = reason is None or (reason in PANIC_OVERLOOKS and candidate.entry)
+        candidate.panic_until = stale_at if overlooked else -inf
         if reason is not candidate.reason:
             candidate.reason = reason
             candidate.reason_since = now

@@ -183,6 +183,23 @@ def test_no_probe_and_no_trial_goes_to_a_member() -> None:
         assert getattr(picked, "endpoint", None) is None or picked.endpoint.id == "a"  # type: ignore[union-attr]
 
 
+def test_a_panic_lets_nobody_ask_a_member() -> None:
+    driven = tensor()
+    for shard, name in enumerate(NAMES):
+        if shard:
+            driven.apply(
+                EndpointEjected(name, EjectCause.BREAKER, driven.now + 60, 1, driven.now, "m", "1", shard=shard)
+            )
+    nobody = driven.nobody()
+    assert "shard 1 at b: breaker_open, shard 2 at c: breaker_open" in nobody.detail
+    assert reasons(driven) == {
+        "a": Reason.GROUP_INCOMPLETE,
+        "b": Reason.BREAKER_OPEN,
+        "c": Reason.BREAKER_OPEN,
+        "d": Reason.BREAKER_OPEN,
+    }
+
+
 def test_an_entry_that_is_not_there_is_said_by_name() -> None:
     driven = tensor(*group()[1:])
     nobody = driven.nobody()
