@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from router.model import StoreMode
 from sidecar.admin import documents
+from sidecar.admin.ladders import ladders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +67,13 @@ def _parts(context: Context, now: float) -> Iterator[str]:
             yield _candidate(row)
         if not route.candidates:
             yield "<tr><td colspan=8 class=warn>no endpoint serves this</tr>"
+        yield "</table>"
+    degraded = [one for one in ladders(context, now) if one["step"] != "replica"]
+    if degraded:
+        yield "<h2>Degraded</h2><table><tr><th>model<th>answered by<th>for<th class=n>kept answers</tr>"
+        for one in degraded:
+            said = f"{escape(one['model'])}<td>{one['step']}<td>{one['for_s']:.0f} s"
+            yield f"<tr class=bad><td>{said}<td class=n>{one['cache']['entries']}</tr>"
         yield "</table>"
     if context.keeper.roster.faults:
         yield "<h2>Faults in force</h2><table><tr><th>id<th>kind<th>ratio<th>left</tr>"

@@ -82,6 +82,7 @@ def test_what_is_seen_of_a_model_that_is_degraded(tmp_path: Path) -> None:
             return found
 
         until(lambda: degraded() == {"m": "cache"}, "seen")
+        assert "<td>m<td>cache<td>" in running.read("/")[1].decode()
         (ladder,) = json.loads(running.read("/routes")[1])["ladders"]
         assert (ladder["step"], ladder["processes"]) == ("cache", {"0": "cache"})
         assert ladder["answers"]["static"] == 1

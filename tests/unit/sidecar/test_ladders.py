@@ -1,0 +1,205 @@
+"""The ladders of one process: switches, what a reload keeps, gauges, log lines, messages of the second tier."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from router.ladder import LadderStep
+from router.policy import LadderPolicy
+from sidecar.cache.keeping import Kept
+from sidecar.channel import MAX_MESSAGE_BYTES, AnswerFound, AnswerKept, CacheCleared, decode, encode
+from sidecar.config.load import parse_settings
+from sidecar.http1.ladders import Ladders
+from sidecar.http1.shared_answers import FILLS_PER_S, MOST_WAITING, SharedTier
+from sidecar.settings import Cache, Model, SharedCache, StaticAnswer
+from sidecar.telemetry.page import MODEL_LADDER, LadderWord, Page, create
+from tests.support.by_hand import HandLoop
+
+REPLICA, FALLBACK, CACHE, STATIC, REFUSE = LadderStep
+FULL = Model(name="m", fallback=("b",), cache=Cache(), static_answer=StaticAnswer(body="[]"))
+POLICY = LadderPolicy()
+DOCUMENT = Path(__file__).parents[3] / "docs" / "degradation.md"
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    fd = create("ladders")
+    one = Page(fd)
+    one.begin(os.getpid(), 0.0)
+    yield one
+    one.close()
+    os.close(fd)
+
+
+def gauge(page: Page, word: LadderWord, model: str = "m") -> int:
+    return int(page.words[page.model_row(model) + MODEL_LADDER + word])
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps"),
+    [
+        (POLICY, (REPLICA, FALLBACK, CACHE, STATIC, REFUSE)),
+        (LadderPolicy(fallback=False), (REPLICA, CACHE, STATIC, REFUSE)),
+        (LadderPolicy(cache=False), (REPLICA, FALLBACK, STATIC, REFUSE)),
+        (LadderPolicy(static=False), (REPLICA, FALLBACK, CACHE, REFUSE)),
+    ],
+)
+def test_each_step_has_a_switch(page: Page, policy: LadderPolicy, steps: tuple[LadderStep, ...]) -> None:
+    ladders = Ladders((FULL,), policy, page, 0.0)
+    assert ladders.by_model["m"].ladder.steps == steps
+    ladders.configure((FULL,), POLICY, 1.0)
+    ladders.configure((FULL,), policy, 1.0)
+    assert ladders.by_model["m"].ladder.steps == steps
+
+
+def test_a_model_without_any_step_has_no_ladder(page: Page) -> None:
+    off = LadderPolicy(fallback=False, cache=False, static=False)
+    ladders = Ladders((FULL, Model(name="b")), off, page, 0.0)
+    assert ladders.by_model == {}
+    assert ladders.of_row(page.model_row("m")) is None
+    ladders.configure((FULL,), POLICY, 0.0)
+    assert ladders.of_row(page.model_row("m")) is ladders.by_model["m"]
+    assert gauge(page, LadderWord.STEP_NOW) == REPLICA
+    ladders.configure((), POLICY, 0.0)
+    assert gauge(page, LadderWord.STEP_NOW) == 0
+
+
+def test_a_reload_keeps_answers_unless_they_were_kept_by_other_terms(page: Page) -> None:
+    ladders = Ladders((FULL,), POLICY, page, 0.0)
+
+    def kept() -> int:
+        ladders.flush(1.0)
+        return gauge(page, LadderWord.ENTRIES_NOW)
+
+    answers = ladders.by_model["m"].answers
+    assert answers is not None
+    for key in (b"1", b"2"):
+        answers.keep(key, Kept(b"HTTP/1.1 200 OK\r\n", b"x", 0.0, 100.0))
+    assert kept() == 2
+    ladders.configure((FULL,), LadderPolicy(failures=9), 0.0)
+    assert kept() == 2
+    ladders.configure((Model(name="m", cache=Cache(entries=1)),), POLICY, 0.0)
+    assert kept() == 1
+    ladders.configure((Model(name="m", cache=Cache(entries=1, tenant_header="x-t")),), POLICY, 0.0)
+    assert kept() == 0
+
+
+def test_what_is_too_old_is_let_go_and_clearing_names_a_model_or_all(page: Page) -> None:
+    ladders = Ladders((FULL,), POLICY, page, 0.0)
+    answers = ladders.by_model["m"].answers
+    assert answers is not None
+    answers.keep(b"1", Kept(b"h", b"x", 0.0, 5.0))
+    answers.keep(b"2", Kept(b"h", b"x", 0.0, 50.0))
+    ladders.flush(10.0)
+    assert gauge(page, LadderWord.ENTRIES_NOW) == 1
+    assert ladders.clear("b") == 0
+    assert ladders.clear("m") == 1
+    answers.keep(b"2", Kept(b"h", b"x", 10.0, 50.0))
+    assert ladders.clear() == 1
+
+
+def test_moves_are_counted_shown_and_logged_but_not_in_floods(page: Page, caplog: pytest.LogCaptureFixture) -> None:
+    ladders = Ladders((FULL,), LadderPolicy(successes=1), page, 0.0)
+    model = ladders.by_model["m"]
+    with caplog.at_level(logging.INFO, "warmroute.ladder"):
+        model.failed(REPLICA, 10.0, "no_candidate", certain=True)
+        assert ladders.degraded == 1
+        assert (gauge(page, LadderWord.STEP_NOW), gauge(page, LadderWord.SINCE_MS_NOW)) == (FALLBACK, 10_000)
+        for _ in range(5):
+            model.succeeded(REPLICA, 10.5)
+            model.failed(REPLICA, 10.5, "no_candidate", certain=True)
+        model.succeeded(REPLICA, 12.0)
+    assert ladders.degraded == 0
+    assert gauge(page, LadderWord.STEP_NOW) == REPLICA
+    assert gauge(page, LadderWord.BY_REPLICA) == 6
+    assert [record.message for record in caplog.records] == ["ladder.down", "ladder.up"]
+
+
+def test_the_gauges_of_a_process_that_starts_again_begin_at_nothing(page: Page) -> None:
+    Ladders((FULL,), POLICY, page, 7.0)
+    page.begin(os.getpid(), 8.0)
+    assert gauge(page, LadderWord.STEP_NOW) == gauge(page, LadderWord.SINCE_MS_NOW) == 0
+
+
+# --- the second tier --------------------------------------------------------------------------------------------------
+
+
+def test_the_longest_answers_fit_a_message() -> None:
+    for message in (
+        AnswerKept(b"k" * 32, b"h" * 536, b"b" * 65000, 1 << 40, 1 << 31, 10**7, 1 << 40),
+        AnswerFound(1 << 62, b"h" * 536, b"b" * 65000, 1 << 40, 1 << 40, 1 << 31),
+        CacheCleared("m" * 128),
+    ):
+        data = encode(message)
+        assert len(data) < MAX_MESSAGE_BYTES
+        assert decode(data) == message
+
+
+class Tier:
+    """A second tier whose channel takes what it is told to take."""
+
+    def __init__(self) -> None:
+        self.loop = HandLoop()
+        self.now = 5.0
+        self.takes = True
+        self.sent: list[object] = []
+        self.tier = SharedTier(self.loop, lambda: self.now, self.send)  # type: ignore[arg-type]
+        self.heard: list[Kept | None] = []
+
+    def send(self, message: object) -> bool:
+        if self.takes:
+            self.sent.append(message)
+        return self.takes
+
+
+@pytest.fixture
+def rig() -> Iterator[Tier]:
+    one = Tier()
+    yield one
+    one.loop.close()
+
+
+KEPT = Kept(b"HTTP/1.1 200 OK\r\n", b"x" * 100, 0.0, 60.0)
+
+
+def test_fills_are_bounded_in_number_and_size(rig: Tier) -> None:
+    assert not rig.tier.fill(SharedCache(max_entry_bytes=110 + 5), b"k", KEPT)
+    assert rig.sent == []
+    assert [rig.tier.fill(SharedCache(), b"k", KEPT) for _ in range(FILLS_PER_S + 1)] == [True] * FILLS_PER_S + [False]
+    rig.now += 1.0
+    assert rig.tier.fill(SharedCache(), b"k", KEPT)
+    rig.takes = False
+    assert not rig.tier.fill(SharedCache(), b"k", KEPT)
+
+
+def test_a_question_is_answered_once_whatever_comes_after(rig: Tier) -> None:
+    assert rig.tier.ask(SharedCache(), b"k", rig.heard.append)
+    rig.tier.found(AnswerFound(1, KEPT.head, KEPT.body, 60_000, 2_000, 3))
+    rig.tier.found(AnswerFound(1, KEPT.head, KEPT.body, 60_000, 2_000, 3))
+    (found,) = rig.heard
+    assert found is not None
+    assert (found.stored_at, found.ttl_s, found.age_s, found.body) == (3.0, 60.0, 3, KEPT.body)
+    rig.tier.found(AnswerFound(99))
+
+
+def test_questions_are_bounded_and_one_that_the_channel_does_not_take_is_none(rig: Tier) -> None:
+    assert all(rig.tier.ask(SharedCache(), b"k", rig.heard.append) for _ in range(MOST_WAITING))
+    assert not rig.tier.ask(SharedCache(), b"k", rig.heard.append)
+    rig.tier.found(AnswerFound(1))
+    rig.takes = False
+    assert not rig.tier.ask(SharedCache(), b"k", rig.heard.append)
+    assert rig.heard == [None]
+
+
+def test_the_example_in_the_documentation_loads() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    example = text.partition("```yaml\n")[2].partition("```")[0]
+    head = 'version: 1\nlisteners: [{address: "127.0.0.1:8080"}]\n'
+    models = parse_settings((head + example).encode(), "w.yaml").settings.models
+    assert models[0].fallback == ("big@1", "small")
+    assert models[0].static_answer is not None
