@@ -219,6 +219,7 @@ class Queue(msgspec.Struct, frozen=True):
     turned_away: int
     in_flight: int | None
     limit: int | None
+    on_no_candidate: str = "fail"
 
 
 class Explanation(msgspec.Struct, frozen=True):

@@ -89,7 +89,9 @@ def explanation_parts(explanation: Explanation) -> list[RenderableType]:
         parts.append(Text(f"a draw now: {drawn}, {draw.why}"))
     elif explanation.nobody is not None:
         nobody = explanation.nobody
-        parts.append(Text(f"nobody: {nobody.detail}; 503, Retry-After {seconds(nobody.retry_after_s)}", style="red"))
+        waits = explanation.queue is not None and explanation.queue.on_no_candidate != "fail"
+        then = "requests wait" if waits else f"503, Retry-After {seconds(nobody.retry_after_s)}"
+        parts.append(Text(f"nobody: {nobody.detail}; {then}", style="red"))
     if explanation.ladder is not None:
         parts.append(ladder_line(explanation.ladder))
     queue = explanation.queue

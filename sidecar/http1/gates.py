@@ -76,10 +76,9 @@ class Permit:
 class AdmitStep:
     """The step of requests whose model may have so many in flight."""
 
-    rank = ADMITTED
-    body_bytes = 0
-
     def __init__(self, admission: AdmissionPlane, gate: Gate) -> None:
+        self.rank = ADMITTED
+        self.body_bytes = 0
         self._admission = admission
         self._gate = gate
 

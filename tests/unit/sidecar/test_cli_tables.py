@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from router.cluster import Cluster
 from router.model import EjectCause, EndpointEjected, EndpointRecord, EndpointSeen, Replica, State
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies, ShardMode, ShardPolicy
-from sidecar.cli.shapes import Breaker, Candidate, Endpoint, Endpoints, Explanation, Fault, Routes
+from sidecar.cli.shapes import Breaker, Candidate, Endpoint, Endpoints, Explanation, Fault, Queue, Routes
 from sidecar.cli.shapes import Replica as ReplicaShape
 from sidecar.cli.tables import (
     endpoints_table,
@@ -140,6 +140,17 @@ def test_explanation_of_another_balancer() -> None:
 def test_explanation_where_there_is_nobody() -> None:
     rows = lines(*explanation_parts(explanation_of(cluster(), 100.0, "lonely")))
     assert rows[-1] == "nobody: no endpoint serves lonely; 503, Retry-After 1.0 s"
+
+
+def test_explanation_with_a_queue() -> None:
+    explained = explanation_of(cluster(), 100.0, "lonely")
+    queue = Queue(waiting=3, turned_away=1, in_flight=2, limit=8, on_no_candidate="wait")
+    rows = lines(*explanation_parts(msgspec.structs.replace(explained, queue=queue)))
+    assert rows[-3:] == [
+        "nobody: no endpoint serves lonely; requests wait",
+        "in flight of the model: 2 of 8",
+        "queue: 3 waiting, 1 turned away so far",
+    ]
 
 
 def test_explanation_of_a_probe() -> None:
