@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SMALL_PARTS: Final = 10
 """New answers have one part in so many of all bytes to wait in before anything that was asked again has to go."""
 MOST_USES: Final = 3
+SWEPT_AT_ONCE: Final = 2048
+"""So many answers are looked at once a second for those that are too old: half a millisecond."""
 YOUNG_PARTS: Final = 10
 """An answer is replaced by a newer one to its request once it has been here for one part in so many of its time."""
 
@@ -32,7 +34,7 @@ class _Place:
 class Answers:
     """Kept answers by key, which tells tenants and everything else apart. ``evicted`` counts those that had to go."""
 
-    __slots__ = ("_bytes", "_gone", "_large", "_most", "_most_bytes", "_small", "_small_bytes", "evicted")
+    __slots__ = ("_bytes", "_gone", "_large", "_most", "_most_bytes", "_small", "_small_bytes", "_unswept", "evicted")
 
     def __init__(self, entries: int, bytes_: int) -> None:
         self._most = entries
@@ -42,6 +44,7 @@ class Answers:
         self._gone: OrderedDict[bytes, None] = OrderedDict()  # keys alone, of what left the small queue
         self._bytes = 0
         self._small_bytes = 0
+        self._unswept: list[bytes] = []  # keys that are yet to be looked at for their age
         self.evicted = 0
 
     def __len__(self) -> int:
@@ -120,9 +123,14 @@ class Answers:
         return before - len(self)
 
     def expire(self, now: float) -> None:
-        """Forget what may not be told any more."""
-        for queue in (self._small, self._large):
-            for key in [key for key, place in queue.items() if not place.kept.fresh(now)]:
+        """Forget what may not be told any more, of as many answers as one call should look at; later ones go on."""
+        if not self._unswept:
+            self._unswept = [*self._small, *self._large]
+        part = self._unswept[-SWEPT_AT_ONCE:]
+        del self._unswept[-SWEPT_AT_ONCE:]
+        for key in part:
+            place = self._small.get(key) or self._large.get(key)
+            if place is not None and not place.kept.fresh(now):
                 self.drop(key)
 
     def _shrink(self) -> None:

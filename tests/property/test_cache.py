@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections import OrderedDict
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.cache.asking import Asked, asked_of
 from sidecar.cache.keeping import ENTRY_BYTES, Kept, kept
-from sidecar.cache.store import Answers
+from sidecar.cache.store import SWEPT_AT_ONCE, Answers
 from sidecar.cache.terms import Refused, Terms
 from sidecar.settings import Cache
 
@@ -112,6 +115,37 @@ def test_the_bounds_hold_and_what_is_found_is_what_was_kept_last(commands: list[
         assert answers.kept_bytes >= len(answers) * ENTRY_BYTES
     answers.expire(now + 100)
     assert (len(answers), answers.kept_bytes) == (0, 0)
+
+
+def test_the_age_of_many_is_looked_at_in_parts() -> None:
+    answers = Answers(10_000, 1 << 30)
+    for number in range(2 * SWEPT_AT_ONCE + 1):
+        answers.keep(b"%d" % number, Kept(b"h", b"", 0.0, 1.0))
+    left = []
+    for _ in range(3):
+        answers.expire(2.0)
+        left.append(len(answers))
+    assert left == [SWEPT_AT_ONCE + 1, 1, 0]
+
+
+def test_what_is_asked_again_survives_what_is_asked_once_better_than_by_lru() -> None:
+    """Decision 0022 has the table of which this is one row: Zipf, six of ten requests never asked again."""
+    rng = random.Random(1)
+    weights = [1 / (rank + 1) for rank in range(2000)]
+    popular = iter(rng.choices(range(2000), weights, k=20_000))
+    answers, lru = Answers(200, 1 << 30), OrderedDict[bytes, None]()
+    asked = [b"%d" % (next(popular) if rng.random() < 0.4 else -number) for number in range(1, 15_001)]
+    for key_ in asked:
+        if answers.renews(key_, 0.0):
+            answers.keep(key_, Kept(b"h", b"", 0.0, 100.0))
+        lru[key_] = None
+        lru.move_to_end(key_)
+        if len(lru) > 200:
+            lru.popitem(last=False)
+    later = [b"%d" % next(popular) for _ in range(3000)]
+    found = sum(answers.find(one, 0.0) is not None for one in later)
+    found_by_lru = sum(one in lru for one in later)
+    assert found > 1.1 * found_by_lru
 
 
 def test_a_young_answer_stays_and_counts_as_used_again() -> None:
