@@ -96,7 +96,8 @@ class HintExchange:
     async def run(self, client: aioredis.Redis, keys: Keys) -> None:
         """Tell what opened or closed, at most once a second, until the connection is lost or cancelled."""
         self._last = ()
-        while True:
+        task = asyncio.current_task()
+        while task is None or not task.cancelling():  # a client may take a cancellation for a timeout of its own
             await asyncio.sleep(self._least_s * (1 - JITTER + 2 * JITTER * self._rng()))
             opened = self._opened()
             now = self._clock()

@@ -9,7 +9,16 @@ import pytest
 from rich.console import Console, RenderableType
 
 from router.cluster import Cluster
-from router.model import EjectCause, EndpointEjected, EndpointRecord, EndpointSeen, Replica, State
+from router.model import (
+    BreakerRule,
+    EjectCause,
+    EndpointEjected,
+    EndpointRecord,
+    EndpointSeen,
+    Evidence,
+    Replica,
+    State,
+)
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies, ShardMode, ShardPolicy
 from sidecar.cli.shapes import Breaker, Candidate, Endpoint, Endpoints, Explanation, Fault, Queue, Routes
 from sidecar.cli.shapes import Replica as ReplicaShape
@@ -161,6 +170,21 @@ def test_explanation_of_a_probe() -> None:
     late = explanation_of(made, 103.0)
     assert why(late.rows[0]) == "quarantined for 3.0 s, a probe is due"
     assert lines(*explanation_parts(late))[-1] == ("next: w0, whose quarantine is over, gets one request as a probe")
+
+
+def test_a_breaker_says_what_it_opened_on() -> None:
+    made = cluster(worker("w0"), worker("w1"))
+    replica = worker("w0").replicas[0]
+    seen = Evidence(20, 0, 0, 14, False, 310.0, 21.0, 46.0)
+    opened = EndpointEjected(
+        "w0", EjectCause.BREAKER, 102.0, 1, 100.0, replica.model, replica.version, BreakerRule.SURGE, seen
+    )
+    made.apply(opened, 100.0)
+    words = "latency_surge: 14 of 20 calls took over 46 ms; P95 310 ms, usually 21 ms"
+    (row,) = [row for row in explanation_of(made, 100.5).rows if row.endpoint == "w0"]
+    assert why(row) == f"breaker open for 500 ms, 1.5 s left; {words}"
+    (row,) = [row for row in explanation_of(made, 102.5).rows if row.endpoint == "w0"]
+    assert why(row) == f"breaker half open for {words}"
 
 
 def test_ramping_up_is_said() -> None:
