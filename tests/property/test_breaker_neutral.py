@@ -64,7 +64,8 @@ def test_an_attempt_that_says_nothing_of_the_endpoint_moves_no_breaker(
             assert (*before[:5], *before[6:]) == (*after[:5], *after[6:])
         else:
             assert after == before
-        driven.cluster.endpoints["a"].busy_until = driven.cluster.endpoints["b"].busy_until = 0.0
+        for endpoint in driven.cluster.endpoints.values():
+            endpoint.busy_until = only(endpoint).not_ready_until = 0.0
         driven.wait(0.2)
 
 
