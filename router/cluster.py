@@ -1100,7 +1100,11 @@ def _ejected(candidate: Candidate, at: float) -> EndpointEjected:
 
 
 def spares(candidate: Candidate, policy: BreakerPolicy, now: float) -> bool:
-    """Return whether a replica that is merely slow can be done without: enough others of its version are left."""
+    """Return whether a replica that is merely slow can be done without.
+
+    Enough others of its version are left that are not becoming slow as well: what is slow with most of them has another
+    cause than the replica.
+    """
     out, left = 1, 0
     for other in candidate.routes[-1].candidates:
         if other is candidate:
@@ -1108,5 +1112,9 @@ def spares(candidate: Candidate, policy: BreakerPolicy, now: float) -> bool:
         if other.breaker.state is not GuardState.CLOSED and other.breaker.rule is BreakerRule.SURGE:
             out += 1
         elif now < other.fit_until:
-            left += 1
+            seen = other.breaker.look(now)
+            if seen.calls >= policy.minimum_calls / 4 and seen.slow >= policy.surge_ratio * seen.calls / 2:
+                out += 1
+            else:
+                left += 1
     return left > 0 and out <= policy.surge_most_ratio * (out + left)

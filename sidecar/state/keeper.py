@@ -291,7 +291,11 @@ class Keeper:
         is_open = breaker is not None and breaker.state is GuardState.OPEN and event.at < breaker.until
         self._own(event)
         if breaker is not None and event.rule is not None and not is_open and breaker.state is GuardState.OPEN:
-            self.opened.setdefault(event.id, Counter())[(*offer, event.rule)] += 1
+            counts = self.opened.setdefault(event.id, Counter())
+            counts[(*offer, event.rule)] += 1
+            if endpoint is not None:
+                for key in [key for key in counts if key[:3] not in endpoint.candidates]:
+                    del counts[key]
 
     def hinted(self, event: BreakersHinted) -> None:
         """Take in what another sidecar says of its breakers."""

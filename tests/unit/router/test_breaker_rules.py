@@ -265,6 +265,16 @@ def test_at_most_half_of_a_version_s_replicas_are_out_for_a_surge() -> None:
     assert alone.shared == []
 
 
+def test_what_is_slow_everywhere_takes_nobody_out() -> None:
+    """Longer requests, or more of them than there is room for: no replica is to blame."""
+    driven = used("a", "b", "c", "d")
+    for _ in range(10):
+        for id_ in "abcd":
+            burst(driven, id_, 30, 90.0)
+    assert opened(driven) == []
+    assert all(only(endpoint).breaker.look(driven.now).slow > 100 for endpoint in driven.cluster.endpoints.values())
+
+
 def test_failures_are_judged_however_many_are_out() -> None:
     driven = used("a", "b")
     for id_ in "ab":
