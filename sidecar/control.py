@@ -33,20 +33,18 @@ from sidecar.state.keeper import SPEAKS_S, Keeper
 from sidecar.state.latencies import LatencyExchange
 from sidecar.state.memory import Memory
 from sidecar.state.store import RedisSource
+from sidecar.tasks import end_all
 from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Page, Scalar
 from sidecar.tls.expiry import ExpiryWatch
 from sidecar.upstreams.probes import HttpProber
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from aiohttp.web import AppRunner
 
     from sidecar.boot import PlanFile
     from sidecar.discovery.source import DiscoverySource
 
-CANCEL_AGAIN_S = 0.5
 TICK_S = 0.1
 LATENCIES_S = 1.0
 """What other sidecars measured is passed on to data processes this often."""
@@ -56,15 +54,6 @@ ALONE_S = SPEAKS_S + 1.0
 NO_STORE = "none"
 
 _log = get_log("control")
-
-
-async def end_all(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel tasks until each has ended: a client that just connects may take a cancellation for its own timeout."""
-    left = set(tasks)
-    while left:
-        for task in left:
-            task.cancel()
-        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
 
 
 class Control:

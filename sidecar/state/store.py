@@ -22,6 +22,7 @@ from router.wire import READ_LUA, Keys, WireError
 from sidecar.state.connect import CONNECT_TIMEOUT_S, PasswordFileError, open_client
 from sidecar.state.modes import StoreModes
 from sidecar.state.view import StoreView
+from sidecar.tasks import end_all
 from sidecar.telemetry.logs import Throttle, get_log
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ READ_GAP_S = 0.25
 """Least time between two full reads: a burst of gaps costs one read."""
 
 CHECK_S = 0.1
+PAUSED_S = 0.5
+"""A check that comes so much too late shows that this process stood still: suspended, or short of a processor."""
 RECONNECT_MIN_S = 0.05
 RECONNECT_MAX_S = 1.0
 LOG_EVERY_S = 10.0
@@ -90,6 +93,7 @@ class RedisSource:
         self._ttl_s = policy.ttl_s
         self._run_id = ""
         self._whole_at = float("inf")
+        self._checked_at = clock()
         self._grace_s = policy.empty_store_grace_s
         self._emit: Emit = _nowhere
         self._wake = asyncio.Event()
@@ -164,14 +168,17 @@ class RedisSource:
         pubsub = client.pubsub()
         try:
             await self._open(client, pubsub)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._listen(pubsub), name="store-listen")
-                tasks.create_task(self._ping(client, pubsub), name="store-ping")
-                tasks.create_task(self._reads(client), name="store-read")
-                if self.latencies is not None:
-                    tasks.create_task(self.latencies.run(client, self._keys), name="store-latencies")
-                if self.hints is not None:
-                    tasks.create_task(self.hints.run(client, self._keys), name="store-hints")
+            parts = {"listen": self._listen(pubsub), "ping": self._ping(client, pubsub), "read": self._reads(client)}
+            if self.latencies is not None:
+                parts["latencies"] = self.latencies.run(client, self._keys)
+            if self.hints is not None:
+                parts["hints"] = self.hints.run(client, self._keys)
+            tasks = [asyncio.create_task(part, name=f"store-{name}") for name, part in parts.items()]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            finally:
+                await end_all(tasks)
+            raise ExceptionGroup("the session ended", list(_errors(tasks)) or [ConnectionError("cut off")])
         finally:
             with suppress(*_DOWN):
                 await pubsub.aclose()  # type: ignore[no-untyped-call]
@@ -310,6 +317,10 @@ class RedisSource:
 
     def _check(self) -> None:
         now = self._clock()
+        late_s = now - self._checked_at - CHECK_S
+        self._checked_at = now
+        if late_s >= PAUSED_S:
+            self.view.paused(late_s, now)
         before = self.modes.mode
         if self.modes.check(now, self.view.ids, observed=self.observed):
             self._emit(StoreChanged(self.modes.mode, now))
@@ -325,6 +336,14 @@ class RedisSource:
             self._emit(event)
             self.modes.left(event.id)
             _log.info("endpoint.expired", id=event.id)
+
+
+def _errors(tasks: Iterable[asyncio.Task[None]]) -> Iterable[Exception]:
+    """Return what ended tasks, cancellation apart."""
+    for task in tasks:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            yield error
 
 
 def _leaves(group: BaseExceptionGroup[Exception]) -> Iterable[Exception]:

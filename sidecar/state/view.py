@@ -274,6 +274,13 @@ class StoreView:
 
     # --- time ---------------------------------------------------------------------------------------------------
 
+    def paused(self, for_s: float, now: float) -> None:
+        """This process stood still for so long: whoever it did not hear meanwhile was not silent for it."""
+        for known in self._known.values():
+            known.shown_at = min(now, known.shown_at + for_s)
+            if known.missing_since is not None:
+                known.missing_since = min(now, known.missing_since + for_s)
+
     def expire(self, now: float) -> Iterator[EndpointGone]:
         """Let go of endpoints that neither delta nor read has shown for a TTL. Only asked while the store is live."""
         return self._let_go([name for name, known in self._known.items() if now - known.shown_at > self._ttl_s], now)

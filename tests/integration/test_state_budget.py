@@ -24,12 +24,12 @@ from router.model import EndpointRecord, Replica
 from router.policy import FreshnessPolicy, LatencyPolicy
 from router.sketches import INTERVAL_S, ReplicaKey, Row
 from router.wire import SCHEMA_VERSION, WRITE_LUA, Keys, changed_fields, encode_fields
-from sidecar.control import end_all
 from sidecar.settings import StateStore
 from sidecar.state import connect, store
 from sidecar.state.latencies import LatencyExchange
 from sidecar.state.store import RECONCILE_S, RedisSource
 from sidecar.state.view import Count
+from sidecar.tasks import end_all
 from tests.support.redis_server import RedisServer
 
 ENDPOINTS, MODELS, SIDECARS = 1000, 20, 10

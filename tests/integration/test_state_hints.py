@@ -22,10 +22,10 @@ from router.hints import encode
 from router.model import BreakersHinted, Hint
 from router.policy import FreshnessPolicy
 from router.wire import Keys
-from sidecar.control import end_all
 from sidecar.settings import StateStore
 from sidecar.state.hints import HintExchange
 from sidecar.state.store import RedisSource
+from sidecar.tasks import end_all
 from tests.support.redis_server import RedisServer
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
 from tests.support.sidecars import until as until_so

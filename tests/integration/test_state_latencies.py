@@ -15,10 +15,10 @@ import pytest
 from router.policy import FreshnessPolicy, LatencyPolicy
 from router.sketches import ReplicaKey, Row
 from router.wire import Keys
-from sidecar.control import end_all
 from sidecar.settings import StateStore
 from sidecar.state.latencies import LatencyExchange
 from sidecar.state.store import RedisSource
+from sidecar.tasks import end_all
 from tests.support.redis_server import RedisServer
 from tests.support.state_writer import StateWriter
 

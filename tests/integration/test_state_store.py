@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+import redis
 
 from router.model import EndpointGone, EndpointSeen, GoneReason, StoreChanged, StoreMode
 from router.policy import FreshnessPolicy
-from router.wire import Keys
+from router.wire import WRITE_LUA, Keys, encode_fields
 from sidecar.discovery.source import Found
 from sidecar.settings import StateStore
 from sidecar.state.store import RedisSource
@@ -362,3 +364,57 @@ def test_a_wrong_password_is_said_without_being_shown(tmp_path: Path, caplog: py
     told = [record.__dict__["warmroute_fields"] for record in caplog.records if record.message == "store.down"]
     assert told
     assert "wr0ng" not in json.dumps(told)
+
+
+def test_a_pause_of_this_process_longer_than_a_lease_lets_nobody_go(server: RedisServer) -> None:
+    """What was said meanwhile waits in the socket and is heard piece by piece; nobody goes between two pieces."""
+    records = [worker_record(f"worker-{number:03}", port=10_000 + number) for number in range(300)]
+    over = threading.Event()
+
+    def beat() -> None:
+        client = redis.Redis(unix_socket_path=str(server.socket))
+        keys = Keys(NAMESPACE)
+        while not over.wait(0.15):
+            pipe = client.pipeline(transaction=False)
+            for record in records:
+                fields = [part for pair in encode_fields(record).items() for part in pair]
+                own = (record.id, record.epoch, "1000", keys.channel, "1")
+                pipe.eval(WRITE_LUA, 3, keys.endpoint(record.id), keys.revision, keys.index, *own, *fields)
+            pipe.execute()
+        client.close()
+
+    async def scenario(watched: Watched, _: StateWriter) -> None:
+        thread = threading.Thread(target=beat)
+        thread.start()
+        try:
+            await watched.until_knows(*(record.id for record in records))
+            for _round in range(3):
+                time.sleep(2.5 * POLICY.ttl_s)  # noqa: ASYNC251  as if suspended
+                await asyncio.sleep(1.2 * POLICY.ttl_s)
+                assert watched.gone == []
+        finally:
+            over.set()
+            thread.join()
+
+    follow(server, scenario)
+
+
+def test_a_task_that_takes_its_cancellation_for_a_timeout_does_not_hold_the_session_up(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def swallows_one(*_: object) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(RedisSource, "_ping", swallows_one)
+
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        await watched.until(lambda: watched.source.counts.connects == 1, "it follows")
+        server.kill()
+        server.start()
+        await watched.until(lambda: watched.source.counts.connects == 2, "it follows again")
+        await writer.put(A)
+        await watched.until_knows("a")
+
+    follow(server, scenario)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sidecar import control
+from sidecar import tasks
 
 
 async def _swallows_one() -> None:
@@ -21,12 +21,12 @@ async def _obeys() -> None:
 
 
 def test_a_task_that_swallows_a_cancellation_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "CANCEL_AGAIN_S", 0.0)
+    monkeypatch.setattr(tasks, "CANCEL_AGAIN_S", 0.0)
 
     async def main() -> None:
-        tasks = [asyncio.create_task(one()) for one in (_swallows_one, _obeys)]
+        running = [asyncio.create_task(one()) for one in (_swallows_one, _obeys)]
         await asyncio.sleep(0)
-        await asyncio.wait_for(control.end_all(tasks), 5)
-        assert all(task.cancelled() for task in tasks)
+        await asyncio.wait_for(tasks.end_all(running), 5)
+        assert all(task.cancelled() for task in running)
 
     asyncio.run(main())

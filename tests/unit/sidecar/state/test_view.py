@@ -406,3 +406,18 @@ def test_a_read_from_before_the_store_was_emptied_changes_nothing() -> None:
     assert isinstance(event, EndpointSeen)
     assert event.record.free_memory_bytes == 7
     assert event.record.revision == 1
+
+
+def test_what_could_not_be_heard_while_this_process_stood_still_is_no_silence() -> None:
+    store, view = started("a", "b")
+    list(view.message(store.beat("a"), 3.0))
+    view.paused(20.0, 24.0)
+    assert list(view.expire(24.0)) == []
+    list(view.message(store.beat("a"), 24.1))
+    (gone,) = view.expire(25.1)
+    assert gone.id == "b", "its own silence goes on"
+    del store.hashes["a"]
+    read(view, store.reply(), 26.0)
+    view.paused(20.0, 46.5)
+    assert list(view.expire_missing(47.0, lambda _: False)) == []
+    assert [event.id for event in view.expire_missing(52.0, lambda _: False)] == ["a"]
