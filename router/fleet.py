@@ -277,14 +277,14 @@ class Fleet:
                 if candidate.guarded:
                     route.look_closer()
             if changed and candidate.group is not None:
-                self._judge_entries(candidate.group, now)
+                self._judge_entries(candidate.group, candidate.replica.generation, now)
 
-    def _judge_entries(self, group: Group, now: float) -> None:
+    def _judge_entries(self, group: Group, generation: int, now: float) -> None:
         """Judge who is asked for a group after something about one of its members changed."""
-        for member in group.members:
-            if member.entry and self.look(member, now):
-                for route in member.routes:
-                    route.mark(opened=member.reason is None)
+        for entry in group.entries(generation):
+            if self.look(entry, now):
+                for route in entry.routes:
+                    route.mark(opened=entry.reason is None)
 
     def judge_all(self, now: float) -> None:
         """Judge everybody after all ages changed, and have every table made again."""
@@ -421,8 +421,12 @@ class Fleet:
                 candidate.lacks = lacks_alone(record, replica, candidate.shard, self._shards_of(replica.model))
             for route in candidate.routes:
                 route.mark(opened=False)  # a number may have changed; judging says whether it opened
-            if moved and candidate.group is not None:
-                self._judge_entries(candidate.group, now)
+            group = candidate.group
+            if moved and group is not None:
+                group.remove(candidate, before.generation)
+                group.add(candidate)
+                for generation in dict.fromkeys((before.generation, replica.generation)):
+                    self._judge_entries(group, generation, now)
         if others:
             self._mix(endpoint, several_versions((model, version) for model, version, _ in replicas))
 
@@ -449,7 +453,7 @@ class Fleet:
             endpoint, replica, tuple(routes), self._policies, self._buckets, now, shard=shard, group=group
         )
         if group is not None:
-            group.members.append(candidate)
+            group.add(candidate)
         for route in routes:
             if not route.candidates:
                 self.generation += 1
@@ -583,10 +587,9 @@ class Fleet:
                 self.generation += 1
         group = candidate.group
         if group is not None:
-            group.members.remove(candidate)
-            if group.members:
-                self._judge_entries(group, now)
-            else:
+            group.remove(candidate, candidate.replica.generation)
+            self._judge_entries(group, candidate.replica.generation, now)
+            if not group.on:
                 del self._groups[group.key]
 
 

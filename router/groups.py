@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 KEPT_KEYS: Final = 65536
 """Keys whose shard is remembered; then all are forgotten."""
 
+CROWD: Final = 4
+"""A group has no more than so many replicas for each shard, old ones and new: looking at each costs time."""
 FEW: Final = 8
 """Missing shards that are named one by one."""
 
@@ -51,43 +53,64 @@ class Lack:
 class Group:
     """The replicas of one model version that go by one name, each on one shard; ``entry`` is the one that is asked.
 
-    ``key`` is model, version, protocol and name.
+    ``key`` is model, version, protocol and name. ``on`` has the replicas by their generation: what holds on one says
+    nothing of another, so a change costs no more than its own, however many groups go by one name.
     """
 
-    __slots__ = ("count", "entry", "key", "members", "name")
+    __slots__ = ("count", "entry", "key", "name", "on")
 
     def __init__(self, key: tuple[str, str, str, str], policy: ShardPolicy) -> None:
         self.key = key
         self.name = key[3]
         self.count = policy.count
         self.entry = policy.entry
-        self.members: list[Candidate] = []
+        self.on: dict[int, list[Candidate]] = {}
+
+    def add(self, member: Candidate) -> None:
+        """Take a replica in."""
+        self.on.setdefault(member.replica.generation, []).append(member)
+
+    def remove(self, member: Candidate, generation: int) -> None:
+        """Let go of a replica that was on this generation."""
+        there = self.on[generation]
+        there.remove(member)
+        if not there:
+            del self.on[generation]
+
+    def entries(self, generation: int) -> list[Candidate]:
+        """Return those on a generation that are asked themselves."""
+        return [member for member in self.on.get(generation, ()) if member.entry]
+
+    def _count_for(self, entry: Candidate) -> int:
+        return self.count if self.count > 1 else entry.replica.shard_count
 
     def others(self, entry: Candidate) -> Iterator[Candidate]:
-        """Yield the replicas of other shards that are on the entry's generation."""
-        generation = entry.replica.generation
-        for member in self.members:
-            if member.shard != self.entry and member.replica.generation == generation:
-                yield member
+        """Yield the replicas of other shards that are on the entry's generation; none where those are too many."""
+        there = self.on.get(entry.replica.generation, [])
+        if len(there) <= CROWD * self._count_for(entry):
+            for member in there:
+                if member.shard != self.entry:
+                    yield member
 
     def lacks(self, entry: Candidate, unfit: Callable[[Candidate], Reason | None]) -> tuple[Lack, ...]:
         """Return what keeps the group from answering through ``entry``; ``unfit`` says so of one replica of it.
 
         The entry's own fitness is not looked at: it is a candidate, and left out for its own reasons.
         """
-        count = self.count if self.count > 1 else entry.replica.shard_count
+        count = self._count_for(entry)
         if count > MAX_SHARDS:
             return (Lack(entry.shard, entry.endpoint.id, f"one of {count}, at most {MAX_SHARDS}"),)
         found: list[Lack] = []
-        holders: dict[int, list[Candidate]] = {}
-        for member in self.members:
-            holders.setdefault(member.shard, []).append(member)
         generation = entry.replica.generation
+        crowd = len(self.on.get(generation, ()))
+        if crowd > CROWD * count:
+            why = f"{crowd} replicas of {count} shards go by one name and generation. Name the groups"
+            return (Lack(entry.shard, entry.endpoint.id, why),)
+        holders: dict[int, list[Candidate]] = {}
+        for member in self.on.get(generation, ()):
+            holders.setdefault(member.shard, []).append(member)
         for shard in range(count):
-            of_shard = holders.get(shard, [])
-            there = [
-                one for one in of_shard if one.replica.generation == generation and one.replica.shard_count == count
-            ]
+            there = [one for one in holders.get(shard, ()) if one.replica.shard_count == count]
             if shard == self.entry:
                 fit = [one for one in there if one is entry or one.replica.state is State.WARM]
             else:
@@ -95,8 +118,12 @@ class Group:
             if len(fit) > 1:
                 found.append(Lack(shard, _names(fit), "which of them is meant? Name the groups"))
             elif not fit:
+                of_shard = holders.get(shard) or self._elsewhere(shard)
                 found.append(_lack(shard, of_shard, there, (generation, count), unfit))
         return tuple(found)
+
+    def _elsewhere(self, shard: int) -> list[Candidate]:
+        return [member for members in self.on.values() for member in members if member.shard == shard]
 
 
 def _lack(

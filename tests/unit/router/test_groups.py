@@ -237,6 +237,15 @@ def test_without_names_the_generation_tells_groups_apart() -> None:
     assert set(driven.ids(50)) == {"a"}
 
 
+def test_many_that_go_by_one_name_are_no_group_and_not_looked_at_each() -> None:
+    names = [f"{shard}-{number}" for number in range(5) for shard in range(4)]
+    driven = tensor(*(holds(name, part(int(name[0]))) for name in names))
+    assert "20 replicas of 4 shards go by one name and generation. Name the groups" in driven.nobody().detail
+    for name in names[4:]:
+        driven.gone(name)
+    assert driven.ids(5) == {"0-0": 5}
+
+
 def test_one_endpoint_with_every_shard_is_a_group_by_itself() -> None:
     every = tuple(part(shard) for shard in range(4))
     driven = tensor(holds("w", *every), *group())
