@@ -72,7 +72,7 @@ def test_a_loading_worker_and_the_runners_up_are_explained(tmp_path: Path) -> No
 
         # the winner and the runner-up, with every term of their weights and its age
         assert set(rows) == {"worker-a", "worker-b"} >= {decision["draw"]["winner"]}
-        assert {decision["draw"]["first"], decision["draw"]["second"]} <= set(rows)
+        assert set(decision["draw"]["drawn"]) <= set(rows)
         assert decision["draw"]["why"]
         assert sum(row["share"] for row in rows.values()) == pytest.approx(1)
         for row in rows.values():
