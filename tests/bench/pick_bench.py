@@ -133,7 +133,7 @@ def measure(size: int, calls: int = 20_000, rounds: int = 5) -> Cost:
 
 MODELS, HELD = 100, 10
 DELTAS = ("heartbeat", "report", "state", "sibling", "gone", "new")
-"""A word that says nothing new; memory has changed; a model has left; what a sibling saw; one has left; one has come."""
+"""A word that says nothing new; memory has changed; a model has left; what a sibling saw; one left; one came."""
 
 
 def report_of(index: int, *, free: int = 8, warm: int = HELD) -> EndpointRecord:

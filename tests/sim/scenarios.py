@@ -5,7 +5,7 @@ Requests arrive at random (Poisson), whatever becomes of those before them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from typing import Any
 
@@ -201,4 +201,25 @@ def large(duration_s: float, endpoints: int = 1000, models: int = 100, rate_per_
     )
     return Scenario(
         f"{endpoints:,} with {models} models", workers, rate_per_s, duration_s, models=names, settle_s=duration_s / 3
+    )
+
+
+def troubled(duration_s: float, endpoints: int = 1000, rate_per_s: float = 5_000.0) -> Scenario:
+    """All of it at once on a thousand workers with a hundred models: twenty a second are killed and load again.
+
+    Three speeds, room for half of the models each, neighbours that take memory, bursts, reports late or lost.
+    """
+    large_one = large(duration_s, endpoints, rate_per_s=rate_per_s)
+    workers = tuple(
+        replace(worker, most_models=5, memory_bytes=24 * GIB, request_bytes=GIB // 2, load_s=0.2)
+        for worker in large_one.workers
+    )
+    return replace(
+        large_one,
+        name=f"{endpoints:,} in trouble",
+        workers=workers,
+        restarts=Restarts(first_s=0.1, every_s=0.05, down_s=0.3),
+        bursts=Bursts(0.5, 0.05, 3.0),
+        neighbours=Neighbours(1 / 3, 1.0),
+        telemetry=STALE,
     )

@@ -82,3 +82,14 @@ def test_a_thousand_endpoints_with_a_hundred_models_are_served_as_well_as_by_the
     assert ours.errors == 0
     for name in runs.QUANTILES:
         assert getattr(ours, name) / getattr(theirs, name) <= runs.BOUND_STEADY, name
+
+
+@pytest.mark.timeout(110)
+def test_a_thousand_endpoints_in_trouble_answer_every_request() -> None:
+    """Killed, cold, slow, short of memory, in bursts, and reported late or not at all, everything at once."""
+    troubled = scenarios.troubled(2.0)
+    ours, theirs = play(troubled, WARM, Knows.REPORTS, 1), play(troubled, "least_request", Knows.NOTHING, 1)
+    assert ours.errors == 0
+    assert ours.loads * 10 < theirs.loads
+    for name in ("p50_ms", "p99_ms", "p999_ms"):
+        assert getattr(ours, name) * 2 < getattr(theirs, name), name
