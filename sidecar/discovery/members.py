@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.model import EndpointRecord, Replica, State
-from sidecar.discovery.planned import NO_NEWS, first_record, next_record, place_of, with_finding, with_load
+from sidecar.discovery.planned import first_record, is_news, next_record, place_of, with_finding, with_load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +51,10 @@ class Members:
             said = self._said.get(id)  # the control process may have read the settings, and probed, before us
             self._found[id] = record if said is None else self._heard(record, said)
         unprobed = {
-            replica.model for record in self._found.values() for replica in record.replicas if replica.reason in NO_NEWS
+            replica.model
+            for record in self._found.values()
+            for replica in record.replicas
+            if not is_news(replica.reason)
         }
         self._awaited = frozenset(unprobed - self._warm())
         self._leaving = before if self._awaited else {}
@@ -107,7 +110,7 @@ class Members:
         replicas: list[Replica] = []
         for planned, replica in zip(self._planned[record.id].replicas, record.replicas, strict=True):
             new = news.get(place_of(replica))
-            if planned.is_found_out and new is not None and new.reason not in NO_NEWS:
+            if planned.is_found_out and new is not None and is_news(new.reason):
                 replica = with_finding(replica, new)
             replicas.append(replica)
         return with_load(replace(record, replicas=tuple(replicas)), said)
@@ -135,6 +138,6 @@ def _with_news(held: EndpointRecord | None, said: EndpointRecord) -> EndpointRec
     replicas = []
     for replica in said.replicas:
         before = known.get((replica.model, replica.version))
-        stands = replica.reason in NO_NEWS and before is not None and before.reason not in NO_NEWS
+        stands = not is_news(replica.reason) and before is not None and is_news(before.reason)
         replicas.append(with_finding(replica, before) if stands and before is not None else replica)
     return replace(said, replicas=tuple(replicas))

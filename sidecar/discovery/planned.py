@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from sidecar.upstreams.adapters import Signal
 
 NOT_PROBED_YET = "not probed yet"
-NO_NEWS = frozenset({NOT_PROBED_YET, NOT_WARMED_YET})
-"""Reasons of a replica of which whoever says so knows nothing, so that what was known before stands."""
 _ENTRY = re.compile(r"([^@#]+)(?:@([^@#]+))?(?:#([0-9]{1,3}))?\Z")
+
+
+def is_news(reason: str) -> bool:
+    """Return whether whoever gives a replica's reason knows of it; else what was known before stands."""
+    return reason != NOT_PROBED_YET and not reason.startswith(NOT_WARMED_YET)
 
 
 def held(entry: str) -> tuple[str, str, int] | None:

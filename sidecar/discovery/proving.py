@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sidecar.upstreams.adapters import Answer
 
 NOT_WARMED_YET: Final = "not warmed up yet"
-"""No warm-up request has been answered yet, and nothing is known of the replica from before."""
+"""What reasons begin with while nothing but late answers came and nothing is known of the replica from before."""
 RETURNED: Final = "ready again, but not warmed up since"
 BROKE: Final = "its connections broke; not warmed up since"
 CLOSED: Final = "it closed the watched connection; not warmed up since"
@@ -47,9 +47,9 @@ class ShapeClass:
 class Proving:
     """The warm-up of one model on one endpoint. Times are monotonic seconds; ``rng`` spreads tries.
 
-    A proof counts while it was begun after :attr:`void_before`; one begun before :attr:`doubt_before` still counts, but
-    is to be renewed at once, and the next answer decides. One that is only old (:attr:`stale_before`) is to be renewed,
-    and stands through answers that come late: that caches have cooled is what it is renewed for.
+    A proof counts while it was begun after :attr:`void_before`. One begun before :attr:`doubt_before` still counts, but
+    is to be renewed at once, and one that is only old (:attr:`stale_before`) too; both stand through answers that come
+    late, which a worker gives as well that is cool or busy.
     """
 
     def __init__(self, plan: Warmup, rng: Callable[[], float]) -> None:
@@ -155,7 +155,7 @@ class Proving:
                 one.proven_at = began
             return result
         one.run = 0
-        if result != LATE or one.proven_at <= max(self.void_before, self.doubt_before):
+        if result != LATE or one.proven_at <= self.void_before:
             one.proven_at = -inf
         if result == LATE:
             one.late += 1
@@ -205,7 +205,12 @@ class Proving:
         if self.warm:
             return State.WARM, ""
         lacking = [one for one in self.classes.values() if one.required and not self._counts(one)]
-        return State.WARMING, next((one.reason for one in lacking if one.reason), self._why)
+        said = next((one for one in lacking if one.reason), None)
+        if said is None:
+            return State.WARMING, self._why
+        if self._why == NOT_WARMED_YET and not said.failed:  # it may serve already, and be busy with that
+            return State.WARMING, f"{NOT_WARMED_YET}: {said.reason}"
+        return State.WARMING, said.reason
 
     @property
     def warmth(self) -> tuple[tuple[str, float], ...]:

@@ -188,6 +188,7 @@ def test_what_is_to_be_proven_is_warming_until_somebody_says_that_it_is() -> Non
     members.seen(proof(A, State.WARM, proven_at=5.0))
     assert replica(members, A) == Replica("m", warmth=(("b1", 1.0),), proven_at=5.0)
     members.seen(proof(A, State.WARMING, NOT_WARMED_YET))
+    members.seen(proof(A, State.WARMING, f"{NOT_WARMED_YET}: warm-up b1: took 2 s"))
     assert replica(members, A).proven_at == 5.0, "a new control process knows less, and takes nothing away"
     members.seen(proof(A, State.WARMING, "its connections broke"))
     assert replica(members, A).state is State.WARMING

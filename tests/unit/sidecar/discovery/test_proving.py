@@ -45,7 +45,8 @@ def test_a_late_first_run_proves_nothing_and_the_next_follows_at_once() -> None:
     hand = Hand(plan("b1"))
     assert hand.proving.state == (State.WARMING, NOT_WARMED_YET)
     assert hand.ask(took_s=2.0) == f"b1 {LATE}"
-    assert hand.proving.state == (State.WARMING, "warm-up b1: took 2 s, more than its within_s of 0.1")
+    late = "warm-up b1: took 2 s, more than its within_s of 0.1"
+    assert hand.proving.state == (State.WARMING, f"{NOT_WARMED_YET}: {late}"), "no news of one that may serve already"
     assert hand.ask() == f"b1 {PROVEN}"
     assert (hand.proving.state, hand.proving.proven_at) == ((State.WARM, ""), 12.0)
     assert (hand.ask(), hand.proving.next_at()) == (None, inf)
@@ -124,8 +125,16 @@ def test_a_doubt_is_cleared_while_it_serves_and_confirmed_it_is_out() -> None:
     assert (hand.proving.warm, hand.ask()) == (True, None)
     hand.proving.doubt(hand.now)
     hand.now += 0.01
-    assert hand.ask(took_s=0.5) == f"b1 {LATE}"
-    assert not hand.proving.warm
+    assert (hand.ask(took_s=0.5), hand.proving.warm) == (f"b1 {LATE}", True), "it may be busy"
+    assert (hand.ask(Answer(503)), hand.proving.warm) == (f"b1 {WRONG}", False)
+
+
+def test_after_a_break_a_late_answer_is_news() -> None:
+    hand = Hand(plan("b1"))
+    hand.proving.broke(hand.now)
+    hand.now += 0.01
+    hand.ask(took_s=2.0)
+    assert hand.proving.state == (State.WARMING, "warm-up b1: took 2 s, more than its within_s of 0.1")
 
 
 def test_one_that_did_nothing_for_long_is_proven_again_and_serves_on_through_late_answers() -> None:
