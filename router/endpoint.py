@@ -390,6 +390,12 @@ class Endpoint:
             candidate.guarded = quarantined or candidate.breaker.state is not GuardState.CLOSED
             candidate.most = -1 if candidate.guarded else cap
 
+    def mark(self) -> None:
+        """Have the tables of its routes follow what changed of it."""
+        for candidate in self.candidates.values():
+            for route in candidate.routes:
+                route.mark(opened=False)
+
     @property
     def full(self) -> bool:
         """True while as much is in flight here as may be."""
