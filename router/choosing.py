@@ -10,11 +10,11 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, cast
 
-from router import explain as explaining
 from router.balancers import FitAt
 from router.hedging import HedgeDenied, may_hedge
 from router.learning import Learning
 from router.model import HTTP
+from router.nobody import at_limit, nobody, only_tried
 from router.outcomes import AttemptResult, Reason
 from router.policy import OnNoCandidate, ServeRule
 from router.retry import RetryBudget, RetryVerdict, judge_retry
@@ -359,14 +359,14 @@ class Choosing(Learning):
             and route.takes(candidate)
         ]
         if full:
-            return explaining.at_limit(route.key, full, self.policies)
+            return at_limit(route.key, full, self.policies)
         if tried is not None and any(
             now < candidate.fit_until for candidate in route.candidates if candidate.endpoint is tried
         ):
-            return explaining.only_tried(tried.id, self.policies.retry.backoff_max_ms / 1000)
+            return only_tried(tried.id, self.policies.retry.backoff_max_ms / 1000)
         if route.none is None or now - route.none_at >= REBUILD_S:
             _, out = self._tables.view().look(route, now)
-            route.none = explaining.nobody(route, out, self.policies.freshness, now)
+            route.none = nobody(route, out, self.policies.freshness, now)
             route.none_at = now
         return route.none
 

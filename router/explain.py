@@ -1,60 +1,30 @@
 """Why a decision is what it is: every term of every candidate, its age, the runners-up, and who is left out and why.
 
-Everything here reads and nothing writes: it looks at candidates through :class:`Glance`, which holds what depends on
-the moment, and hands out frozen rows that turn into JSON as they are. Where a field is None, it is unknown or has no
-meaning for that row.
+Everything here reads and nothing writes: it looks at candidates through ``router.glance``, and hands out frozen rows
+that turn into JSON as they are. Where a field is None, it is unknown or has no meaning for that row.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
 from router.balancers import Anyone
-from router.breaker import GuardState
 from router.evidence import BreakerRow, breaker_row
-from router.groups import FEW, unfit
-from router.lasting import idle_s_of, lasting_at
 from router.model import WHOLE, StoreMode
+from router.nobody import nobody
 from router.outcomes import Reason
 from router.outlier import PANIC_OVERLOOKS, panics
 from router.protocols import Compared
 from router.routes import UNMEASURED_MS, NoCandidate, Weighing, expected_wait, weigh
 from router.stats import median
-from router.versions import is_left_out, served_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from router.endpoint import Candidate, Endpoint, Latency
-    from router.groups import Lack
-    from router.model import EndpointRecord, Replica
-    from router.policy import FreshnessPolicy, Policies, WarmthPolicy
-    from router.protocols import Balancer, Measure, Rng, Sample, Scorer
-    from router.protocols import Candidate as CandidateView
+    from router.endpoint import Candidate
+    from router.glance import Glance, View
+    from router.protocols import Balancer, Measure, Rng, Sample
     from router.routes import Route
-
-_SOONEST_FIRST = (
-    Reason.AT_LIMIT,
-    Reason.BUSY,
-    Reason.QUARANTINED,
-    Reason.BREAKER_OPEN,
-    Reason.STALE,
-    Reason.NOT_WARM,
-    Reason.UNPROVEN,
-    Reason.DRAINING,
-    Reason.HELD,
-    Reason.GROUP_INCOMPLETE,
-    Reason.OTHER_VERSION,
-    Reason.NOT_ENTRY,
-)
-"""Which reason is named where as many candidates share it: the one that is likely to pass first."""
-
-_EJECTED = frozenset({Reason.QUARANTINED, Reason.BREAKER_OPEN, Reason.OUTLIER})
-_WARM_ALL_THE_SAME = _EJECTED | {Reason.BUSY, Reason.AT_LIMIT}
-"""Reasons that say of now, not of whether a replica could serve."""
 
 _PANIC = "; panic: so few are left that those which are ejected are picked too"
 _ALL_BUSY = "; all that are left pushed back, so they are picked all the same"
@@ -200,171 +170,6 @@ class RouteRow:
     panic: bool = False
 
 
-class Glance:
-    """A candidate at one moment, as filters, scorers and balancers see it, without touching it.
-
-    ``prior_ms`` is set for those that may be picked, who are so without end here. ``load`` is what is in flight in the
-    process that decides; where that is none of this cluster, what a sibling process has in the mean.
-    """
-
-    __slots__ = (
-        "_now",
-        "age_s",
-        "candidate",
-        "endpoint",
-        "fit_until",
-        "idle_s",
-        "lasting",
-        "lacks",
-        "load",
-        "open_until",
-        "panic_until",
-        "prior_ms",
-        "version",
-        "warm_for_s",
-    )
-
-    def __init__(self, candidate: Candidate, age_s: float, now: float, policy: WarmthPolicy, *, decides: bool) -> None:
-        self.candidate = candidate
-        self.endpoint = endpoint = candidate.endpoint
-        self.load = float(endpoint.in_flight) if decides else endpoint.peers_in_flight / max(1, len(endpoint.peers))
-        self.version = candidate.version
-        self.open_until = self.fit_until = self.panic_until = inf
-        self.prior_ms = UNMEASURED_MS
-        self.age_s = age_s
-        self.warm_for_s = max(0.0, now - candidate.warm_at)
-        self.idle_s = idle_s_of(candidate, age_s, now)
-        self.lasting = lasting_at(self.idle_s, policy)
-        self.lacks: tuple[Lack, ...] = candidate.lacks
-        self._now = now
-
-    @property
-    def record(self) -> EndpointRecord:
-        """The endpoint's last report."""
-        return self.candidate.endpoint.record
-
-    @property
-    def replica(self) -> Replica:
-        """The replica as last reported."""
-        return self.candidate.replica
-
-    @property
-    def latency(self) -> Latency:
-        """What attempts on it took."""
-        return self.candidate.latency
-
-    @property
-    def p95_ms(self) -> float | None:
-        """P95 of attempts on it."""
-        return self.candidate.p95_ms
-
-    @property
-    def held(self) -> bool:
-        """An operator drained it at this sidecar."""
-        return self.candidate.held
-
-    @property
-    def broke_at(self) -> float:
-        """When its connections last broke."""
-        return self.candidate.broke_at
-
-    @property
-    def quarantined(self) -> bool:
-        """It is in quarantine."""
-        return self.candidate.quarantined
-
-    @property
-    def entry(self) -> bool:
-        """It is asked itself, not through another one of its group."""
-        return self.candidate.entry
-
-    @property
-    def breaker_open(self) -> bool:
-        """Its breaker would let nothing through at this moment."""
-        breaker = self.candidate.breaker
-        return breaker.blocks and not (breaker.state is GuardState.OPEN and self._now >= breaker.until)
-
-    @property
-    def outlier(self) -> bool:
-        """It is out as an outlier at this moment."""
-        return self.candidate.ejection.active and self._now < self.candidate.ejection.until
-
-    @property
-    def inconsistent(self) -> bool:
-        """It keeps saying that it loaded something else than most."""
-        return self.candidate.inconsistent
-
-    @property
-    def busy(self) -> bool:
-        """It pushed back, or said that it is not ready, for longer than this moment."""
-        return self._now < self.candidate.busy_until
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What a cluster lets an explanation see of it."""
-
-    policies: Policies
-    mode: StoreMode
-    scorers: Sequence[tuple[Scorer, float]]
-    verdict: Callable[[CandidateView], Reason | None]
-    age_s: Callable[[Endpoint, float], float]
-    decides: bool
-
-    def look(self, route: Route, now: float) -> tuple[list[Glance], list[tuple[Glance, Reason]]]:
-        """Return those that may be picked now, and those that may not, with the reason."""
-        open_, out = self.look_at_all(route, now)
-        serve = route.serve
-        if serve is None:
-            return open_, out
-        pickable = {glance.version for glance in open_}
-        pickable |= {glance.version for glance, reason in out if reason in (Reason.BUSY, Reason.AT_LIMIT)}
-        served = served_version(serve, pickable)
-        stay: list[Glance] = []
-        left: list[tuple[Glance, Reason]] = []
-        for glance in open_:
-            if is_left_out(serve, glance.version, served, ejected=False):
-                left.append((glance, Reason.OTHER_VERSION))
-            else:
-                stay.append(glance)
-        for glance, reason in out:
-            other = reason in _WARM_ALL_THE_SAME and is_left_out(
-                serve, glance.version, served, ejected=reason in _EJECTED
-            )
-            left.append((glance, Reason.OTHER_VERSION if other else reason))
-        return stay, left
-
-    def look_at_all(self, route: Route, now: float) -> tuple[list[Glance], list[tuple[Glance, Reason]]]:
-        """Return the same, whichever version takes the route's requests."""
-        open_: list[Glance] = []
-        out: list[tuple[Glance, Reason]] = []
-        for candidate in route.candidates:
-            glance = self._glance(candidate, now)
-            reason = self.verdict(glance)
-            if (reason is None or reason is Reason.BUSY) and candidate.endpoint.full_everywhere():
-                reason = Reason.AT_LIMIT
-            if reason is None:
-                open_.append(glance)
-            else:
-                out.append((glance, reason))
-        return open_, out
-
-    def _glance(self, candidate: Candidate, now: float) -> Glance:
-        """Look at a candidate, and where it is asked for a group, at what that lacks and how its weakest does."""
-        age_s = self.age_s(candidate.endpoint, now)
-        glance = Glance(candidate, age_s, now, self.policies.warmth, decides=self.decides)
-        group = candidate.group
-        if group is not None and candidate.entry:
-            for member in group.others(candidate):
-                other = self._glance(member, now)
-                glance.age_s = max(glance.age_s, other.age_s)
-                glance.warm_for_s = min(glance.warm_for_s, other.warm_for_s)
-            glance.lacks = group.lacks(
-                candidate, lambda member: unfit(member, self.verdict(self._glance(member, now)), now)
-            )
-        return glance
-
-
 @dataclass(frozen=True, slots=True)
 class _Standing:
     """Those of a route that may be picked now, as its balancer sees them."""
@@ -445,60 +250,6 @@ def _overlook_busy(
         return open_, out
     busy = [glance for glance, reason in out if reason is Reason.BUSY]
     return busy, [(glance, reason) for glance, reason in out if reason is not Reason.BUSY]
-
-
-def nobody(route: Route, out: Sequence[tuple[Glance, Reason]], policy: FreshnessPolicy, now: float) -> NoCandidate:
-    """Say why a route has nobody: the reason that most share, counts of all, and when the first may be back.
-
-    Those that answer through others are no reason, unless there is nobody to answer through.
-    """
-    if not out:
-        return NoCandidate(Reason.NO_ENDPOINTS, policy.heartbeat_s, f"no endpoint serves {route.key}")
-    asked = [(glance, reason) for glance, reason in out if glance.entry]
-    if not asked:
-        entry = route.policy.shards.entry
-        detail = f"{route.key}: no endpoint holds shard {entry}, which takes the requests"
-        return NoCandidate(Reason.GROUP_INCOMPLETE, policy.heartbeat_s, detail)
-    out = asked
-    counts = Counter(reason for _, reason in out)
-    most = max(counts.values())
-    leading = [reason for reason, count in counts.items() if count == most]
-    reason = next((reason for reason in _SOONEST_FIRST if reason in leading), leading[0])
-    parts = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda kv: (-kv[1], kv[0])))
-    wait_s = min(_back_in_s(glance.candidate, why, policy, now) for glance, why in out)
-    lacks = next((glance.lacks for glance, why in out if why is Reason.GROUP_INCOMPLETE), ())
-    more = f" ({', '.join(map(str, lacks[:FEW]))})" if lacks else ""
-    return NoCandidate(reason, wait_s, f"{route.key}: none of {len(out)} can be picked: {parts}{more}")
-
-
-def at_limit(key: str, full: Sequence[Endpoint], policies: Policies) -> NoCandidate:
-    """Say that whoever could take the request has as much in flight as may be."""
-    least = min(endpoint.limit for endpoint in full)
-    if any(endpoint.limiter is not None and endpoint.limiter.limit == endpoint.limit for endpoint in full):
-        named = f"policies.concurrency: {least} at the moment"
-    elif least != policies.requests_per_endpoint or any(endpoint.cap < endpoint.limit for endpoint in full):
-        named = "limits.connections_per_endpoint"
-    else:
-        named = f"limits.requests_per_endpoint: {least}"
-    return NoCandidate(Reason.AT_LIMIT, 1.0, f"{key}: all {len(full)} that could take it are at their limit ({named})")
-
-
-def only_tried(endpoint_id: str, retry_after_s: float) -> NoCandidate:
-    """Say that the one endpoint left is the one that has just been tried."""
-    return NoCandidate(Reason.ALREADY_TRIED, retry_after_s, f"only {endpoint_id} is left, and it has been tried")
-
-
-def _back_in_s(candidate: Candidate, reason: Reason, policy: FreshnessPolicy, now: float) -> float:
-    if reason is Reason.QUARANTINED:
-        at = candidate.endpoint.quarantine.probe_at(alone=True)
-        return policy.heartbeat_s if at == inf else max(0.0, at - now)
-    if reason is Reason.BREAKER_OPEN:
-        return max(0.0, candidate.breaker.until - now) or policy.heartbeat_s
-    if reason is Reason.OUTLIER:
-        return max(0.0, candidate.ejection.until - now)
-    if reason is Reason.BUSY:
-        return max(0.0, candidate.busy_until - now)
-    return policy.heartbeat_s
 
 
 def _rows(standing: _Standing, now: float) -> tuple[CandidateRow, ...]:

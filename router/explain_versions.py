@@ -13,7 +13,8 @@ from router.versions import served_version, share_at_random, share_by_key, versi
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from router.explain import CandidateRow, View
+    from router.explain import CandidateRow
+    from router.glance import View
     from router.protocols import Rng
     from router.routes import Route
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from router.endpoint import Candidate, Endpoint
     from router.fleet import Fleet
+    from router.glance import View
     from router.model import StoreMode
     from router.policy import Policies
     from router.protocols import Rng
@@ -162,7 +163,7 @@ class Known:
         route = next((route for route in found if route.candidates), found[0])
         return version_rows(self._tables.view(), route, now)
 
-    def _row(self, view: explaining.View, route: Route, now: float, *, default: bool) -> explaining.RouteRow:
+    def _row(self, view: View, route: Route, now: float, *, default: bool) -> explaining.RouteRow:
         if route.serve is None:
             return explaining.route_row(view, route, now, default=default)
         return versions_row(view, route, self._of_versions(route), now, default=default)

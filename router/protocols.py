@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from router.endpoint import Endpoint, Latency
+    from router.endpoint import Endpoint
+    from router.latency import Latency
     from router.model import EndpointRecord, Replica, StoreMode
     from router.outcomes import Reason
     from router.pickers import HandPicker

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final, cast
 
-from router.explain import View
+from router.glance import View
 from router.outcomes import Reason
 from router.outlier import PANIC_OVERLOOKS, panics
 from router.routes import UNMEASURED_MS, proven_for, weigh
