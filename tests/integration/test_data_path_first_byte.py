@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from router.policy import LatencyOf, ModelPolicy
+from router.policy import LatencyOf, LatencyPolicy, ModelPolicy
 from sidecar.telemetry.page import BUCKETS_S, ENDPOINT_HISTOGRAM, FIRST_BYTE_SUM, MODEL_FIRST_BYTE
-from tests.support.data_path import CHUNKED, DataPath, OriginConnection, answer, chunk, on_data_path, request
+from tests.support.data_path import CHUNKED, POLICIES, DataPath, OriginConnection, answer, chunk, on_data_path, request
 
 STREAM_S = 0.3
 EVENTS = b"Content-Type: text/event-stream"
@@ -97,7 +98,9 @@ def test_a_stream_does_not_stand_for_the_whole_answer_behind_it() -> None:
         await asyncio.sleep(STREAM_S)
         await origin.send(answer(b"x", EVENTS))
 
-    @on_data_path(stream_then_whole, models=(ModelPolicy("m", default=True),))
+    last_alone = replace(POLICIES, latency=LatencyPolicy(ewma_decay_s=STREAM_S / 10))
+
+    @on_data_path(stream_then_whole, models=(ModelPolicy("m", default=True),), policies=last_alone)
     async def scenario(path: DataPath) -> None:
         client = await path.connect()
         await client.ask(request())
