@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import dns.rcode
+import pytest
 
 from tests.support.name_server import NameServer
 from tests.support.product import Sidecar, running
@@ -18,6 +19,8 @@ from tests.support.sidecars import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+pytestmark = pytest.mark.acceptance
 
 SERVICE = "_http._tcp.workers.test"
 

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from tools.restart.play import Plan, play
 from tools.restart.setups import SETUPS
+
+pytestmark = pytest.mark.acceptance
 
 PLAN = Plan(lead_s=1.0, period_s=3.0, share=0.4)
 

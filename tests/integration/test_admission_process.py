@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import http.server
 import json
@@ -183,17 +184,15 @@ def test_a_limit_of_the_sidecar_is_divided_anew_when_a_process_dies(tmp_path: Pa
             "listeners": [{"address": listen, "processes": 2}],
             "policies": {"admission": {"queue_wait_s": 30}},
         }
-        with sidecar_process(tmp_path, settings) as running:
+        with sidecar_process(tmp_path, settings) as running, contextlib.ExitStack() as callers:
             running.process.await_event("limits.divided", data_processes=[0, 1])
-            callers = []
             host, _, port = listen.partition(":")
             for turn in range(24):  # the kernel spreads them: one process having none of them is one in ten million
-                caller = socket.create_connection((host, int(port)), timeout=20)
+                caller = callers.enter_context(socket.create_connection((host, int(port)), timeout=20))
                 caller.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n%02d" % turn)
-                callers.append(caller)
             until(lambda: len(server.inferred) == 2, "one from each process")
             until(lambda: metric(running, 'warmroute_queue_requests{model="m"}') == 22, "all others wait")
-            assert metric(running, 'warmroute_model_requests_limit{model="m"}') == 2
+            until(lambda: metric(running, 'warmroute_model_requests_limit{model="m"}') == 2, "both halves are shown")
             assert len(server.inferred) == 2
             os.kill(running.process.child("data-1"), signal.SIGKILL)
             began = time.monotonic()
@@ -203,5 +202,3 @@ def test_a_limit_of_the_sidecar_is_divided_anew_when_a_process_dies(tmp_path: Pa
             running.process.await_event("limits.divided", count=2, data_processes=[0, 1])  # its successor is there
             until(lambda: metric(running, 'warmroute_model_requests_limit{model="m"}') == 2, "divided again")
             server.gate.set()
-            for caller in callers:
-                caller.close()
