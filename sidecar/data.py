@@ -12,25 +12,20 @@ import os
 import random
 import secrets
 import signal
-import socket
 import time
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import uvloop
 
 from router.cluster import Cluster
-from router.evidence import breaker_text
 from router.model import (
     BreakersHinted,
-    EjectCause,
     EndpointEjected,
     EndpointGone,
     EndpointHeld,
     EndpointReturned,
     EndpointSeen,
     EndpointsHeard,
-    Evidence,
     FleetMeasured,
     LoadsReported,
     PeerObserved,
@@ -50,15 +45,13 @@ from sidecar.channel import (
     ChannelError,
     FaultsChanged,
     Hello,
-    Listening,
     LoadWanted,
     Ping,
     guard_messages,
     observation_messages,
 )
+from sidecar.entrances import Entrances
 from sidecar.http1.classifying import shape_step
-from sidecar.http1.downstream import DownstreamConnection
-from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.ladders import Ladders
 from sidecar.http1.mirrors import Mirrors
 from sidecar.http1.plane import SWEEP_S, Plane
@@ -67,27 +60,21 @@ from sidecar.http1.shared_answers import SharedTier
 from sidecar.http1.versions import version_step
 from sidecar.membership import Membership, model_timeouts
 from sidecar.overload import Guard
-from sidecar.settings import Protocol, model_policies, router_policies
-from sidecar.sockets import granted
+from sidecar.settings import model_policies, router_policies
 from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Page, Scalar
-from sidecar.tls.material import HTTP1, HTTP2
+from sidecar.telemetry.verdicts import log_event, log_panic, log_trials
 from sidecar.tls.process import ProcessTls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from router.model import Event
-    from sidecar.boot import ListenerFd, PlanFile
-    from sidecar.grpc.plane import GrpcPlane
+    from sidecar.boot import PlanFile
 
 TICK_S = 0.1
 OBSERVE_S = 1.0
 HELLO_S = 1.0
 FIRST_SNAPSHOT_S = 5.0
 """Longest wait for a snapshot before connections are accepted all the same."""
-MAX_QUEUED = 65536
-"""Most connections taken from an accept queue while closing (the largest backlog there is)."""
 CONTROL_SILENT_S = 2.0
 """No ping for this long: the control process is gone or stuck."""
 
@@ -104,25 +91,7 @@ _ROUTER_EVENTS = (
     VersionsSteered,
     BreakersHinted,
 )
-_ALPN = {Protocol.HTTP: HTTP1, Protocol.GRPC: HTTP2}
 _MODE_INDEX = {mode: index for index, mode in enumerate(StoreMode)}
-
-
-def _figures(evidence: Evidence) -> dict[str, object]:
-    """Return what a breaker opened on as fields of a log line, without what is unknown."""
-    return {name: value for name, value in asdict(evidence).items() if value is not None}
-
-
-@dataclass(slots=True)
-class _Entrance:
-    """One listening socket, the server on it, and what makes the protocol of a connection that it accepts."""
-
-    sock: socket.socket
-    server: asyncio.Server
-    factory: Callable[[], asyncio.Protocol]
-    held: ListenerFd
-    name: str
-    listening: bool
 
 
 class DataProcess:
@@ -169,9 +138,7 @@ class DataProcess:
         self._tls = ProcessTls(settings, loop=loop, page=self._page, clock=self._clock)
         self._plane.upstream_tls = self._tls.upstream
         self._plane.gauge(Scalar.CONFIG_NOW, plan.sequence)
-        self._entrances: list[_Entrance] = []
-        self._grpc: GrpcPlane | None = None
-        self._accepting = False
+        self._entrances = Entrances(self._plane, self._tls)
         self._control_epoch = ""
         self._mode = StoreMode.LIVE
         self._pinged = now
@@ -210,83 +177,23 @@ class DataProcess:
         self._log.info("process.stopped")
         return 0
 
-    # --- listeners ----------------------------------------------------------------------------------------------
-
     async def _accept(self) -> None:
         self._tls.prepare()
         self._guard.begin()
-        settings = self._plan.settings
-        for held in self._plan.listeners:
-            listener = settings.listeners[held.listener]
-            sock = socket.socket(fileno=held.fd)
-            sock.setblocking(False)
-            name = listener.name or held.address
-            rules = ListenerRules(
-                listener.default_model,
-                trusted_networks=listener.trusted_networks,
-                model_header=listener.model_header,
-            )
-            self._membership.rules.append(rules)
-            factory = self._tls.guard(
-                held.listener, name, _ALPN[listener.protocol], self._factory(rules, listener.protocol)
-            )
-            make = self._loop.create_unix_server if sock.family == socket.AF_UNIX else self._loop.create_server
-            server = await make(
-                factory, sock=sock, backlog=held.backlog or listener.backlog, start_serving=not held.later
-            )
-            self._entrances.append(_Entrance(sock, server, factory, held, name, not held.later))
+        await self._entrances.open(self._plan, self._membership.rules)
         self._say_listening()
-        self._accepting = True
         self._plane.gauge(Scalar.ACCEPTING_NOW, 1)
         self._log.info("process.accepting", listeners=[held.address for held in self._plan.listeners])
 
     async def _listen_later(self) -> None:
         """Listen on what had to wait for the sidecar that served before."""
-        if self._accepting and self._drain_until is None:
-            for entrance in self._entrances:
-                if not entrance.listening:
-                    entrance.listening = True
-                    await entrance.server.start_serving()
+        if self._entrances.accepting and self._drain_until is None:
+            await self._entrances.listen_later()
             self._say_listening()
 
     async def _stop_accepting(self) -> None:
-        """Close the listeners, but first take what already waits in their queues: those callers were accepted."""
-        waiting: list[tuple[socket.socket, Callable[[], asyncio.Protocol]]] = []
-        for entrance in self._entrances:
-            for _ in range(MAX_QUEUED):
-                try:
-                    connection, _ = entrance.sock.accept()
-                except OSError:  # nobody waits, or no descriptor is left
-                    break
-                connection.setblocking(False)
-                waiting.append((connection, entrance.factory))
-        for entrance in self._entrances:
-            entrance.server.close()
-        taken = 0
-        for connection, factory in waiting:
-            try:
-                await self._loop.connect_accepted_socket(factory, connection)
-                taken += 1
-            except OSError:  # that caller has gone meanwhile
-                connection.close()
-        self._accepting = False
+        taken = await self._entrances.close()
         self._log.info("process.closed", taken_from_queue=taken)
-
-    def _factory(self, rules: ListenerRules, protocol: Protocol) -> Callable[[], asyncio.Protocol]:
-        if protocol is Protocol.GRPC:
-            from sidecar.grpc.downstream import CallerConnection
-
-            grpc = self._with_grpc()
-            return lambda: CallerConnection(grpc, rules)
-        return lambda: DownstreamConnection(self._plane, rules)
-
-    def _with_grpc(self) -> GrpcPlane:
-        """Return the gRPC side of this process, which only one with such a listener has."""
-        if self._grpc is None:
-            from sidecar.grpc.plane import GrpcPlane
-
-            self._grpc = GrpcPlane(self._plane)
-        return self._grpc
 
     # --- the channel --------------------------------------------------------------------------------------------
 
@@ -295,73 +202,14 @@ class DataProcess:
         self._channel.send(Hello(self._plan.index, os.getpid(), self._epoch))
 
     def _say_listening(self) -> None:
-        for entrance in self._entrances:
-            if entrance.listening:
-                listener = self._plan.settings.listeners[entrance.held.listener]
-                grant = granted(entrance.sock, listener.backlog, listener.fastopen_queue)
-                self._channel.send(
-                    Listening(
-                        self._plan.index, entrance.name, entrance.held.address, grant.backlog, grant.fastopen_queue
-                    )
-                )
+        for message in self._entrances.listening(self._plan):
+            self._channel.send(message)
 
     def _share(self, events: tuple[Event, ...]) -> None:
         for event in events:
             if not self._channel.send(event):
                 self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
-            if isinstance(event, EndpointEjected):
-                self._log_ejection(event)
-            elif isinstance(event, EndpointReturned):
-                if event.cause is EjectCause.BREAKER:
-                    self._log.info("breaker.closed", endpoint=event.id, model=event.model, version=event.version)
-                else:
-                    self._log.info("endpoint.returned", endpoint=event.id, cause=event.cause.value)
-
-    def _log_ejection(self, event: EndpointEjected) -> None:
-        for_s = round(event.until - event.at, 3)
-        if event.cause is EjectCause.OUTLIER and event.evidence is not None:
-            found = event.evidence
-            self._log.warning(
-                "endpoint.ejected",
-                endpoint=event.id,
-                cause=event.cause.value,
-                model=event.model,
-                version=event.version,
-                step=event.level,
-                for_s=for_s,
-                calls=found.calls,
-                failed=found.failed,
-                others_ratio=found.others_ratio,
-            )
-            return
-        if event.cause is not EjectCause.BREAKER or event.rule is None or event.evidence is None:
-            self._log.warning(
-                "endpoint.ejected", endpoint=event.id, cause=event.cause.value, step=event.level, for_s=for_s
-            )
-            return
-        self._log.warning(
-            "breaker.opened",
-            endpoint=event.id,
-            model=event.model,
-            version=event.version,
-            rule=event.rule.value,
-            why=breaker_text(event.rule, event.evidence),
-            **_figures(event.evidence),
-            for_s=for_s,
-        )
-
-    def _log_trials(self) -> None:
-        """Name the breakers that are tried again."""
-        for candidate in self._cluster.half_opened:
-            rule = candidate.breaker.rule
-            self._log.info(
-                "breaker.half_open",
-                endpoint=candidate.endpoint.id,
-                model=candidate.model,
-                version=candidate.version,
-                rule=None if rule is None else rule.value,
-            )
-        self._cluster.half_opened.clear()
+            log_event(event)
 
     def _read_channel(self) -> None:
         try:
@@ -464,20 +312,20 @@ class DataProcess:
             self._bury()
         self._share(self._cluster.apply(Tick(), now))
         if self._cluster.half_opened:
-            self._log_trials()
+            log_trials(self._cluster.half_opened)
+            self._cluster.half_opened.clear()
         self._plane.admission.tick(now)
-        for route in self._cluster.panicked:
-            say = self._log.error if route.panic else self._log.info
-            say("route.panic" if route.panic else "route.calm", route=route.key, candidates=len(route.candidates))
-        self._cluster.panicked.clear()
+        if self._cluster.panicked:
+            log_panic(self._cluster.panicked)
+            self._cluster.panicked.clear()
         self._cluster.differing.clear()  # the control process says it, once for all
         self._plane.hangups.look()
         if now >= self._sweep_due:
             self._plane.gauge(Scalar.LOOP_LAG_US_NOW, int(max(0.0, now - self._sweep_due) * 1e6))
             self._sweep_due = now + SWEEP_S
             self._plane.sweep(now)
-            if self._grpc is not None:
-                self._grpc.sweep(now)
+            if self._entrances.grpc is not None:
+                self._entrances.grpc.sweep(now)
         if now >= self._observe_due:
             self._observe_due = now + OBSERVE_S
             self._flush(now)
@@ -496,8 +344,8 @@ class DataProcess:
             self._drain(now)
         if self._drain_until is not None and now >= self._drain_until and not self._ended.done():
             cut = self._plane.cut_all()
-            if self._grpc is not None:
-                cut += self._grpc.cut_all()
+            if self._entrances.grpc is not None:
+                cut += self._entrances.grpc.cut_all()
             self._log.warning("drain.cut", requests=cut)
             self._drain_until = float("inf")
             self._loop.call_later(0.2, self._end)
@@ -505,8 +353,8 @@ class DataProcess:
     def _flush(self, now: float) -> None:
         self._plane.flush(now)
         self._tls.flush()
-        if self._grpc is not None:
-            self._grpc.flush()
+        if self._entrances.grpc is not None:
+            self._entrances.grpc.flush()
 
     def _observe(self, now: float) -> None:
         for message in observation_messages(self._plan.index, self._cluster.observe(now), now):
@@ -532,7 +380,7 @@ class DataProcess:
         now = self._clock()
         self._look_at_plan(now)
         wait_s = 0.0 if self._plan.handed_over else self._plan.settings.timeouts.drain_wait_s
-        if wait_s and self._accepting and os.getppid() == self._plan.parent_pid:
+        if wait_s and self._entrances.accepting and os.getppid() == self._plan.parent_pid:
             self._plane.leave()
             self._drain_at = now + wait_s
             self._log.info("drain.waiting", connections=self._plane.callers, wait_s=wait_s)
@@ -557,7 +405,7 @@ class DataProcess:
 
     def _end(self) -> None:
         """Everything has ended, or was cut; whoever is still in a handshake was accepted too."""
-        if not self._accepting and not self._tls.handshakes and not self._ended.done():
+        if not self._entrances.accepting and not self._tls.handshakes and not self._ended.done():
             self._ended.set_result(None)
 
 
