@@ -95,6 +95,7 @@ class Control:
         if settings.state.url != NO_STORE:
             store = RedisSource(settings.state, policies.freshness, clock=clock, rng=rng)
         self._sources: list[DiscoverySource] = [self._warmed] if store is None else [self._warmed, store]
+        memory = Memory(plan.memory_fd)
         self._dns = DnsSource(
             dns_plans(settings),
             settings.dns,
@@ -103,13 +104,14 @@ class Control:
             clock=clock,
             rng=rng,
             first_s=FIRST_PROBES_S if plan.admin_open else SUCCESSOR_PROBES_S,
+            recalled=memory.load().names,
         )
         self._sources.append(self._dns)
         keeper = Keeper(
             Cluster(policies, model_policies(settings), clock(), decides=False),
             [Channel.from_fd(fd) for fd in plan.channel_fds],
             self._sources,
-            Memory(plan.memory_fd),
+            memory,
             clock=clock,
             models=model_policies(settings),
         )
@@ -167,6 +169,7 @@ class Control:
             ask_reload=self._ask_reload,
             answers=self._answers,
         )
+        self._take_endpoints()
 
     async def run(self) -> int:
         """Run until SIGUSR1, or until a SIGTERM turns out to have been for this process alone; return the exit code."""
@@ -238,6 +241,7 @@ class Control:
         endpoints = without_twins(static_endpoints(settings, warmups=False), self._dns.endpoints)
         self.context.static.configure(endpoints, settings.limits.probes_per_s)
         self._streams.configure(endpoints)
+        self.context.keeper.name_names(self._dns.known())
 
     def _on_term(self) -> None:
         """Drain. It may come from the supervisor and from who stops all processes at once, so a second one is none."""

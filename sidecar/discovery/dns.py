@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from sidecar.config.addresses import server_place
 from sidecar.discovery.planned import StaticEndpoint, StaticReplica, merged_endpoints
 from sidecar.settings import DnsType
+from sidecar.state.memory import KnownName
 from sidecar.telemetry.logs import Throttle, get_log
 
 if TYPE_CHECKING:
@@ -43,12 +44,14 @@ class DnsError(Exception):
 class Answer:
     """What a name stands for: (address, port) in order; 0 where the name has no port. ``ttl_s`` is the shortest one's.
 
-    ``passed_over``: how many there were over the bound.
+    ``passed_over``: how many there were over the bound. ``unknown``: of addresses of these versions of IP (4, 6) nobody
+    could say whether there are any.
     """
 
     places: tuple[tuple[str, int], ...]
     ttl_s: float
     passed_over: int = 0
+    unknown: tuple[int, ...] = ()
 
 
 class Asking(Protocol):
@@ -108,6 +111,7 @@ class DnsSource:
         take: takes all endpoints whenever they are others.
         clock: monotonic seconds; ``rng`` spreads lookups.
         first_s: the longest time that first answers are waited for.
+        recalled: what names stood for before this process.
     """
 
     name = "dns"
@@ -122,6 +126,7 @@ class DnsSource:
         clock: Callable[[], float],
         rng: Callable[[], float],
         first_s: float,
+        recalled: tuple[KnownName, ...] = (),
     ) -> None:
         self._plans = plans
         self._servers = servers
@@ -135,7 +140,12 @@ class DnsSource:
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[Name, asyncio.Task[None]] = {}
         self.followed: dict[Name, Followed] = {plan.name: Followed() for plan in plans}
+        for known in recalled:
+            followed = self.followed.get((known.name, DnsType(known.type)))
+            if followed is not None:
+                followed.places = known.places
         self.endpoints: tuple[StaticEndpoint, ...] = ()
+        self._combine()
 
     @property
     def tried(self) -> bool:
@@ -170,6 +180,14 @@ class DnsSource:
         self._combine()
         if self._tasks is not None:
             self._follow_all()
+
+    def known(self) -> tuple[KnownName, ...]:
+        """Return what the names stand for, for a process that comes after this one."""
+        return tuple(
+            KnownName(name, kind.value, followed.places)
+            for (name, kind), followed in self.followed.items()
+            if followed.places
+        )
 
     def _follow_all(self) -> None:
         if self._tasks is None:
@@ -210,7 +228,10 @@ class DnsSource:
             followed.found_total += 1
             followed.empty_since = None
             followed.good_at = self._clock()
-            self._found(name, followed, answer.places)
+            kept = [place for place in followed.places or () if version_of(place[0]) in answer.unknown]
+            if kept:
+                followed.failure = f"nobody knows of {', '.join(f'IPv{one}' for one in answer.unknown)}: those are kept"
+            self._found(name, followed, tuple(dict.fromkeys((*answer.places, *kept))))
         else:
             self._empty(name, followed)
         return answer.ttl_s
@@ -266,6 +287,11 @@ def lookups_of(servers: DnsServers) -> Asking:
 
     places = tuple((host, port or DNS_PORT) for host, port in map(server_place, servers.servers))
     return Lookups(places, servers.timeout_s)
+
+
+def version_of(address: str) -> int:
+    """Return the version of IP that an address is of."""
+    return 6 if ":" in address else 4
 
 
 def _shown(places: set[tuple[str, int]]) -> Sequence[str]:

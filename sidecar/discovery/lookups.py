@@ -7,6 +7,7 @@ much each endpoint gets is the router's to say. A target of "." says that there 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import dns.asyncresolver
 import dns.exception
@@ -46,15 +47,17 @@ class Lookups:
         found: set[str] = set()
         ttl_s = float("inf")
         failed: BaseException | None = None
-        for answer in both:
+        unknown: list[int] = []
+        for version, answer in zip((4, 6), both, strict=True):
             if isinstance(answer, BaseException):
                 failed = answer
+                unknown.append(version)
             elif answer is not None and answer.rrset is not None:
                 found.update(record.address for record in answer.rrset)
                 ttl_s = min(ttl_s, answer.rrset.ttl)
         if failed is not None and not found:  # some servers fail where they know of no IPv6
             raise failed
-        return _answer({(address, 0) for address in found}, ttl_s)
+        return replace(_answer({(address, 0) for address in found}, ttl_s), unknown=tuple(unknown))
 
     async def services(self, name: str) -> Answer:
         """Return where a service is that a name's SRV records list.
@@ -69,14 +72,17 @@ class Lookups:
         targets = sorted({(record.target.to_text(), record.port) for record in answer.rrset if record.priority == best})
         ttl_s = float(answer.rrset.ttl)
         places: set[tuple[str, int]] = set()
+        unknown: set[int] = set()
         for target, port in targets[:MOST_TARGETS]:
             if target == ".":
                 continue
             found = await self.addresses(target)
             ttl_s = min(ttl_s, found.ttl_s)
+            unknown.update(found.unknown)
             places.update((address, port) for address, _ in found.places)
         answered = _answer(places, ttl_s)
-        return Answer(answered.places, ttl_s, answered.passed_over + max(0, len(targets) - MOST_TARGETS))
+        over = answered.passed_over + max(0, len(targets) - MOST_TARGETS)
+        return Answer(answered.places, ttl_s, over, tuple(sorted(unknown)))
 
     async def _ask(self, name: str, kind: dns.rdatatype.RdataType) -> dns.resolver.Answer | None:
         """Return the answer, None where the name is said not to exist."""

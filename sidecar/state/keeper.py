@@ -36,7 +36,7 @@ from router.model import (
 from sidecar.channel import AnswerAsked, AnswerKept, FaultRule, GuardsInForce, Hello, Listening, LoadWanted, Ping
 from sidecar.pids import start_ticks
 from sidecar.state.feed import Feed
-from sidecar.state.memory import Remembered
+from sidecar.state.memory import KnownName, Remembered
 from sidecar.state.roster import RECALLED, Guarded, Roster, guarded, heard_messages
 from sidecar.state.steering import Steering
 from sidecar.telemetry.logs import Throttle, get_log
@@ -138,6 +138,7 @@ class Keeper:
         self.roster.held.update(remembered.held)
         self.roster.faults.update((rule.id, rule) for rule in remembered.faults)
         self._recalled = remembered.records
+        self.names = remembered.names
         self.steering = Steering(cluster, models, wall)
         self.steering.restore(remembered.steered)
         for event in self.steering.messages():
@@ -411,11 +412,17 @@ class Keeper:
             self._own(event)
             self.feed.send(event)
 
+    def name_names(self, names: tuple[KnownName, ...]) -> None:
+        """Keep what names that were looked up stand for."""
+        self.names = names
+        self._unsaved = True
+
     def _remember(self) -> None:
         records = tuple(record for record, _, _ in self.roster.records() if not record.static)
         kept = self._recalled if self._recalled and not self._told_whole else records
         steered = tuple(self.steering.records.values())
-        self._memory.save(Remembered(tuple(self.roster.held), tuple(self.roster.faults.values()), kept, steered))
+        held, faults = tuple(self.roster.held), tuple(self.roster.faults.values())
+        self._memory.save(Remembered(held, faults, kept, steered, self.names))
         self._unsaved = False
 
     def _recall(self) -> None:

@@ -26,13 +26,23 @@ _log = get_log("memory")
 
 
 @dataclass(frozen=True, slots=True)
+class KnownName:
+    """What a name that was looked up last stood for: (address, port), 0 where it has no port."""
+
+    name: str
+    type: str
+    places: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Remembered:
-    """The holds, faults and steered versions in force, and the endpoints that the store named last."""
+    """The holds, faults and steered versions in force, the endpoints that the store named last, and names likewise."""
 
     held: tuple[str, ...] = ()
     faults: tuple[FaultRule, ...] = ()
     records: tuple[EndpointRecord, ...] = ()
     steered: tuple[Steered, ...] = ()
+    names: tuple[KnownName, ...] = ()
 
 
 _DECODER = msgspec.msgpack.Decoder(Remembered)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import urllib.request
 from contextlib import contextmanager
@@ -112,6 +114,14 @@ def test_workers_come_and_go_by_name_and_a_silent_name_server_empties_no_route(t
             assert sidecar.open_to("m") == {f"127.0.0.1:{one}", f"127.0.0.1:{two}"}
             assert served_by(sidecar) in (one, two)
             assert sidecar.process.events("dns.failed")
+            os.kill(sidecar.process.child("control"), signal.SIGKILL)  # and its successor has nobody to ask
+            sidecar.process.await_event("process.started", count=2, name="control")
+            until(sidecar.ready, "ready again")
+            for index in range(2):
+                os.kill(sidecar.process.child(f"data-{index}"), signal.SIGKILL)
+                sidecar.process.await_event("process.accepting", count=3 + index)
+                assert served_by(sidecar) in (one, two)
+            until(lambda: sidecar.open_to("m") == {f"127.0.0.1:{one}", f"127.0.0.1:{two}"}, "both known")
             names.records = listed(two)
             until(lambda: sidecar.open_to("m") == {f"127.0.0.1:{two}"}, "the first one gone")
             assert {served_by(sidecar) for _ in range(8)} == {two}

@@ -45,7 +45,10 @@ def test_both_kinds_of_addresses_come_in_order() -> None:
 
 
 def test_one_kind_is_enough_also_where_the_other_fails() -> None:
-    assert addresses(A=["10.0.0.1"], AAAA=dns.rcode.SERVFAIL).places == (("10.0.0.1", 0),)
+    half = addresses(A=["10.0.0.1"], AAAA=dns.rcode.SERVFAIL)
+    assert (half.places, half.unknown) == ((("10.0.0.1", 0),), (6,))
+    half = addresses(A=dns.rcode.REFUSED, AAAA=["fd00::1"])
+    assert (half.places, half.unknown) == ((("fd00::1", 0),), (4,))
     assert addresses(A=["10.0.0.1"], AAAA=[]).places == (("10.0.0.1", 0),)
 
 

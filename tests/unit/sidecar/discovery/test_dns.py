@@ -13,6 +13,7 @@ from sidecar.config.addresses import server_place
 from sidecar.discovery.dns import Answer, DnsError, DnsPlan, DnsSource, dns_plans, without_twins
 from sidecar.discovery.planned import StaticEndpoint
 from sidecar.settings import Dns, DnsServers, DnsType, Probe, Settings
+from sidecar.state.memory import KnownName
 
 if TYPE_CHECKING:
     from sidecar.discovery.dns import Name
@@ -42,7 +43,7 @@ class Said:
 
 
 class Rig:
-    def __init__(self, *plans: DnsPlan) -> None:
+    def __init__(self, *plans: DnsPlan, recalled: tuple[KnownName, ...] = ()) -> None:
         self.said = Said()
         self.now = 0.0
         self.taken = 0
@@ -54,6 +55,7 @@ class Rig:
             clock=lambda: self.now,
             rng=lambda: 0.5,
             first_s=2.0,
+            recalled=recalled,
         )
 
     def take(self) -> None:
@@ -155,6 +157,27 @@ def test_first_answers_are_waited_for_no_longer_than_that() -> None:
     for rig.now in (1.9, 2.0):
         tried.append(rig.source.tried)
     assert tried == [False, True]
+
+
+def test_half_an_answer_keeps_the_other_half() -> None:
+    rig = Rig(plan())
+    rig.look(found("10.0.0.1", "10.0.0.2", "fd00::1"))
+    half = Answer((("fd00::1", 0), ("fd00::2", 0)), 30.0, unknown=(4,))
+    assert rig.look(half) == ["http://[fd00::1]:80", "http://[fd00::2]:80", ONE, TWO]
+    assert "IPv4" in rig.source.followed[NAME].failure
+    assert rig.look(found("10.0.0.2", "fd00::2")) == [TWO, "http://[fd00::2]:80"]
+
+
+def test_what_an_earlier_process_knew_is_there_at_once_and_complete() -> None:
+    earlier = Rig(plan(), plan("n", name="_h._tcp.w.test", type=DnsType.SRV, port=None))
+    earlier.look(found("10.0.0.1"))
+    earlier.look(Answer((("10.0.0.2", 81),), 30.0), ("_h._tcp.w.test", DnsType.SRV))
+    rig = Rig(*(plan(), plan("n", name="_h._tcp.w.test", type=DnsType.SRV, port=None)), recalled=earlier.source.known())
+    assert rig.urls() == [ONE, "http://10.0.0.2:81"]
+    assert (rig.source.tried, rig.source.complete) == (False, True)
+    assert rig.look(DnsError("timed out")) == [ONE, "http://10.0.0.2:81"]
+    other = Rig(plan("m", name="other.test"), recalled=earlier.source.known())
+    assert other.urls() == []
 
 
 def test_models_share_a_name_and_their_endpoints() -> None:
