@@ -42,7 +42,8 @@ class Fleet(Judging):
 
     ``generation`` changes with the set of routes, and with which of them have endpoints. ``departed`` are endpoints
     that left, ``half_opened`` replicas whose breakers went half open, ``differing`` those that became inconsistent or
-    are no longer, ``panicked`` routes that began or ceased to pick who is ejected; the shell empties all of them.
+    are no longer, ``panicked`` routes that began or ceased to pick who is ejected, ``failing`` those whose tables
+    cannot be made any more, and why, or can be again; the shell empties all of them.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Fleet(Judging):
         self.departed: list[Endpoint] = []
         self.differing: list[Candidate] = []
         self.panicked: list[Route] = []
+        self.failing: list[tuple[Route, Exception | None]] = []
         self.consistency = Consistency(policies.consistency.mismatches)
         self._groups: dict[tuple[str, str, str, str], Group] = {}  # by model, version, protocol and name
         self._held: set[str] = set()

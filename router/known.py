@@ -60,6 +60,11 @@ class Known:
         """The routes that began or ceased to pick who is ejected since the shell last emptied this list."""
         return self._fleet.panicked
 
+    @property
+    def failing(self) -> list[tuple[Route, Exception | None]]:
+        """Routes whose tables could not be made, and why, or can be again, since the shell last emptied this list."""
+        return self._fleet.failing
+
     def differs(self, candidate: Candidate) -> str:
         """Say how a replica differs from most of its version, in words; nothing where it does not."""
         return self._fleet.consistency.differs(candidate)

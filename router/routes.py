@@ -135,7 +135,8 @@ class Route:
     __slots__ = (
         "key", "model", "version", "policy", "hedging", "protocol",
         "due", "drawn", "table", "used", "balancer",
-        "built_at", "busy", "busy_balancer", "candidates", "dirty", "empty_since", "interval_s", "learned", "mixed",
+        "built_at", "busy", "busy_balancer", "candidates", "dirty", "empty_since", "failing", "interval_s", "learned",
+        "mixed",
         "judge_at", "none", "none_at", "panic", "queued", "rebuild_at", "serve", "shape", "shaped", "shard",
         "shard_map", "shards", "base", "waiting", "withdrawn",
     )  # fmt: skip
@@ -187,6 +188,7 @@ class Route:
         self.queued: NoCandidate | None = None
         self.judge_at = -inf
         self.panic = False
+        self.failing = False  # its last table could not be made
 
     def takes(self, candidate: Candidate) -> bool:
         """Return whether a candidate's version may take requests here, now or later."""

@@ -83,7 +83,28 @@ class Tables:
         self.plan_due(route)
 
     def rebuild(self, route: Route, now: float) -> None:
-        """Make a route's table from what is known now."""
+        """Make a route's table from what is known now.
+
+        Where that fails (a scorer of somebody's own, a defect), the route goes on with the table that it had, and it is
+        tried again seldom: the other routes, and the rest of a Tick, have nothing to do with it.
+        """
+        try:
+            self._make(route, now)
+        except Exception as error:  # noqa: BLE001
+            route.dirty = False
+            route.built_at = now
+            route.interval_s = REBUILD_MOST_S
+            route.rebuild_at = now + REBUILD_MOST_S
+            self.plan_due(route)
+            if not route.failing:
+                self._fleet.failing.append((route, error))
+            route.failing = True
+        else:
+            if route.failing:
+                self._fleet.failing.append((route, None))
+            route.failing = False
+
+    def _make(self, route: Route, now: float) -> None:
         open_: list[Candidate] = []
         busy: list[Candidate] = []
         waiting: list[Candidate] = []

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from router.policy import ServePolicy, VersionShare
 
-VersionKey = tuple[int, tuple[int, ...], int, tuple[tuple[int, int, str], ...], str]
+Number = tuple[int, str]
+"""A number as it is written, however long: its digits without zeros in front, behind how many they are."""
+VersionKey = tuple[int, tuple[Number, ...], int, tuple[tuple[int, int, str], ...], str]
 """What versions are ordered by: the kind, the release's numbers, 1 for a release and 0 before it, what stands behind
 the numbers, and the text itself, so that two different texts are never equal."""
 
@@ -30,6 +32,7 @@ NUMBERED: Final = 2
 _NUMBERED: Final = re.compile(
     r"[vV]?([0-9]+(?:\.[0-9]+)*)(?:-([0-9A-Za-z.-]+)|([A-Za-z][0-9A-Za-z.-]*))?(?:\+[0-9A-Za-z.-]*)?"
 )
+_ZERO: Final[Number] = (0, "")
 _PIECES: Final = re.compile(r"[0-9]+|[^0-9]+")
 _BITS: Final = 53
 _PERSON: Final = b"wr-version"
@@ -49,8 +52,8 @@ def version_key(version: str) -> VersionKey:
     found = _NUMBERED.fullmatch(version)
     if found is None:
         return TEXT, (), 0, tuple(_piece(piece) for piece in _PIECES.findall(version)), version
-    numbers = [int(number) for number in found[1].split(".")]
-    while len(numbers) > 1 and not numbers[-1]:
+    numbers = [_number(digits) for digits in found[1].split(".")]
+    while len(numbers) > 1 and numbers[-1] == _ZERO:
         numbers.pop()
     behind: str | None = found[2] or found[3]
     if behind is None:
@@ -60,7 +63,13 @@ def version_key(version: str) -> VersionKey:
 
 def _piece(piece: str) -> tuple[int, int, str]:
     """Order numbers before text, and as numbers."""
-    return (0, int(piece), "") if piece.isascii() and piece.isdigit() else (1, 0, piece)
+    return (0, *_number(piece)) if piece.isascii() and piece.isdigit() else (1, 0, piece)
+
+
+def _number(digits: str) -> Number:
+    """Order digits as the number they spell. ``int`` would refuse some thousands of them, and take long before."""
+    significant = digits.lstrip("0")
+    return len(significant), significant
 
 
 def newest(versions: Iterable[str]) -> str | None:

@@ -30,6 +30,9 @@ MAX_FIELD_CHARS = 1 << 20
 MAX_ID_CHARS = 128
 """Longest id of an endpoint or a group: it stands in messages with many others, in labels and in log lines."""
 
+MAX_NAME_CHARS = 128
+"""Longest name of a model and longest version, as in the configuration: whatever is longer could not be asked for."""
+
 MAX_RECORD_BYTES = 90 * 1024
 """Largest record, by :func:`record_bytes`: one datagram of the sidecar's channel (sidecar/channel.py) must hold it."""
 
@@ -361,8 +364,8 @@ def _replica_in(row: dict[str, Any]) -> Replica:
     if not 0 <= shard < count:
         raise WireError(f"shard {shard} of {count}")
     return Replica(
-        model=_text(row["m"]),
-        version=_text(row.get("v", "")),
+        model=_short(row["m"], "model", MAX_NAME_CHARS),
+        version=_short(row.get("v", ""), "version", MAX_NAME_CHARS),
         shard=shard,
         shard_count=count,
         state=State(row["s"]),
@@ -386,10 +389,14 @@ def _text(value: object) -> str:
 
 
 def _id(value: object, of: str = "id") -> str:
-    id_ = _text(value)
-    if len(id_) > MAX_ID_CHARS:
-        raise WireError(f"{of} of {len(id_)} characters, at most {MAX_ID_CHARS}")
-    return id_
+    return _short(value, of, MAX_ID_CHARS)
+
+
+def _short(value: object, of: str, most: int) -> str:
+    text = _text(value)
+    if len(text) > most:
+        raise WireError(f"{of} of {len(text)} characters, at most {most}")
+    return text
 
 
 def _utf8(text: str) -> int:

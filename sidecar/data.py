@@ -63,7 +63,7 @@ from sidecar.overload import Guard
 from sidecar.settings import model_policies, router_policies
 from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Page, Scalar
-from sidecar.telemetry.verdicts import log_event, log_panic, log_trials
+from sidecar.telemetry.verdicts import log_event, log_failing, log_panic, log_trials
 from sidecar.tls.process import ProcessTls
 
 if TYPE_CHECKING:
@@ -318,6 +318,9 @@ class DataProcess:
         if self._cluster.panicked:
             log_panic(self._cluster.panicked)
             self._cluster.panicked.clear()
+        if self._cluster.failing:
+            log_failing(self._cluster.failing)
+            self._cluster.failing.clear()
         self._cluster.differing.clear()  # the control process says it, once for all
         self._plane.hangups.look()
         if now >= self._sweep_due:

@@ -199,6 +199,7 @@ class Keeper:
         self.cluster.apply(event, self._clock())
         self.cluster.departed.clear()  # pools and rows of their own only data processes have
         self.cluster.panicked.clear()
+        self.cluster.failing.clear()
         self.cluster.half_opened.clear()  # and it is they that send requests there
         if self.cluster.differing:
             self._say_who_differs()

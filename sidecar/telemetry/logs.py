@@ -39,7 +39,7 @@ _LEVELS = {
 
 
 class Log:
-    """Writes events of one component. ``exc_info=True`` adds the exception being handled."""
+    """Writes events of one component. ``exc_info`` adds an exception, True the one being handled."""
 
     __slots__ = ("_component", "_logger")
 
@@ -59,11 +59,13 @@ class Log:
         """Write an event that costs something: a degraded mode, a refused record."""
         self._write(logging.WARNING, event, fields)
 
-    def error(self, event: str, *, exc_info: bool = False, **fields: object) -> None:
+    def error(self, event: str, *, exc_info: bool | Exception = False, **fields: object) -> None:
         """Write an event that an operator must act upon."""
         self._write(logging.ERROR, event, fields, exc_info=exc_info)
 
-    def _write(self, level: int, event: str, fields: Mapping[str, object], *, exc_info: bool = False) -> None:
+    def _write(
+        self, level: int, event: str, fields: Mapping[str, object], *, exc_info: bool | Exception = False
+    ) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(
                 level, event, exc_info=exc_info, extra={_FIELDS: fields, _COMPONENT: self._component}, stacklevel=3

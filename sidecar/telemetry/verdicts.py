@@ -82,6 +82,15 @@ def log_panic(routes: Iterable[Route]) -> None:
         say("route.panic" if route.panic else "route.calm", route=route.key, candidates=len(route.candidates))
 
 
+def log_failing(routes: Iterable[tuple[Route, Exception | None]]) -> None:
+    """Name the routes whose tables could not be made, with the exception, or can be again."""
+    for route, error in routes:
+        if error is None:
+            _log.info("route.mended", route=route.key)
+        else:
+            _log.error("route.failed", route=route.key, exc_info=error)
+
+
 def _figures(evidence: Evidence) -> dict[str, object]:
     """Return what a breaker opened on as fields of a log line, without what is unknown."""
     return {name: value for name, value in asdict(evidence).items() if value is not None}

@@ -108,6 +108,8 @@ def replica(**fields: object) -> str:
         ("replicas", json.dumps([0] * (MAX_REPLICAS + 1)), "not a list of at most"),
         ("replicas", replica(p="g" * 129), "group of 129 characters, at most 128"),
         ("replicas", replica(p=3), "3 is not text"),
+        ("replicas", replica(v="9" * 129), "version of 129 characters, at most 128"),
+        ("replicas", replica(m="m" * 129), "model of 129 characters, at most 128"),
         ("replicas", "[7]", "AttributeError"),
         ("replicas", "[", "JSONDecodeError"),
         ("replicas", "[" * 100_000, "RecursionError"),
