@@ -45,8 +45,12 @@ class Consistency:
     def heard(self, candidate: Candidate) -> bool:
         """Compare one replica at a heartbeat; return whether it became inconsistent, or is no longer."""
         replica = candidate.replica
-        if self.mismatches is None or not replica.content_hash:
+        if self.mismatches is None:
+            return self._note(candidate, 0)
+        if not replica.content_hash:
             self.forget(candidate)
+            if candidate.mismatches and replica.state is State.WARM:
+                return False  # one that falls silent about what it serves has not put it right
             return self._note(candidate, 0)
         key = (replica.model, replica.version, replica.shard)
         said = (replica.content_hash, replica.config_revision), replica.state is State.WARM
@@ -61,6 +65,7 @@ class Consistency:
         candidate.mismatches = mismatches
         before = candidate.inconsistent
         candidate.inconsistent = self.mismatches is not None and mismatches >= self.mismatches
+        candidate.differs = self.differs(candidate) if mismatches else ""
         return candidate.inconsistent is not before
 
     def _agree(self, key: Key, others: dict[Candidate, tuple[Identity, bool]]) -> None:

@@ -246,9 +246,10 @@ class Candidate:
 
     __slots__ = (
         "endpoint", "latency", "most", "open_until", "prior_ms",
-        "age_s", "baseline", "breaker", "busy", "ejection", "entry", "fit_until", "gone", "group", "guarded",
-        "inconsistent", "lacks", "lasting", "mismatches", "model", "not_ready_until", "panic_until", "peers", "reason",
-        "reason_since", "replica", "routes", "shard", "taken", "untold", "version", "warm_at", "warm_for_s",
+        "age_s", "baseline", "breaker", "busy", "differs", "ejection", "entry", "fit_until", "gone", "group",
+        "guarded", "inconsistent", "lacks", "lasting", "mismatches", "model", "not_ready_until", "panic_until",
+        "peers", "reason", "reason_since", "replica", "routes", "shard", "taken", "untold", "version", "warm_at",
+        "warm_for_s",
     )  # fmt: skip
 
     def __init__(
@@ -295,6 +296,7 @@ class Candidate:
         self.lasting = 1.0
         self.mismatches = 0  # heartbeats in a row at which it said that it loaded something else than most
         self.inconsistent = False
+        self.differs = ""  # how, for people
         self.ejection = Ejection()
 
     @property

@@ -60,7 +60,8 @@ class CandidateRow:
     that is not warm. ``warmth`` is what is proven of each shape class; ``idle_s`` how long it did nothing, and
     ``lasting`` the share of the warmth that this leaves. ``proven_ago_s``: warm-up requests of this sidecar proved it.
     ``shard`` is None where it is all of the version, ``group`` where it answers for itself; ``lacks`` is what the group
-    is incomplete for. ``ewma_known`` is false where ``ewma_ms`` stands for the candidates' median.
+    is incomplete for, or how an inconsistent replica differs from most. ``ewma_known`` is false where ``ewma_ms``
+    stands for the candidates' median.
     ``p95_ms`` is of this sidecar's
     attempts and those of ``sidecars`` others, ``own_p95_ms`` of its own alone; ``queue_time_ms`` of it on average is
     waiting in the endpoint's queue, where that is known.
@@ -349,7 +350,7 @@ def _row(
         proven_ago_s=_ago_s(candidate.replica.proven_at, now),
         shard=None if candidate.shard == WHOLE else candidate.shard,
         group=None if candidate.group is None else candidate.group.name,
-        lacks=tuple(map(str, glance.lacks)),
+        lacks=(candidate.differs,) if reason is Reason.INCONSISTENT else tuple(map(str, glance.lacks)),
         own_p95_ms=candidate.latency.own_p95_ms,
         sidecars=candidate.latency.sidecars,
         queue_time_ms=endpoint.record.queue_time_ms,

@@ -65,10 +65,6 @@ class Known:
         """Routes whose tables could not be made, and why, or can be again, since the shell last emptied this list."""
         return self._fleet.failing
 
-    def differs(self, candidate: Candidate) -> str:
-        """Say how a replica differs from most of its version, in words; nothing where it does not."""
-        return self._fleet.consistency.differs(candidate)
-
     @property
     def half_opened(self) -> list[Candidate]:
         """The replicas whose breakers went half open since the shell last emptied this list."""

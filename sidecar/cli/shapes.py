@@ -260,6 +260,7 @@ class Replica(msgspec.Struct, frozen=True):
     shard: int = 0
     shard_count: int = 1
     group: str = ""
+    out: str | None = None
     lacks: tuple[str, ...] = ()
 
 

@@ -307,7 +307,8 @@ def _replica(replica: Replica) -> str:
     if replica.shard_count > 1:
         name += f"#{replica.shard} of {replica.shard_count}" + (f" in {replica.group}" if replica.group else "")
     notes = [replica.reason] if replica.reason else []
-    notes += [f"group incomplete: {lack}" for lack in replica.lacks[:1]]
+    what = "inconsistent" if replica.out == "inconsistent" else "group incomplete"
+    notes += [f"{what}: {lack}" for lack in replica.lacks[:1]]
     if replica.breaker.state != "closed":
         notes.append(f"breaker {replica.breaker.state.replace('_', ' ')}")
     if replica.p95_ms is not None:

@@ -208,7 +208,7 @@ class Keeper:
         for candidate in self.cluster.differing:
             id, model, version = candidate.endpoint.id, candidate.model, candidate.version  # noqa: A001
             if candidate.inconsistent:
-                why = self.cluster.differs(candidate)
+                why = candidate.differs
                 _log.error("replica.inconsistent", id=id, model=model, version=version, why=why)
             elif not candidate.gone:
                 _log.info("replica.consistent", id=id, model=model, version=version)

@@ -46,7 +46,7 @@ def test_five_heartbeats_in_a_row_that_differ_take_a_replica_out(driven: Driven)
     assert (reason(driven, "a"), reason(driven, "b")) == (None, None)
     (differing,) = driven.cluster.differing
     assert differing.endpoint.id == "c"
-    assert driven.cluster.differs(differing) == "loaded y, most x; 5 heartbeats in a row"
+    assert differing.differs == "loaded y, most x; 5 heartbeats in a row"
     say(driven, "c", "x")  # it loaded the right thing
     assert reason(driven, "c") is None
     assert len(driven.cluster.differing) == 2
@@ -72,7 +72,7 @@ def test_the_configuration_counts_like_the_content(driven: Driven) -> None:
     for _ in range(HEARTBEATS):
         beat(driven, "c")
     assert reason(driven, "c") is Reason.INCONSISTENT
-    assert "configured as r2, most r1" in driven.cluster.differs(driven.cluster.differing[0])
+    assert "configured as r2, most r1" in driven.cluster.differing[0].differs
 
 
 def test_those_that_are_loading_do_not_outvote_those_that_serve(driven: Driven) -> None:
@@ -110,6 +110,18 @@ def test_of_as_many_the_longest_warm_are_right_and_stay_so(driven: Driven) -> No
     for _ in range(HEARTBEATS):
         beat(driven, "a", "b")
     assert (reason(driven, "a"), reason(driven, "b")) == (Reason.INCONSISTENT, None)
+
+
+def test_one_that_falls_silent_about_it_stays_out_until_it_loads_anew(driven: Driven) -> None:
+    for id_, said in (("a", "x"), ("b", "x"), ("c", "y")):
+        say(driven, id_, said)
+    for _ in range(HEARTBEATS):
+        beat(driven, "c")
+    say(driven, "c", "")
+    assert reason(driven, "c") is Reason.INCONSISTENT
+    say(driven, "c", "", state=State.LOADING)
+    say(driven, "c", "x")
+    assert reason(driven, "c") is None
 
 
 def test_versions_and_replicas_that_say_nothing_are_not_compared(driven: Driven) -> None:
@@ -157,3 +169,8 @@ def test_why_a_request_finds_nobody_names_it(driven: Driven) -> None:
         for row in route.candidates
     }
     assert rows["c"] is Reason.INCONSISTENT
+    target = driven.cluster.route("m")
+    assert target is not None
+    lacks = {row.endpoint: row.lacks for row in driven.cluster.explain(target, driven.now, driven.rng).rows}
+    assert lacks["c"] == ("loaded y, most x; 6 heartbeats in a row",)
+    assert lacks["a"] == ()
