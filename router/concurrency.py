@@ -1,10 +1,12 @@
 """A limit on what is in flight at an endpoint that follows its latency: learned in batches, made anew per tick. Pure.
 
-The law is that of the gradient limiters of Netflix's concurrency-limits: ``limit x gradient + sqrt(limit)``, smoothed,
-where the gradient is how much latency has risen over its low, with some tolerance, between 1/2 and 1. As there in the
-first of them, and in Envoy's adaptive concurrency filter, the low is measured anew every so often with less in flight,
-since in a lasting overload the low of what was seen is that of a queue. Errors that say "too much" cut the limit by a
-tenth (AIMD). ADR 0021 has the comparison.
+The law is that of the gradient limiters of Netflix's concurrency-limits, ``limit x gradient + sqrt(limit)``, smoothed,
+where the gradient is how much latency has risen over its low, with some tolerance, between 1/2 and 1; only here it
+multiplies the root as well, else the queue of a small endpoint is longer than what it works on. As there in the first
+of them, and in Envoy's adaptive concurrency filter, the low is measured anew every so often with less in flight, since
+in a lasting overload the low of what was seen is that of a queue. Envoy goes down to three; here the limit is halved
+until latency falls no more, so a large endpoint loses little. Errors that say "too much" cut the limit by a tenth
+(AIMD). ADR 0021 has the comparison.
 
 Latencies of different models do not compare, so each has its own low, and their rises are averaged.
 """
@@ -34,18 +36,24 @@ FEW: Final = 3
 KEYS: Final = 64
 """Models told apart at one endpoint."""
 PROBE_RATIO: Final = 0.5
-"""What is left of the limit while the low is measured."""
+"""What is left of the limit in each step of measuring the low."""
+FALLS: Final = 0.65
+"""Latency fell in a step where it was below so much of what it was before: there was a queue, so there may be still."""
 
 Key = tuple[str, str]
 
 
 class _Model:
-    """What is known of one model's latency at the endpoint, seconds. ``low`` is 0 while nothing is."""
+    """What is known of one model's latency at the endpoint, seconds. ``low`` is 0 while nothing is.
 
-    __slots__ = ("low", "recent")
+    ``step`` is its median in the last step of measuring the low, 0 before the first.
+    """
+
+    __slots__ = ("low", "recent", "step")
 
     def __init__(self) -> None:
         self.low = 0.0
+        self.step = 0.0
         self.recent: list[float] = []
 
 
@@ -65,6 +73,9 @@ class AdaptiveLimit:
         "_policy",
         "_probe",
         "_probe_from",
+        "_probe_now",
+        "_rose",
+        "_skip",
         "_turn",
         "limit",
     )
@@ -80,6 +91,9 @@ class AdaptiveLimit:
         self._turn = self._turn_of(now)
         self._probe = False
         self._probe_from = inf  # what was taken before was sent with more in flight
+        self._probe_now = False  # a model's first low may be that of a queue
+        self._rose = 1.0
+        self._skip = 0
         self.limit = int(self._exact)
 
     def configure(self, policy: ConcurrencyPolicy, now: float) -> None:
@@ -109,6 +123,10 @@ class AdaptiveLimit:
             if len(self._models) >= KEYS:
                 return
             model = self._models[key] = _Model()
+        if self._skip:
+            skip = min(self._skip, len(seconds))
+            self._skip -= skip
+            seconds = seconds[skip:]
         self._number += len(seconds)
         if len(model.recent) < KEPT:
             model.recent.extend(seconds[: KEPT - len(model.recent)])
@@ -131,6 +149,7 @@ class AdaptiveLimit:
             if in_flight <= self.limit:  # what is sent from now on has little beside it
                 self._probe_from = now
                 self._forget(now)
+                self._skip = in_flight
             elif now - self._began_at >= policy.most_s:
                 self._end_probe(now)  # it never came down to that
             return self.limit
@@ -138,27 +157,38 @@ class AdaptiveLimit:
             if self._probe and now - self._began_at >= policy.most_s:
                 self._end_probe(now)
             return self.limit
-        if self._probe:
-            for model in self._models.values():
-                if len(model.recent) >= FEW:
-                    model.low = median(model.recent) or 0.0
-            self._end_probe(now)
-            return self.limit
         rise = self._rise()
+        if self._probe:
+            if rise and rise < self._rose * FALLS and self.limit > 1:
+                self._step_down(rise, self.limit, now)
+            else:
+                self._end_probe(now)
+            return self.limit
+        used = wanted or in_flight * 2 >= self._exact
         if rise:
             exact = self._exact
             gradient = min(max(policy.tolerance / rise, LEAST_GRADIENT), 1.0)
-            target = exact * gradient + sqrt(exact)
-            if target < exact or wanted or in_flight * 2 >= exact:
+            target = (exact + sqrt(exact)) * gradient
+            if target < exact or used:
                 self._set(exact + (target - exact) * SMOOTHING)
         self._forget(now)
         turn = self._turn_of(now)
-        if turn != self._turn and self.limit > policy.min:
+        if self.limit > 1 and (turn != self._turn or (self._probe_now and used)):
             self._turn = turn
             self._probe = True
-            self._probe_from = inf
-            self.limit = max(policy.min, int(self._exact * PROBE_RATIO))
+            self._step_down(inf if self._probe_now else rise or 1.0, self.limit, now)
+        self._probe_now = False
         return self.limit
+
+    def _step_down(self, rise: float, limit: int, now: float) -> None:
+        """Measure the low with half of ``limit`` in flight, at which latency had risen so much over the low before.
+
+        ``rise`` is infinite where that is not known: the first answers of a burst had less before them than its last.
+        """
+        self._rose = rise
+        self._probe_from = inf
+        self.limit = max(1, int(limit * PROBE_RATIO))
+        self._forget(now)
 
     def _rise(self) -> float:
         """Return latency over its low, averaged over models by their attempts; 0 where nothing can be said."""
@@ -168,8 +198,13 @@ class AdaptiveLimit:
             if number < FEW:
                 continue
             recent = median(model.recent) or 0.0
-            if not model.low or recent < model.low:
+            if self._probe:
+                model.step = recent
+            elif not model.low:
+                self._probe_now = True
                 model.low = recent
+            elif recent < model.low:
+                model.low += (recent - model.low) * SMOOTHING
             total += number * (recent / model.low if model.low else 1.0)
             weight += number
         return total / weight if weight else 0.0
@@ -180,6 +215,10 @@ class AdaptiveLimit:
             self.limit = int(self._exact)
 
     def _end_probe(self, now: float) -> None:
+        """Go on with the limit from before; the low is that of the last step, where there was one."""
+        for model in self._models.values():
+            model.low = model.step or model.low
+            model.step = 0.0
         self._probe = False
         self._probe_from = inf
         self.limit = int(self._exact)
@@ -189,4 +228,5 @@ class AdaptiveLimit:
         for model in self._models.values():
             model.recent.clear()
         self._number = 0
+        self._skip = 0
         self._began_at = now

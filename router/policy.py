@@ -342,9 +342,9 @@ class ConcurrencyMode(StrEnum):
 class ConcurrencyPolicy:
     """A limit per endpoint and process that falls where latency rises over ``tolerance`` times its own low.
 
-    Learned from batches of ``samples`` answers, or what came in ``most_s``. Every ``probe_s`` the limit is halved for a
-    batch, so that the low is measured without the queue that the limit itself lets build up. ``initial`` counts within
-    ``min`` and ``max``.
+    Learned from batches of ``samples`` answers, or what came in ``most_s``. Every ``probe_s`` the limit is halved batch
+    by batch until latency falls no more, so that the low is measured without the queue that the limit itself lets build
+    up; ``min`` does not hold meanwhile. ``initial`` counts within ``min`` and ``max``.
     """
 
     mode: ConcurrencyMode = ConcurrencyMode.OFF

@@ -82,7 +82,10 @@ POLICY_TEXTS: dict[str, tuple[str, str]] = {
     "concurrency.tolerance": ("latency over this times its own low is taken for a queue at the endpoint", "times"),
     "concurrency.samples": ("answers after which the limit is made anew", "requests"),
     "concurrency.most_s": ("longest wait for so many; then fewer do", "seconds"),
-    "concurrency.probe_s": ("how often the limit is halved for a moment, to measure the low again", "seconds"),
+    "concurrency.probe_s": (
+        "how often the limit is halved, until latency falls no more, to measure the low again",
+        "seconds",
+    ),
     "latency.relative_error": ("precision of quantiles", "ratio"),
     "latency.window_s": ("age of the latencies that quantiles are taken of", "seconds"),
     "latency.slots": ("steps in which the window moves", "slots"),
