@@ -147,8 +147,8 @@ class Choosing(Learning):
             if not protocol or route.protocol == protocol
         )
 
-    def route_is_routable(self, route: Route, now: float) -> bool:
-        """Return the same of one route."""
+    def route_is_routable(self, route: Route, now: float, *, others: bool = False) -> bool:
+        """Return the same of one route. ``others``: another route may take the request, so no probe is due early."""
         self._tables.catch_up(route, now)
         if any(now < candidate.fit_until and route.takes(candidate) for candidate in route.candidates):
             return True
@@ -158,41 +158,45 @@ class Choosing(Learning):
             and any(candidate.reason is Reason.NOT_WARM for candidate in route.candidates)
         ):
             return True  # it takes a request to have it loaded
-        return self._due_probe(route, now, None) is not None
+        return self._due_probe(route, now, None, others=others) is not None
 
-    def _has_somebody(self, route: Route, now: float) -> bool:
+    def _has_somebody(self, route: Route, now: float, *, others: bool) -> bool:
         """Return what :meth:`route_is_routable` does, without looking at all where the table has somebody.
 
         Where each shard answers for itself, all of them must have somebody: whose key it is shows only later.
         """
         if route.shards:
-            return all(self._has_somebody(shard, now) for shard in route.shards)
+            return all(self._has_somebody(shard, now, others=others) for shard in route.shards)
         self._tables.catch_up(route, now)
         for candidate in route.drawn:
             if now < candidate.open_until:
                 return True
-        return self.route_is_routable(route, now)
+        return self.route_is_routable(route, now, others=others)
 
     def version_of(self, route: Route, now: float, rng: Rng, key: bytes | None = None) -> VersionPick:
         """Say which version of a split takes a request, by its ``key``, or at random where it has none.
 
-        One without a replica that may be picked takes none: its share goes to the others, by their weights. Where none
-        has one, the route itself is returned, and nobody will be found on it.
+        One without a replica that may be picked takes none: its share goes to the others, by their weights. One in
+        quarantine takes its part again when its back-off is over, as its probe; where no other version has anybody, as
+        soon as any route's last replica is probed. Where none has one, the route itself is returned, and nobody will be
+        found on it.
         """
         serve = route.serve
         if serve is None or serve.rule is not ServeRule.SPLIT:
             return VersionPick(route, "", moved=False)
         routes = self._fleet.routes_by[route.protocol]
-        shares, moved = serve.shares, False
-        while shares:
-            index = share_at_random(shares, rng()) if key is None else share_by_key(shares, key)
-            if index < 0:
-                break
-            version = shares[index].version
-            found = routes.get(f"{route.model}@{version}")
-            if found is not None and self._has_somebody(found, now):
-                return VersionPick(found, version, moved)
-            shares, moved = shares[:index] + shares[index + 1 :], True
+        moved = False
+        for others in (True, False):
+            shares, moved = serve.shares, False
+            while shares:
+                index = share_at_random(shares, rng()) if key is None else share_by_key(shares, key)
+                if index < 0:
+                    break
+                version = shares[index].version
+                found = routes.get(f"{route.model}@{version}")
+                if found is not None and self._has_somebody(found, now, others=others):
+                    return VersionPick(found, version, moved)
+                shares, moved = shares[:index] + shares[index + 1 :], True
         return VersionPick(route, "", moved)
 
     def _let_slow_ones_in(self, route: Route, now: float) -> bool:
@@ -206,13 +210,14 @@ class Choosing(Learning):
             self._fleet.judge(candidate.endpoint, now)
         return bool(slow)
 
-    def _due_probe(self, route: Route, now: float, tried: Endpoint | None) -> Candidate | None:
+    def _due_probe(self, route: Route, now: float, tried: Endpoint | None, *, others: bool = False) -> Candidate | None:
         """Return a candidate whose endpoint's quarantine is over and whom nobody probes.
 
         Probes go before draws, so an endpoint is back soon after it answers again; a retry probes only where nobody
-        else is left, so that one request does not meet two dead endpoints.
+        else is left, so that one request does not meet two dead endpoints. ``others``: another route may take the
+        request, so an endpoint that is alone on this one is not probed before its back-off is over.
         """
-        alone = not route.drawn and not route.busy
+        alone = not others and not route.drawn and not route.busy
         for candidate in route.waiting:
             endpoint = candidate.endpoint
             if endpoint is not tried and not endpoint.full and endpoint.quarantine.probe_at(alone=alone) <= now:

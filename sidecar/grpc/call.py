@@ -19,6 +19,7 @@ from sidecar.grpc.renaming import renamed_message
 from sidecar.grpc.statuses import format_timeout, status_of_http
 from sidecar.http1.keying import no_key
 from sidecar.http1.ladders import NOT_STARTED
+from sidecar.http1.special import NOT_BEGUN
 from sidecar.http1.versions import is_split
 from sidecar.http2.frames import FRAME_BYTES
 from sidecar.http2.hpack import literal
@@ -109,10 +110,25 @@ class Call(CallRelay):
         plane = self._plane
         split = plane.splits.get(target)
         if split is not None:
+            self._split = target
             source = split.key_source
             key = None if source is None else source.of_metadata(self.head.asked.forward)
             self._target = target = split.target_for(plane.shared, key, now, plane.plain)
         return target
+
+    def _turns_to_other_version(self, failed: Failed, own: Route, now: float) -> bool:
+        """Give a call that surely nobody began to another version of its split, where its own has nobody left; once."""
+        split, self._split = self._split, None
+        if split is None or self._entry or failed.outcome not in NOT_BEGUN:
+            return False
+        target = self._of_version(split, now)
+        self._split = None
+        route = target.route
+        if route is None or route is own:
+            return False
+        if not route.shards or self._to_shard(route, target.key_source):
+            self._dispatch(now, failed)
+        return True
 
     def _to_shard(self, route: Route, source: KeySource | None) -> bool:
         """Turn to the shard that has the call's key; False where it has none, and has ended."""
@@ -164,6 +180,8 @@ class Call(CallRelay):
         attempt = shared.cluster.choose(route, now, shared.rng, None if failed is None else failed.endpoint, key)
         if isinstance(attempt, NoCandidate):
             if failed is not None:
+                if self._turns_to_other_version(failed, route, now):
+                    return
                 if not self._fall_back(failed.outcome):
                     self.fail(failed.outcome, failed.detail + NOBODY_ELSE)
                 return

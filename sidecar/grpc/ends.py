@@ -56,6 +56,7 @@ class CallEnds:
         "_resends",
         "_seen",
         "_seen_bytes",
+        "_split",
         "_started",
         "_target",
         "_timer",
@@ -84,6 +85,7 @@ class CallEnds:
         self.active = False
         self.wanted = False  # a pool keeps it until it has a connection
         self._target: Target
+        self._split: Target | None = None  # what its calls are divided over versions for
         self._upstream: WorkerPool | None = None
         self._attempt: Attempt | None = None
         self._match: tuple[int, int] | None = None

@@ -10,11 +10,12 @@ from sidecar.http1.chunked import ChunkScanner
 from sidecar.http1.hedging import HedgingConnection
 from sidecar.http1.look import Look
 from sidecar.http1.parsing import without_fields
-from sidecar.http1.steps import Course
+from sidecar.http1.steps import CACHED, Course
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
-    from router.routes import Attempt
+    from router.retry import Failed
+    from router.routes import Attempt, NoCandidate
     from sidecar.http1.head import RequestHead
     from sidecar.http1.plane import Plane
     from sidecar.http1.steps import Special
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 MEMORY_PARTS: Final = 4
 """Bodies that are kept back may take one part in so many of what memory this process may have."""
+NOT_BEGUN: Final = frozenset({Outcome.CONNECT_FAILED, Outcome.CONNECT_TIMEOUT})
+"""How an attempt failed that no worker saw."""
 _EXPECT: Final = re.compile(rb"\r\nexpect:", re.IGNORECASE)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -115,6 +118,37 @@ class SpecialConnection(HedgingConnection):
             watch.stop_hedging()
             self._arm_hedge(watch, now)
         self._dispatch(route, None, now)
+
+    def _nobody_left(self, none: NoCandidate, failed: Failed | None) -> None:
+        if failed is None or not self._turns_to_other_version(failed):
+            super()._nobody_left(none, failed)
+
+    def _turns_to_other_version(self, failed: Failed) -> bool:
+        """Give a request that surely nobody began to another version of its split, where its own has nobody left.
+
+        Only once, and not where a fallback was asked already. What stands in the course after the version, and depends
+        on it (its shard, its shape class), is found out again; what belongs to the request (a place under its model's
+        limit, a copy for the mirror) stays.
+        """
+        watch = self._watch
+        course = None if watch is None else watch.course
+        if course is None or course.turned or failed.outcome not in NOT_BEGUN:
+            return False
+        if course.descent is not None and course.descent.next_fallback:
+            return False
+        own = self._target
+        course.turned = True
+        self._target = course.special.target
+        now = self._plane.clock()
+        for step in course.special.steps:
+            if step.rank < CACHED and (not step.take(self, course, now) or course.over):
+                return True
+        route = self._target.route
+        if route is None or route is own.route:
+            self._target = own
+            return False
+        self._dispatch(route, failed.endpoint, now, failed)
+        return True
 
     def _arm_hedge(self, watch: Watch, now: float) -> None:
         super()._arm_hedge(watch, now)

@@ -94,10 +94,11 @@ class Course:
     ``body`` is what the body carries, without framing, where a step wanted it and it was not too long. ``key`` is what
     the balancer goes by, where a step found it. ``names_version``: workers that hold several versions are told theirs.
     ``mirror`` copies the request once it is whole. ``descent`` is how far down its model's ladder it is, where that has
-    one. ``hears`` are told when the request is over.
+    one. ``turned``: it was sent to another version than its own, which had nobody left. ``hears`` are told when the
+    request is over.
     """
 
-    __slots__ = ("at", "body", "descent", "hears", "key", "mirror", "names_version", "over", "special")
+    __slots__ = ("at", "body", "descent", "hears", "key", "mirror", "names_version", "over", "special", "turned")
 
     def __init__(self, special: Special) -> None:
         self.special = special
@@ -108,6 +109,7 @@ class Course:
         self.mirror: MirrorStep | None = None
         self.descent: Descent | None = None
         self.over = False
+        self.turned = False
         self.hears: list[Ended] = []
 
     def close(self) -> None:

@@ -27,12 +27,16 @@ from tests.support.fake_transport import FakeTransport
 
 
 class HandLoop:
-    """The few things that the data path asks of a loop, done when the test says so. Connections stand at once."""
+    """The few things that the data path asks of a loop, done when the test says so. Connections stand at once.
+
+    The next ``refusals`` of them are refused.
+    """
 
     def __init__(self) -> None:
         self.soon: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self.errors: list[dict[str, Any]] = []
         self.connected: list[FakeTransport] = []
+        self.refusals = 0
         self._tasks = asyncio.new_event_loop()  # for nothing but coroutines that never wait
 
     def close(self) -> None:
@@ -46,6 +50,9 @@ class HandLoop:
     async def create_connection(
         self, new: Callable[[], asyncio.Protocol], host: str, port: int
     ) -> tuple[FakeTransport, asyncio.Protocol]:
+        if self.refusals:
+            self.refusals -= 1
+            raise ConnectionRefusedError
         transport, protocol = FakeTransport(), new()
         self.connected.append(transport)
         protocol.connection_made(transport)

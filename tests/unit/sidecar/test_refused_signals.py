@@ -192,7 +192,9 @@ STORED: list[tuple[dict[str, str], str]] = [
     ({"replicas": '[{"m":"m","s":"warm","w":{"batch-1":NaN}}]'}, "not a duration"),
     ({"replicas": '[{"m":"m","s":"warm","k":2,"n":2}]'}, "shard 2 of 2"),
     ({"replicas": "[" * 5000}, "RecursionError"),
-    ({"replicas": json.dumps([{"m": "m" * 1000, "s": "warm"}] * 100)}, "a record of up to"),
+    ({"replicas": json.dumps([{"m": "m" * 100, "s": "warm"}] * 500)}, "a record of up to"),
+    ({"replicas": json.dumps([{"m": "m", "v": "9" * 4301, "s": "warm"}])}, "version of 4301 characters, at most 128"),
+    ({"replicas": json.dumps([{"m": "m" * 129, "s": "warm"}])}, "model of 129 characters, at most 128"),
 ]
 PUBLISHED = [
     ("{", "JSONDecodeError"),

@@ -102,6 +102,36 @@ def test_the_share_of_a_version_with_nobody_goes_to_the_others_and_is_counted() 
         assert 0 < count(made, Scalar.VERSION_MOVED_TOTAL) < 20
 
 
+def test_a_request_that_a_dead_version_never_began_goes_to_another_and_few_meet_it_again() -> None:
+    with serving(SPLIT, {"o0": ("1",), "o1": ("2",)}, idempotent=False) as made:
+        route = made.cluster.route("m")
+        assert route is not None
+        users = [b"u%d" % number for number in range(40)]
+        of = {user: made.cluster.version_of(route, 0.0, made.plane.rng, user).version for user in users}
+        of_one, of_two = ([user for user in users if of[user] == version] for version in "12")
+        quarantine = made.cluster.endpoints["o1"].quarantine
+        assert passed(made, request(fields=b"X-User: %s\r\n" % of_one[0]))[0] == "o0"  # there is a connection
+
+        def asked(user: bytes) -> tuple[str, int]:
+            """Return who answered at last, and how many connections to o1, which is down, were refused before."""
+            made.loop.refusals = 1
+            name = passed(made, request(fields=b"X-User: %s\r\n" % user))[0]
+            refused = 1 - made.loop.refusals
+            made.loop.refusals = 0
+            return name, refused
+
+        met = 0
+        for second in range(60):
+            made.now = second + 0.5
+            name, refused = asked(of_two[second % len(of_two)])
+            assert name == "o0"  # nobody gets an error
+            met += refused
+        assert 5 <= met <= 7  # at once, and after 1, 2, 4, 8, 16 s and 30 s, a bit less each
+
+        made.now = quarantine.until + 0.1
+        assert passed(made, request(fields=b"X-User: %s\r\n" % of_two[0]))[0] == "o1"  # the probe
+
+
 def test_nobody_of_a_split_is_said() -> None:
     with serving(SPLIT, {"o0": ("3",), "o1": ("4",)}) as made:
         made.connection.data_received(request())

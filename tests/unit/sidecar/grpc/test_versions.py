@@ -8,7 +8,7 @@ from router.model import EndpointSeen, Replica
 from router.policy import ModelPolicy, Policies, ServePolicy, ServeRule, VersionShare
 from sidecar.grpc.health import serving
 from sidecar.http2 import frames
-from tests.support.grpc_by_hand import GrpcBench, grpc_bench
+from tests.support.grpc_by_hand import METHOD, GrpcBench, call_fields, grpc_bench, message
 
 SPLIT = ServePolicy(ServeRule.SPLIT, shares=(VersionShare("1", 50), VersionShare("2", 50)), header="x-user")
 
@@ -47,3 +47,26 @@ def test_latest_and_one_version_hold_for_calls_too() -> None:
         serve(bench, ServePolicy(ServeRule.LATEST), "9", "10")
         newest = list(bench.cluster.endpoints)[1]
         assert {asked(bench, 2 * number + 1) for number in range(8)} == {newest}
+
+
+def test_a_call_that_a_dead_version_never_began_goes_to_another() -> None:
+    with grpc_bench() as bench:
+        serve(bench, SPLIT, "1", "2")
+        route = bench.cluster.route("m", "", "grpc")
+        assert route is not None
+        first, second = bench.cluster.endpoints
+        keys = [b"u%d" % number for number in range(20)]
+        rng = bench.plane.rng
+        key = next(key for key in keys if bench.cluster.version_of(route, bench.now, rng, key).version == "2")
+        bench.loop.refuse = 1
+        bench.caller.head(1, call_fields(METHOD, (b"x-user", key)))
+        bench.caller.data(1, message(b"x"), end=True)
+        bench.now += 0.01
+        bench.loop.fire()
+        assert bench.cluster.endpoints[first].in_flight == 1
+        bench.answer(bench.worker)
+        assert bench.cluster.endpoints[second].quarantine.active
+        assert asked(bench, 3, (b"x-user", key)) == first
+        bench.now = bench.cluster.endpoints[second].quarantine.until
+        assert asked(bench, 5, (b"x-user", key)) == second
+        assert bench.outcomes == {"ok": 3}
