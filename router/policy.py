@@ -516,8 +516,8 @@ class RolloutPolicy:
     def __post_init__(self) -> None:
         steps = self.steps
         rising = all(low < high for low, high in zip((0.0, *steps), steps, strict=False))
-        if not steps or len(steps) > 16 or not rising or steps[-1] != 100:
-            raise PolicyError("versions.rollout.steps", list(steps), "must rise from over 0 to 100, 16 at most")
+        if not 2 <= len(steps) <= 16 or not rising or steps[-1] != 100:
+            raise PolicyError("versions.rollout.steps", list(steps), "must rise from over 0 to 100, in 2 to 16 steps")
         for name in ("interval_s", "min_samples"):
             _positive("versions.rollout", name, getattr(self, name))
         _ratio("versions.rollout", "max_error_ratio_delta", self.max_error_ratio_delta)

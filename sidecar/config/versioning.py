@@ -12,6 +12,7 @@ from router.versions import newest
 from sidecar.config.choosing import check_key_field
 from sidecar.config.problems import Path
 from sidecar.settings import Model, Rollout, Settings, Versions
+from sidecar.settings.versions import RULES
 
 Found = tuple[Path, str, bool]
 """Path, remedy, and whether it is legal all the same."""
@@ -22,6 +23,12 @@ def versioning(settings: Settings) -> Iterator[Found]:
     for index, model in enumerate(settings.models):
         path: Path = ("models", index, "versions")
         versions = model.versions
+        if versions.serve not in RULES and versions.serve.lower() in RULES:
+            yield (
+                (*path, "serve"),
+                f"is taken as the name of a version: the rule is written {versions.serve.lower()}",
+                True,
+            )
         yield from _split(path, versions)
         if versions.key is not None:
             if versions.serve != "split":
@@ -67,8 +74,8 @@ def _split(path: Path, versions: Versions) -> Iterator[Found]:
 def _rollout(path: Path, versions: Versions, rollout: Rollout) -> Iterator[Found]:
     steps = rollout.steps
     rising = all(low < high for low, high in pairwise(steps))
-    if not steps or len(steps) > 16 or not rising or steps[-1] != 100:
-        yield (*path, "steps"), "must rise to 100, in 16 steps at most, for example [5, 25, 50, 100]", False
+    if not 2 <= len(steps) <= 16 or not rising or steps[-1] != 100:
+        yield (*path, "steps"), "must rise to 100, in 2 to 16 steps, for example [5, 25, 50, 100]", False
     if versions.serve != "split":
         yield path, f"needs serve: split; serve is {versions.serve}", False
         return

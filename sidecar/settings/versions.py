@@ -50,7 +50,7 @@ class Rollout(Base, frozen=True):
 
     version: Annotated[str, doc(Reload.LIVE, "the new version; empty: the newest of the split", "version")] = ""
     steps: Annotated[
-        tuple[_Percent, ...], doc(Reload.LIVE, "its shares, rising, the last one 100; 16 at most", "percent")
+        tuple[_Percent, ...], doc(Reload.LIVE, "its shares, rising, the last one 100; 2 to 16", "percent")
     ] = (5.0, 25.0, 50.0, 100.0)
     interval_s: Annotated[float, doc(Reload.LIVE, "least time of a step", "seconds", gt=0, le=604_800)] = 60.0
     min_samples: Annotated[

@@ -296,8 +296,7 @@ class Steering:
             return None
         record = self.records.get(model)
         if record is None:
-            last = len(serve.rollout.steps) == 1
-            return (Stage.PROMOTED if last else Stage.RUNNING), 0
+            return Stage.RUNNING, 0
         return record.stage, record.step
 
     def tick(self, now: float) -> bool:

@@ -136,6 +136,10 @@ def test_requests_without_a_key_are_divided_at_random() -> None:
             "versions.split: ['1']: must name each version once, 8 at most",
         ),
         (lambda: RolloutPolicy(steps=(5, 5, 100)), "versions.rollout.steps: [5, 5, 100]: must rise from over 0 to 100"),
+        (
+            lambda: RolloutPolicy(steps=(100,)),
+            "versions.rollout.steps: [100]: must rise from over 0 to 100, in 2 to 16",
+        ),
         (lambda: RolloutPolicy(steps=(5, 50)), "versions.rollout.steps: [5, 50]: must rise from over 0 to 100"),
         (lambda: RolloutPolicy(max_p95_ratio=0.5), "versions.rollout.max_p95_ratio: 0.5: must be 1 or more"),
     ],

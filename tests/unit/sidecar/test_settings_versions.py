@@ -85,11 +85,15 @@ def test_it_reaches_the_router(versions: str, policy: ServePolicy) -> None:
         ("serve: latest, rollout: {}", "rollout: an empty mapping: needs serve: split; serve is latest"),
         (
             SPLIT + ", rollout: {steps: [5, 50]}",
-            "rollout.steps: a list: must rise to 100, in 16 steps at most, for example [5, 25, 50, 100]",
+            "rollout.steps: a list: must rise to 100, in 2 to 16 steps, for example [5, 25, 50, 100]",
+        ),
+        (
+            SPLIT + ", rollout: {steps: [100]}",  # it would be promoted without a look
+            "rollout.steps: a list: must rise to 100, in 2 to 16 steps, for example [5, 25, 50, 100]",
         ),
         (
             SPLIT + ", rollout: {steps: [50, 5, 100]}",
-            "rollout.steps: a list: must rise to 100, in 16 steps at most, for example [5, 25, 50, 100]",
+            "rollout.steps: a list: must rise to 100, in 2 to 16 steps, for example [5, 25, 50, 100]",
         ),
         (SPLIT + ", rollout: {steps: [0, 100]}", "rollout.steps[0]: 0: must be greater than 0"),
         (SPLIT + ", rollout: {version: '3'}", 'rollout.version: "3": must be one of the split: 1, 2'),
@@ -125,6 +129,11 @@ def test_what_makes_no_sense(versions: str, problem: str) -> None:
             "split: [{version: '1', weight: 1}]",
             "'http://w:1'",
             "split: a list: has no effect while serve is any: set serve: split",
+        ),
+        (
+            "serve: Latest",
+            "'http://w:1'",
+            'serve: "Latest": is taken as the name of a version: the rule is written latest',
         ),
         (
             "serve: '2', mirror: {version: '2'}",
