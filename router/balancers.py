@@ -402,7 +402,7 @@ class TwoChoice(_Pair):
 class PeakEwma(_Pair):
     """Two at random, then the lower expected wait: a latency average that jumps to peaks x (in flight + 1).
 
-    As in Finagle (its load balancer "P2C + Peak EWMA"). The average is that of ``router.endpoint.Latency``.
+    As in Finagle (its load balancer "P2C + Peak EWMA"). The average is that of ``router.latency.Latency``.
     """
 
     name = BalancerName.PEAK_EWMA.value
