@@ -5,6 +5,7 @@ protobuf in base64, as ``endpoint-load-metrics: BIN ...`` or in ``endpoint-load-
 cncf/xds, ``orca_load_report.proto``). Servers spell them freely, so they are read leniently: the form's name may be
 missing, ``k:v`` is taken for ``k=v``, what has no meaning here is passed over. But a report of which one value is
 NaN, infinite, negative or no number, which names anything twice, or is larger than it may be, is refused as a whole.
+Protobuf alone says what a field or a key given twice means, the last one, and that is what a binary report means then.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ class OrcaReport:
     maps: dict[str, dict[str, float]] = field(default_factory=dict)
     _entries: int = 0
 
-    def put(self, name: str, key: str, value: float) -> None:
-        """Take one value; ``key`` is that within a map, empty for a scalar."""
+    def put(self, name: str, key: str, value: float, *, last: bool = False) -> None:
+        """Take one value; ``key`` is that within a map, empty for a scalar. ``last``: it stands over one before it."""
         self._entries += 1
         at = key or name
         if self._entries > MAX_ENTRIES or len(at) > MAX_KEY:
             raise ReportError(OVER_LIMIT, f"more than {MAX_ENTRIES} values, or a name of over {MAX_KEY} characters")
         into = self.maps.setdefault(name, {}) if key else self.scalars
-        if at in into:
+        if at in into and not last:
             raise ReportError(DUPLICATE, at)
         into[at] = value
 
@@ -151,7 +152,13 @@ def _text(raw: bytes) -> OrcaReport:
 
 def _json(raw: bytes) -> OrcaReport:
     try:
-        said = json.loads(_decoded(raw), object_pairs_hook=_pairs, parse_constant=_constant)
+        said = json.loads(
+            _decoded(raw),
+            object_pairs_hook=_pairs,
+            parse_constant=_constant,
+            parse_float=_json_text,
+            parse_int=_json_text,
+        )
     except ReportError:
         raise
     except (ValueError, RecursionError):
@@ -169,7 +176,7 @@ def _json(raw: bytes) -> OrcaReport:
                     raise ReportError(MALFORMED, f"an empty name in {name[:MAX_KEY]}")
                 if name in _MAPS:
                     report.put(name, key, _json_number(one))
-        elif name in _SCALARS or isinstance(value, int | float):
+        elif name in _SCALARS or isinstance(value, float | bool):
             report.put(name, "", _json_number(value))
     return _some(report)
 
@@ -195,18 +202,20 @@ def _constant(name: str) -> float:
     raise ReportError(NAN if name == "NaN" else INFINITE, name)
 
 
+def _json_text(text: str) -> float:
+    """Return a number wherever it stands in JSON, under a name that means nothing here, too."""
+    return _good(float(text))
+
+
 def _json_number(value: object) -> float:
     if isinstance(value, str):  # as proto3 has it, numbers may be text
         parsed, why = number(value)
         if why:
             raise ReportError(why, value[:MAX_KEY])
         return parsed
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, float):
         raise ReportError(NOT_A_NUMBER, str(value)[:MAX_KEY])
-    try:
-        return _good(float(value))
-    except OverflowError:
-        raise ReportError(INFINITE, "a number over all bounds") from None
+    return value
 
 
 def _good(value: float) -> float:
@@ -250,10 +259,9 @@ def parse_message(raw: bytes) -> OrcaReport:
         ReportError: it is refused.
     """
     report = OrcaReport()
-    doubles: dict[str, float] = {}
     for number_, value in _message(raw):
         if number_ in _DOUBLES and isinstance(value, float):
-            doubles[_DOUBLES[number_]] = _good(value)  # of one field more than once the last counts, as protobuf has it
+            report.put(_DOUBLES[number_], "", _good(value), last=True)
         elif number_ in _ENTRIES and isinstance(value, bytes):
             key, one = "", 0.0
             for part, within in _message(value):
@@ -263,9 +271,7 @@ def parse_message(raw: bytes) -> OrcaReport:
                     one = _good(within)
             if not key:
                 raise ReportError(MALFORMED, f"an empty name in {_ENTRIES[number_]}")
-            report.put(_ENTRIES[number_], key, one)
-    for name, value in doubles.items():
-        report.put(name, "", value)
+            report.put(_ENTRIES[number_], key, one, last=True)
     return _some(report)
 
 
