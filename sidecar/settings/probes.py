@@ -33,9 +33,7 @@ class Expectation(Base, frozen=True):
     status: Annotated[
         Annotated[int, Meta(ge=100, le=599)] | None, doc(Reload.LIVE, "this status; null: any 2xx", "status")
     ] = None
-    body_contains: Annotated[
-        str | None, doc(Reload.LIVE, "text within the first 64 KiB of the body; null: bodies are not read")
-    ] = None
+    body_contains: Annotated[str | None, doc(Reload.LIVE, "text within the first 64 KiB of the body; null: any")] = None
 
 
 class OrcaStream(Base, frozen=True):

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from sidecar.settings import Expectation
 
 BODY_BYTES: Final = 65536
-"""Most of a body that is read where an answer is more than its status."""
+"""Most of a body that is read where it is what matters."""
+READY_BYTES: Final = 4096
+"""Most of a body that is read where it only may say that the server is not ready, whatever the status says."""
 ANYTHING: Final = "*"
 """Stands for a model's name where a server is asked for itself alone."""
 ANY_CLASS: Final = "any"
@@ -40,13 +42,13 @@ Held = tuple[str, str]
 class Question:
     """One GET: its path, the port where that is another than the endpoint's (0: it is not), and how much is read.
 
-    ``body_bytes`` 0: the status is all that matters. ``every_s``: it need not be asked again earlier than that.
+    ``every_s``: it need not be asked again earlier than that.
     A warm-up request has a ``method``, ``fields`` and a ``body`` of its own.
     """
 
     path: str
     port: int = 0
-    body_bytes: int = 0
+    body_bytes: int = READY_BYTES
     every_s: float = 0.0
     method: str = "GET"
     fields: tuple[tuple[str, str], ...] = ()
@@ -169,7 +171,7 @@ class HttpReadiness:
     def __init__(self, path: str | None = None, expect: Expectation | None = None) -> None:
         self._status = None if expect is None else expect.status
         self._text = None if expect is None else expect.body_contains
-        self._question = Question(path or PROBE_PATH, body_bytes=0 if self._text is None else BODY_BYTES)
+        self._question = Question(path or PROBE_PATH, body_bytes=READY_BYTES if self._text is None else BODY_BYTES)
 
     def questions(self, held: Sequence[Held]) -> tuple[Question, ...]:
         """Ask the one path."""
@@ -185,7 +187,7 @@ class HttpReadiness:
         if answer.status is not None:
             wanted = answer.good if self._status is None else answer.status == self._status
             if wanted and (self._text is None or self._text.encode() in answer.body):
-                return Signal(State.WARM)
+                return readiness(answer) if answer.good else Signal(State.WARM)
             if wanted:
                 return Signal(State.LOADING, f"HTTP {answer.status}, but the body lacks probe.expect.body_contains")
             if self._status is not None:

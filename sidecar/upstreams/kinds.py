@@ -19,7 +19,7 @@ _V2: Final = {ProbeKind.TRITON: TRITON, ProbeKind.KSERVE: KSERVE, ProbeKind.MLSE
 _ENGINES: Final = {ProbeKind.VLLM: VLLM, ProbeKind.SGLANG: SGLANG, ProbeKind.NIM: NIM}
 
 _METADATA: Final = Question("/v2", body_bytes=BODY_BYTES)
-_NIM_READY: Final = Question(NIM.ready_path, body_bytes=4096)
+_NIM_READY: Final = Question(NIM.ready_path)
 
 
 def adapter_for(kind: ProbeKind, probe: Probe) -> SignalAdapter:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from router.urls import protocol_of
+from sidecar.http1.chunked import ChunkError, ChunkScanner
+from sidecar.http1.head import CHUNKED, HeadError
+from sidecar.http1.parsing import parse_response
 from sidecar.settings import UpstreamTls
 from sidecar.tls.client import UPSTREAM
 from sidecar.tls.material import HTTP1, HTTP2, Follower, Terms, plain
@@ -21,6 +23,7 @@ from sidecar.upstreams.pool import SECURE, split_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sidecar.http1.head import ResponseHead
     from sidecar.upstreams.adapters import Question
 
 GRPC: Final = "grpc"
@@ -29,6 +32,7 @@ LOOK_S: Final = 1.0
 """How often TLS files are looked at, where there are probes over TLS."""
 
 _HEAD_BYTES: Final = 65536
+_PIECE_BYTES: Final = 65536
 _INTERIM: Final = 16
 """Most 1xx answers that are passed over."""
 
@@ -56,7 +60,8 @@ class HttpProber:
     """Asks over HTTP/1.1 or gRPC, and over TLS as requests would; an instance is an :class:`Ask`.
 
     Each probe opens a connection: a pooled one would not notice that the server stopped accepting. Where the server
-    lets it, that one takes all questions of the probe. Redirects are not followed.
+    lets it, that one takes all questions of the probe. Redirects are not followed. Answers are read as those to callers
+    are: what would be refused there says nothing here.
     """
 
     def __init__(self, tls: UpstreamTls | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -205,17 +210,15 @@ class _Visit:
         try:
             if question.body:
                 await writer.drain()
-            status, head = await self._head(reader)
-            body, cut, whole = b"", False, True
-            if question.body_bytes or not (last or _ends(head)):
-                body, cut, whole = await self._body(reader, status, head, question.body_bytes)
+            head = await self._head(reader, question.method.encode())
+            body, cut, whole = await self._body(reader, head.length, question.body_bytes)
         except asyncio.IncompleteReadError:
             raise EOFError("closed before a whole answer") from None
         except asyncio.LimitOverrunError:
             raise ValueError(f"a response head of more than {_HEAD_BYTES} bytes") from None
-        if last or cut or not whole or _ends(head):
+        if last or cut or not whole or not head.keep_alive:
             self.leave()
-        return Answer(status, body=body if question.body_bytes else b"", cut=cut)
+        return Answer(head.status, body=body, cut=cut)
 
     async def _call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: Question) -> Answer:
         """Ask a gRPC worker for its health, or call the method that a warm-up request names."""
@@ -233,65 +236,57 @@ class _Visit:
             return Answer(None, str(error))
         return Answer(200, body=body)
 
-    async def _head(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    async def _head(self, reader: asyncio.StreamReader, method: bytes) -> ResponseHead:
         for _ in range(_INTERIM):
-            head = await reader.readuntil(b"\r\n\r\n")
-            self.read_bytes += len(head)
-            status = _status(head)
-            if status >= 200:
-                return status, head.lower()
+            raw = await reader.readuntil(b"\r\n\r\n")
+            self.read_bytes += len(raw)
+            try:
+                head = parse_response(raw, method)
+            except HeadError as error:
+                raise ValueError(f"no good HTTP/1.1 answer: {error.detail}") from None
+            if head.status >= 200:
+                return head
+            if head.status == 101:
+                raise ValueError("no good HTTP/1.1 answer: a 101 that nobody asked for")
         raise ValueError(f"more than {_INTERIM} interim answers")
 
-    async def _body(
-        self, reader: asyncio.StreamReader, status: int, head: bytes, most: int
-    ) -> tuple[bytes, bool, bool]:
+    async def _body(self, reader: asyncio.StreamReader, length: int, most: int) -> tuple[bytes, bool, bool]:
         """Return the body up to ``most`` bytes, whether there is more, and whether the next answer begins behind it."""
-        if status in (204, 304):
-            return b"", False, True
-        most = most or _HEAD_BYTES  # so much is read for the sake of the connection
-        if _CHUNKED.search(head):
+        if length == CHUNKED:
             return await self._chunks(reader, most)
-        found = _LENGTH.findall(head)
-        length = int(found[0]) if len(found) == 1 else -1
         body = bytearray()
         enough = most + 1 if length < 0 else min(most + 1, length)
         while len(body) < enough:
-            piece = await reader.read(min(_HEAD_BYTES, enough - len(body)))
+            piece = await self._piece(reader)
             if not piece:
                 if length >= 0:
                     raise EOFError("closed before a whole answer")
                 break
-            self.read_bytes += len(piece)
             body += piece
-        return bytes(body[:most]), len(body) > most, length >= 0
+        if length >= 0:
+            return bytes(body[: min(most, length)]), length > most, len(body) <= length
+        return bytes(body[:most]), len(body) > most, False
 
     async def _chunks(self, reader: asyncio.StreamReader, most: int) -> tuple[bytes, bool, bool]:
+        scanner = ChunkScanner(decode=True)
         body = bytearray()
-        while True:
-            line = await reader.readuntil(b"\n")
-            digits = line.partition(b";")[0].strip()
-            if not _HEX.fullmatch(digits):
-                raise ValueError("broken chunked framing")
-            size = int(digits, 16)
-            self.read_bytes += len(line)
-            if size == 0:
-                end = await reader.readuntil(b"\n")
-                return bytes(body), False, end == b"\r\n"
-            if len(body) + size > most:
-                rest = most - len(body)
-                body += await reader.readexactly(rest)
-                self.read_bytes += rest
-                return bytes(body), True, False
-            body += await reader.readexactly(size)
-            await reader.readexactly(2)
-            self.read_bytes += size + 2
+        while not scanner.done and len(body) <= most:
+            piece = await self._piece(reader)
+            if not piece:
+                raise EOFError("closed before a whole answer")
+            try:
+                body += scanner.feed(piece)
+            except ChunkError as error:
+                raise ValueError(f"broken chunked framing: {error}") from None
+        return bytes(body[:most]), len(body) > most, scanner.done and not scanner.rest
+
+    async def _piece(self, reader: asyncio.StreamReader) -> bytes:
+        piece = await reader.read(_PIECE_BYTES)
+        self.read_bytes += len(piece)
+        return piece
 
 
-_CHUNKED: Final = re.compile(rb"\r\ntransfer-encoding:[^\r]*chunked[ \t]*\r")
-_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,18})[ \t]*\r")
-_CLOSE: Final = re.compile(rb"\r\nconnection:[^\r]*close")
 _DEFAULTS: Final = (("User-Agent", "warmroute-probe"), ("Accept", "*/*"))
-_HEX: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
 
 
 def _head_of(question: Question, host: str, *, last: bool) -> bytes:
@@ -304,15 +299,3 @@ def _head_of(question: Question, host: str, *, last: bool) -> bytes:
         fields.append(("Connection", "close"))
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields)
     return f"{question.method} {question.path} HTTP/1.1\r\n{lines}\r\n".encode()
-
-
-def _ends(head: bytes) -> bool:
-    """Return whether a connection ends with the answer of this head, in lower case."""
-    return not head.startswith(b"http/1.1") or _CLOSE.search(head) is not None
-
-
-def _status(head: bytes) -> int:
-    version, _, rest = head.partition(b" ")
-    if version not in (b"HTTP/1.1", b"HTTP/1.0") or not rest[:3].isdigit():
-        raise ValueError("what came is not HTTP/1.1")
-    return int(rest[:3])

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from sidecar.upstreams.adapters import Answer, Held
     from sidecar.upstreams.metrics_page import MetricsPage, Series
 
-_READY_BYTES: Final = 4096
-
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
@@ -100,11 +98,11 @@ class V2Readiness:
     def _ready(self, held: Held) -> Question:
         model, version = held
         if self._path is not None:
-            return Question(self._path, body_bytes=_READY_BYTES)
+            return Question(self._path)
         if model == ANYTHING:
-            return Question(PROBE_PATH, body_bytes=_READY_BYTES)
+            return Question(PROBE_PATH)
         within = f"/versions/{quoted(version)}" if version and self._dialect.versions else ""
-        return Question(f"/v2/models/{quoted(model)}{within}/ready", body_bytes=_READY_BYTES)
+        return Question(f"/v2/models/{quoted(model)}{within}/ready")
 
     def read(self, held: Sequence[Held], answers: Mapping[Question, Answer]) -> Reading:
         """Return each model's state; its warmth is whether it counts a good run."""

@@ -111,6 +111,10 @@ def mlserver() -> Server:
     return Server(v2=(200, '{"name":"mlserver"}'), v2__models__m__ready=(400, '{"error":"x"}'), metrics=(200, page))
 
 
+def http() -> Server:
+    return Server(v2__health__ready=(503, ""))
+
+
 def records(got: list[object]) -> list[EndpointRecord]:
     return [message.record for message in got if isinstance(message, EndpointSeen)]
 
@@ -126,6 +130,7 @@ def is_warm(record: EndpointRecord) -> bool:
 
 
 READY = {
+    "http": ("/v2/health/ready", 0, None, (None, None), None, None),
     "triton": ("/v2/models/m/ready", 5, 2, (12000, 16000), None, 1.0),
     "vllm": ("/health", 0, 3, (None, None), 0.75, 0.0),
     "sglang": ("/health", 0, 1, (None, None), 0.5, None),
@@ -151,6 +156,9 @@ def test_what_a_server_says_stands_in_its_record(kind: str, tmp_path: Path) -> N
             assert (found.free_memory_bytes, found.total_memory_bytes) == memory
             assert found.free_memory_ratio == ratio
             assert dict(found.replicas[0].warmth) == ({} if warmth is None else {"any": warmth})
+            server.answers[path] = (200, '{"ready": false}')
+            found = last(control, lambda record: record.replicas[0].state is State.LOADING, "its body says not ready")
+            assert found.replicas[0].reason == 'not ready (HTTP 200 with "ready": false)'
 
 
 def metric(control: ControlProcess, name: str) -> float:

@@ -52,6 +52,20 @@ def test_a_body_that_says_not_ready_is_believed_over_its_status() -> None:
         assert readiness(Answer(200, body=body)).state is State.WARM, body
 
 
+NOT_READY = b'{"ready": false}'
+SAYS_NOT_READY = 'not ready (HTTP 200 with "ready": false)'
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ProbeKind if kind is not ProbeKind.AUTO])
+def test_every_kind_reads_the_body_that_says_not_ready(kind: ProbeKind) -> None:
+    one = adapter(kind.value, load=False)
+    health, *others = one.questions(M)
+    assert health.body_bytes >= len(NOT_READY)
+    for body, signal in ((NOT_READY, Signal(State.LOADING, SAYS_NOT_READY)), (b'{"ready": true}', Signal(State.WARM))):
+        answers = {health: Answer(200, body=body), **dict.fromkeys(others, Answer(404))}
+        assert one.read(M, answers).signals["m", ""] == signal
+
+
 def read(adapter: SignalAdapter, held: list[Held], **said: Answer) -> Reading:
     """Return what an adapter reads where its questions, by the end of their paths, are answered so."""
     answers = {}
@@ -88,12 +102,15 @@ def adapter(kind: str, **probe: Any) -> SignalAdapter:
         ({"body_contains": "ok"}, Answer(503, body=b"ok"), "not ready (HTTP 503)"),
         ({"status": 200, "body_contains": "é"}, Answer(200, body="é".encode()), ""),
         ({"status": 200}, Answer(None, "refused"), "no answer: refused"),
+        ({"status": 200}, Answer(200, body=NOT_READY), SAYS_NOT_READY),
+        ({"status": 503}, Answer(503, body=NOT_READY), ""),  # over a 2xx, no more
+        ({"body_contains": "ready"}, Answer(200, body=NOT_READY), SAYS_NOT_READY),
     ],
 )
 def test_plain_http_is_what_is_expected(expect: dict[str, Any], answer: Answer, reason: str) -> None:
     one = adapter("http", path="/up", expect=expect)
     (question,) = one.questions(M)
-    assert question == Question("/up", body_bytes=65536 if "body_contains" in expect else 0)
+    assert question == Question("/up", body_bytes=65536 if "body_contains" in expect else 4096)
     signal = read(one, M, up=answer).signals["m", ""]
     assert (signal.state, signal.reason) == (State.LOADING if reason else State.WARM, reason)
 

@@ -12,7 +12,11 @@ import pytest
 from aiohttp import web
 from grpc_health.v1 import health, health_pb2_grpc
 
-from sidecar.settings import UpstreamTls
+from sidecar.discovery.proving import NO_ANSWER, PROVEN, judged
+from sidecar.discovery.warming import question_of
+from sidecar.http1.head import HeadError
+from sidecar.http1.parsing import parse_response
+from sidecar.settings import UpstreamTls, WarmupRequest
 from sidecar.upstreams.adapters import Answer, Question
 from sidecar.upstreams.probes import HttpProber
 from tests.support.certificates import Authority, write
@@ -51,7 +55,7 @@ async def _ask(path: str, timeout_s: float = 5.0) -> tuple[Answer, list[web.Base
 @pytest.mark.parametrize(("path", "status"), [("/ready", 200), ("/other", 503), ("/away", 302)])
 def test_the_status_comes_back_and_redirects_are_not_followed(path: str, status: int) -> None:
     answer, seen = asyncio.run(_ask(path))
-    assert answer == Answer(status)
+    assert (answer.status, answer.error) == (status, "")
     assert [(request.method, request.path) for request in seen] == [("GET", path)]
     assert seen[0].headers["user-agent"] == "warmroute-probe"
 
@@ -316,7 +320,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 def test_one_connection_takes_all_questions_where_the_server_lets_it() -> None:
     server = Server(a=plain(b"yes"), b=CHUNKED + b"3;x=y\r\nabc\r\n2\r\nde\r\n0\r\n\r\n", c=plain(b""))
     answers, prober = server.ask(Question("/a"), Question("/b", body_bytes=100), Question("/c"))
-    assert answers == [Answer(200), Answer(200, body=b"abcde"), Answer(200)]
+    assert answers == [Answer(200, body=b"yes"), Answer(200, body=b"abcde"), Answer(200)]
     assert server.connections == 1
     assert b"Connection: close" not in server.heads[0]
     assert b"Connection: close" in server.heads[2]
@@ -363,7 +367,18 @@ def test_a_body_is_read_up_to_what_was_asked_for(answer: bytes, found: Answer) -
         (b"last:" + CHUNKED + b"9\r\nx", "closed before a whole answer"),
         (CHUNKED + b"-1\r\nx", "broken chunked framing"),
         (CHUNKED + b"ffffffffffffffffff\r\n", "broken chunked framing"),
-        (b"SSH-2.0\r\n\r\n", "not HTTP/1.1"),
+        (CHUNKED + b"2\r\nabc\r\n0\r\n\r\n", "broken chunked framing"),
+        (CHUNKED + b"2\nab\n0\n\n", "broken chunked framing"),
+        (b"SSH-2.0\r\n\r\n", "no good HTTP/1.1 answer"),
+        (
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
+            "a 101 that nobody asked for",
+        ),
+        (CHUNKED[:-2] + b"Content-Length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n", "Content-Length"),
+        (plain(b"abc", b"Content-Length: 3\r\n"), "Content-Length"),
+        (plain(b"abc", b"X: a\nb\r\n"), "no good HTTP/1.1 answer"),
+        (b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "HTTP/1.0"),
+        (plain(b"", b"Transfer-Encoding: gzip, chunked\r\n"), "no good HTTP/1.1 answer"),
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 17, "interim"),
     ],
 )
@@ -372,6 +387,45 @@ def test_a_broken_answer_is_none_and_the_next_question_is_asked_all_the_same(ans
     assert broken.status is None
     assert says in broken.error
     assert good == Answer(200)
+
+
+TWO_READINGS = CHUNKED[:-2] + b"Content-Length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("method", [b"GET", b"POST", b"HEAD"])
+@pytest.mark.parametrize("answer", [TWO_READINGS, plain(b"abc", b"Content-Length: 4\r\n"), plain(b"abc")])
+def test_a_warm_up_request_is_proven_by_no_answer_that_callers_would_not_get(answer: bytes, method: bytes) -> None:
+    try:
+        parse_response(answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n", method)
+    except HeadError:
+        wanted = NO_ANSWER
+    else:
+        wanted = PROVEN
+    request = WarmupRequest("b1", "/infer", method=method.decode(), within_s=5.0)
+
+    async def main() -> Answer:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(method + b" /infer ")
+            writer.write(answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" if method == b"HEAD" else answer)
+            writer.close()
+
+        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        async with server:
+            address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            (found,) = await HttpProber()(address, (question_of(request),), 5.0)
+            return found
+
+    assert judged(request, asyncio.run(main()), 0.0)[0] == wanted
+
+
+@pytest.mark.parametrize(
+    "long", [plain(b"abc") + b"HTTP/1.1", CHUNKED + b"0\r\n\r\nHTTP/1.1"], ids=["length", "chunks"]
+)
+def test_what_comes_behind_an_answer_is_not_taken_for_the_next(long: bytes) -> None:
+    server = Server(a=long, b=plain(b"b"))
+    (_, then), _ = server.ask(Question("/a"), Question("/b"))
+    assert then == Answer(200, body=b"b")
+    assert server.connections == 2
 
 
 def test_what_was_answered_before_the_time_was_over_counts() -> None:
