@@ -25,7 +25,7 @@ from sidecar.discovery.load_streams import LoadStreams
 from sidecar.discovery.planned import static_endpoints
 from sidecar.discovery.static import FIRST_PROBES_S, SUCCESSOR_PROBES_S, StaticSource
 from sidecar.discovery.warming import WarmedSource, asked_shards, warmups
-from sidecar.loading import Loader
+from sidecar.loading import Loader, load_bounds
 from sidecar.settings import model_policies, router_policies
 from sidecar.state.answers import SharedAnswers
 from sidecar.state.hints import HintExchange, open_here
@@ -145,7 +145,7 @@ class Control:
                     rng=rng,
                 )
         self._load_asker = HttpProber(settings.upstream_tls)
-        loader = Loader(keeper.cluster, self._load_asker, clock=clock, rng=rng)
+        loader = Loader(keeper.cluster, self._load_asker, clock=clock, bounds=load_bounds(settings), rng=rng)
         keeper.load_wanted = loader.wanted
         self.context = Context(
             settings=settings,
@@ -229,6 +229,7 @@ class Control:
                 context.store.latencies.configure(policies.latency)
         self._warmed.configure(warmups(settings), asked_shards(settings))
         self._dns.configure(dns_plans(settings), settings.dns)
+        context.loader.configure(load_bounds(settings))
         self._take_endpoints()
         context.certificates.configure(settings)
         for prober in (self._prober, self._warmer, self._load_asker):

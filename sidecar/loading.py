@@ -3,7 +3,8 @@
 Where a model is ``lazy``, data processes say that somebody waits (``LoadWanted``), again and again. Here that becomes
 one load at a time. A server is first asked what it has (``POST /v2/repository/index``), since one that is loading
 already must not be told again, and then told (``POST /v2/repository/models/NAME/load``), which Triton in explicit mode
-and MLServer answer when it is done. Whether the model is ready is then for probes and reports to find out.
+and MLServer answer when it is done. One that does not answer in time may hang: the next one is asked then, and it is
+passed over while it says that it is loading. Whether the model is ready is then for probes and reports to find out.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.model import HTTP, State
+from sidecar.settings import Wait
 from sidecar.telemetry.logs import get_log
 from sidecar.upstreams.adapters import BODY_BYTES, Question, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from router.cluster import Cluster
     from router.endpoint import Candidate, Endpoint
+    from sidecar.settings import Settings
     from sidecar.upstreams.adapters import Answer
     from sidecar.upstreams.probes import Ask
 
 INDEX_S: Final = 5.0
-LOAD_S: Final = 600.0
-"""Longest time that a load is waited for."""
 SETTLE_S: Final = 10.0
 """After a load, for so long none is begun again: it takes a probe or a report until the replica counts as warm."""
 RETRY_S: Final = 1.0
@@ -47,20 +48,37 @@ Wanted = tuple[str, str]
 
 
 class Loader:
-    """Has models loaded, by what ``cluster`` knows. ``ask`` asks endpoints; ``clock`` gives monotonic seconds."""
+    """Has models loaded, by what ``cluster`` knows. ``ask`` asks endpoints; ``clock`` gives monotonic seconds.
+
+    ``bounds`` says for how many seconds a load is waited for, by model.
+    """
 
     def __init__(
-        self, cluster: Cluster, ask: Ask, *, clock: Callable[[], float], rng: Callable[[], float] = lambda: 0.5
+        self,
+        cluster: Cluster,
+        ask: Ask,
+        *,
+        clock: Callable[[], float],
+        bounds: Mapping[str, float],
+        rng: Callable[[], float] = lambda: 0.5,
     ) -> None:
         self._cluster = cluster
         self._ask = ask
         self._clock = clock
         self._rng = rng
+        self._bounds = bounds
+        self._overdue: set[tuple[str, str, str]] = (
+            set()
+        )  # model, id and epoch of who was told to load, and said nothing
         self._running: set[Wanted] = set()
         self._not_before: dict[Wanted, float] = {}
         self._failures: Counter[Wanted] = Counter()
         self._news: asyncio.Queue[Wanted] = asyncio.Queue()
         self.counts: Counter[str] = Counter()
+
+    def configure(self, bounds: Mapping[str, float]) -> None:
+        """Wait for loads that begin from now on for other times."""
+        self._bounds = bounds
 
     def wanted(self, model: str, version: str) -> None:
         """Take note that requests wait for a model; the first word of many that has to be acted on is."""
@@ -98,6 +116,7 @@ class Loader:
     async def _load_somewhere(self, key: Wanted) -> str:
         """Have one endpoint load it, the one with the most free memory first; return how that ended."""
         model, version = key
+        self._overdue = {one for one in self._overdue if self._is_there(one)}
         route = self._cluster.route(model, version)
         candidates = [] if route is None else [one for one in route.candidates if may_load(one)]
         if any(under_way(one) for one in (route.candidates if route is not None else ())):
@@ -106,20 +125,33 @@ class Loader:
         for candidate in sorted(candidates, key=_roomiest):
             endpoint = candidate.endpoint
             state = await self._state(endpoint, model)
+            told = (model, endpoint.id, endpoint.epoch)
+            if state == "LOADING" and told in self._overdue:
+                result = "failed"
+                continue
+            self._overdue.discard(told)
             if state in ("READY", "LOADING"):
                 return "already"
             if state is None:
                 continue
             _log.info("model.loading", model=model, endpoint=endpoint.id)
-            (answer,) = await self._ask(endpoint.address, (load_question(model),), LOAD_S)
+            (answer,) = await self._ask(
+                endpoint.address, (load_question(model),), self._bounds.get(model, Wait().load_s)
+            )
             if answer.good:
                 _log.info("model.loaded", model=model, endpoint=endpoint.id)
                 return "loaded"
             result = "failed"
+            if answer.status is None:
+                self._overdue.add(told)
             _log.warning("model.load_failed", model=model, endpoint=endpoint.id, why=_why(answer))
         if result == "nobody":
             _log.warning("model.nobody_loads", model=model, endpoints=len(candidates))
         return result
+
+    def _is_there(self, told: tuple[str, str, str]) -> bool:
+        endpoint = self._cluster.endpoints.get(told[1])
+        return endpoint is not None and endpoint.epoch == told[2]
 
     async def _state(self, endpoint: Endpoint, model: str) -> str | None:
         """Return what a server says of a model: READY, LOADING, or anything else; None where it loads none."""
@@ -140,6 +172,11 @@ def load_question(model: str) -> Question:
     """Return what has a V2 server load a model (docs: KServe, "Model Repository Extension")."""
     path = f"/v2/repository/models/{quoted(model)}/load"
     return Question(path, body_bytes=BODY_BYTES, method="POST", fields=_JSON, body=b"{}")
+
+
+def load_bounds(settings: Settings) -> dict[str, float]:
+    """Return for how many seconds a load is waited for, by model."""
+    return {model.name: model.wait.load_s for model in settings.models}
 
 
 def may_load(candidate: Candidate) -> bool:

@@ -79,6 +79,10 @@ class Wait(Base, frozen=True):
     """How requests wait for a replica, where on_no_candidate is wait or lazy."""
 
     max_s: Annotated[float, doc(Reload.LIVE, "longest wait", "seconds", gt=0, le=3600)] = 30.0
+    load_s: Annotated[
+        float,
+        doc(Reload.LIVE, "lazy: how long one endpoint may load before the next is asked", "seconds", gt=0, le=86_400),
+    ] = 300.0
     requests: Annotated[int, doc(Reload.LIVE, "requests that wait, of one process", "requests", ge=1, le=1 << 20)] = (
         1024
     )

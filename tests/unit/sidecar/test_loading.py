@@ -30,9 +30,10 @@ class Fleet:
         self.states: dict[str, object] = {}
         self.loads: dict[str, Answer] = {}
         self.asked: list[tuple[str, str, str]] = []
+        self.waits: list[float] = []
         self.gate = asyncio.Event()
         self.gate.set()
-        self.loader = Loader(self.cluster, self.ask, clock=lambda: self.now)
+        self.loader = Loader(self.cluster, self.ask, clock=lambda: self.now, bounds={"m": 7.0})
 
     async def ask(self, address: str, questions: Sequence[Question], timeout_s: float) -> list[Answer]:
         (question,) = questions
@@ -41,6 +42,7 @@ class Fleet:
         if question.path == INDEX:
             states = self.states.get(address, [{"name": "m", "version": "1", "state": "UNAVAILABLE"}])
             return [states if isinstance(states, Answer) else Answer(200, body=json.dumps(states).encode())]
+        self.waits.append(timeout_s)
         await self.gate.wait()
         return [self.loads.get(address, Answer(200))]
 
@@ -122,6 +124,22 @@ def test_the_next_is_asked_where_one_fails_or_knows_no_such_api() -> None:
         ("http://c:1", INDEX),
         ("http://c:1", LOAD),
     ]
+
+
+def test_one_that_takes_the_load_and_hangs_is_passed_over_while_it_says_that_it_loads() -> None:
+    fleet = Fleet(at("a", free=2), at("b", free=1))
+    fleet.loads["http://a:1"] = Answer(None, "nothing within 7 s")
+    fleet.loads["http://b:1"] = Answer(503)
+    assert settled(fleet, "m") == {"failed": 1}
+    assert fleet.waits == [7.0, 7.0]
+    fleet.states["http://a:1"] = [{"name": "m", "version": "1", "state": "LOADING"}]
+    del fleet.loads["http://b:1"]
+    fleet.now += RETRY_MOST_S
+    assert settled(fleet, "m") == {"failed": 1, "loaded": 1}
+    assert fleet.asked[-1] == ("http://b:1", "POST", LOAD)
+    fleet.states["http://a:1"] = [{"name": "m", "version": "1", "state": "READY"}]
+    fleet.now += SETTLE_S + 1
+    assert settled(fleet, "m") == {"failed": 1, "loaded": 1, "already": 1}
 
 
 def test_a_failure_everywhere_is_tried_again_later_and_later() -> None:
