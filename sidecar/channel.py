@@ -185,14 +185,17 @@ class AnswerAsked:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFound:
-    """Control → data: the answer, kept for ``kept_ms`` of its ``ttl_ms``; no head where there is none."""
+    """Control → data: the answer, kept for ``kept_ms`` of its time; no head where there is none.
+
+    ``bad``: something stands there, but nothing that anybody kept.
+    """
 
     number: int
     head: bytes = b""
     body: bytes = b""
-    ttl_ms: int = 0
     kept_ms: int = 0
     age_s: int = 0
+    bad: bool = False
 
 
 _TYPES: tuple[type, ...] = (

@@ -10,7 +10,7 @@ import re
 from hashlib import sha256
 from typing import Final
 
-from sidecar.cache.terms import CREDENTIALS, Refused, Terms
+from sidecar.cache.terms import Refused, Terms
 
 _CONDITIONAL: Final = frozenset(
     {b"if-match", b"if-modified-since", b"if-none-match", b"if-range", b"if-unmodified-since", b"range"}
@@ -20,11 +20,14 @@ _NOT_FROM_HERE: Final = re.compile(rb"(?:^|,)[ \t]*(?:no-store|no-cache)[ \t]*(?
 
 
 class Asked:
-    """What is known of a request whose answer may be kept: whose it is, and what of its head is part of the key."""
+    """What is known of a request whose answer may be kept: by which terms, whose it is, and what of its head counts."""
 
-    __slots__ = ("fields", "method", "target", "tenant")
+    __slots__ = ("fields", "method", "revision", "target", "tenant")
 
-    def __init__(self, method: bytes, target: bytes, tenant: bytes, fields: list[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self, revision: bytes, method: bytes, target: bytes, tenant: bytes, fields: list[tuple[bytes, bytes]]
+    ) -> None:
+        self.revision: Final = revision
         self.method: Final = method
         self.target: Final = target
         self.tenant: Final = tenant
@@ -33,7 +36,7 @@ class Asked:
     def key(self, model: str, version: str, body: bytes) -> bytes:
         """Return the key for a model (version: as asked, "" for any) and the whole body without its framing."""
         digest = sha256()
-        head = [model.encode(), version.encode(), self.tenant, self.method, self.target]
+        head = [self.revision, model.encode(), version.encode(), self.tenant, self.method, self.target]
         for name, value in self.fields:
             head += (name, value)
         digest.update(b"%d;" % len(head) + b"".join([b"%d:%s" % (len(part), part) for part in head]))
@@ -58,6 +61,7 @@ def asked_of(method: bytes, target: bytes, forward: bytes, terms: Terms) -> Aske
     tenants = 0
     secrets: list[tuple[bytes, bytes]] = []
     fields: list[tuple[bytes, bytes]] = []
+    secret = terms.secrets
     for line in forward.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         name = name.lower()
@@ -68,7 +72,7 @@ def asked_of(method: bytes, target: bytes, forward: bytes, terms: Terms) -> Aske
                 tenants += 1
             else:
                 fields.append((name, value))
-        elif name in CREDENTIALS:
+        elif name in secret:
             secrets.append((name, value))
         elif name in (b"cache-control", b"pragma"):
             if _NOT_FROM_HERE.search(value.lower()):
@@ -83,7 +87,7 @@ def asked_of(method: bytes, target: bytes, forward: bytes, terms: Terms) -> Aske
             return Refused.CREDENTIALS
         fields += secrets
     fields.sort(key=_name)  # in a stable order: that of fields of one name counts
-    return Asked(method, target, tenant, fields)
+    return Asked(terms.revision, method, target, tenant, fields)
 
 
 def _name(field: tuple[bytes, bytes]) -> bytes:

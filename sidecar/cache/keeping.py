@@ -150,6 +150,35 @@ def kept(forward: bytes, body: bytes, now: float, terms: Terms) -> Kept | Refuse
     return Kept(head, body, now, ttl_s - age_s, age_s)
 
 
+def kept_elsewhere(
+    head: bytes, body: bytes, age_s: int, since: float, now: float, terms: Terms, most_bytes: int
+) -> Kept | Refused:
+    """Return an answer that somebody else kept, held to all that one of our own is held to; or why it is not told.
+
+    Args:
+        head: as it was kept, from its status line to the last line's end.
+        body: the body.
+        age_s: how old it was by its own word when it came there.
+        since: when it came there, on the clock of ``now``.
+        now: the time.
+        terms: the model's, in force here now.
+        most_bytes: head and body may have so many.
+    """
+    status = head[9:12]
+    if len(head) + len(body) > most_bytes:
+        return Refused.SIZE
+    refused = judge(int(status) if status.isdigit() else 0, head[:-2], len(body), terms)
+    if refused is not None:
+        return refused
+    answer = kept(b"%sAge: %d" % (head, age_s), body, since, terms)
+    if isinstance(answer, Kept):
+        if answer.head != head:  # fields of one exchange, of a connection's framing, or of ours: nobody kept these
+            return Refused.ANSWER_CONTROL
+        if not answer.fresh(now):
+            return Refused.ANSWER_CONTROL
+    return answer
+
+
 def _is_stream(forward: bytes) -> bool:
     kind = _CONTENT_TYPE.search(forward)
     return kind is not None and kind[1].lower().startswith(_STREAMS)

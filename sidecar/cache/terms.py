@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 from fnmatch import translate
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -13,8 +14,61 @@ if TYPE_CHECKING:
 MOST_BODY_BYTES: Final = 1 << 20
 """Requests with longer bodies have no key: their answers are neither kept nor found."""
 
-CREDENTIALS: Final = frozenset({b"authorization", b"cookie", b"x-api-key", b"api-key"})
-"""Fields that say who asks. ``proxy-authorization`` is for warmroute itself and goes no further."""
+CREDENTIALS: Final = frozenset(
+    {
+        b"api-key",
+        b"apikey",
+        b"authorization",
+        b"cf-access-jwt-assertion",
+        b"client-cert",
+        b"cookie",
+        b"dpop",
+        b"ocp-apim-subscription-key",
+        b"openai-organization",
+        b"openai-project",
+        b"private-token",
+        b"remote-user",
+        b"x-access-token",
+        b"x-amz-security-token",
+        b"x-amzn-oidc-accesstoken",
+        b"x-amzn-oidc-data",
+        b"x-amzn-oidc-identity",
+        b"x-api-key",
+        b"x-api-token",
+        b"x-apikey",
+        b"x-auth-key",
+        b"x-auth-request-access-token",
+        b"x-auth-request-email",
+        b"x-auth-request-user",
+        b"x-auth-token",
+        b"x-auth-user",
+        b"x-authorization",
+        b"x-client-cert",
+        b"x-forwarded-access-token",
+        b"x-forwarded-client-cert",
+        b"x-forwarded-email",
+        b"x-forwarded-user",
+        b"x-goog-api-key",
+        b"x-goog-authenticated-user-email",
+        b"x-goog-authenticated-user-id",
+        b"x-goog-iap-jwt-assertion",
+        b"x-jwt-assertion",
+        b"x-ms-client-principal",
+        b"x-ms-client-principal-id",
+        b"x-ms-token-aad-access-token",
+        b"x-remote-user",
+        b"x-session-token",
+        b"x-ssl-client-cert",
+        b"x-token",
+        b"x-vault-token",
+    }
+)
+"""Fields that say who asks, by themselves or by the word of a gateway; ``credential_headers`` adds to them.
+
+``Proxy-Authorization`` is not among them: it is never passed on, so no worker's answer can depend on it.
+"""
+NOT_WHOLE: Final = frozenset({204, 205, 206, 304})
+"""Statuses of answers that have no body, or are a part of one: never kept, whatever the terms say."""
 FRAMING: Final = frozenset(
     {
         b"accept",
@@ -49,13 +103,20 @@ class Refused(IntEnum):
 
 
 class Terms:
-    """One model's terms. Names of fields are in lower case."""
+    """One model's terms. Names of fields are in lower case.
+
+    ``secrets`` are the fields that say who asks. ``revision`` stands for whatever decides who may be told an answer and
+    which answers are kept at all: it is part of every key, so what was kept by other terms is never found. Bounds and
+    times have no part in it: what is kept elsewhere is held to those of whoever reads it.
+    """
 
     __slots__ = (
         "credentials",
         "keyed",
         "max_entry_bytes",
         "methods",
+        "revision",
+        "secrets",
         "statuses",
         "streams",
         "tenant",
@@ -65,13 +126,15 @@ class Terms:
 
     def __init__(self, cache: Cache) -> None:
         self.methods = frozenset(method.value.encode() for method in cache.methods)
-        self.statuses = frozenset(cache.statuses)
+        self.statuses = frozenset(cache.statuses) - NOT_WHOLE
         self.streams = cache.streams
         self.tenant = b"" if cache.tenant_header is None else cache.tenant_header.lower().encode()
         self.credentials = cache.credentials
         self.keyed = FRAMING | {name.lower().encode() for name in cache.key_headers}
         if self.tenant:
             self.keyed |= {self.tenant}
+        self.secrets = CREDENTIALS | {name.lower().encode() for name in cache.credential_headers}
+        self.revision = self._revision(cache)
         self.ttl_s = cache.ttl_s
         self.max_entry_bytes = cache.max_entry_bytes
         self._paths: re.Pattern[bytes] | None = None
@@ -79,6 +142,13 @@ class Terms:
             self._paths = re.compile(
                 b"|".join(translate(one).encode() for one in map(_escaped, cache.paths)) or b"(?!)"
             )
+
+    def _revision(self, cache: Cache) -> bytes:
+        sets = (self.methods, self.keyed, self.secrets, [b"%d" % status for status in self.statuses])
+        parts = [self.tenant, b"%d%d%d" % (self.credentials, self.streams, cache.deterministic)]
+        parts += [b",".join(sorted(one)) for one in sets]
+        parts += [b"\n".join(sorted([pattern.encode() for pattern in cache.paths]))]
+        return sha256(b"".join([b"%d:%s" % (len(part), part) for part in parts])).digest()
 
     def takes_path(self, path: bytes) -> bool:
         """Return whether answers on this path are kept."""

@@ -11,6 +11,7 @@ import msgspec
 from router.model import HTTP
 from router.urls import protocol_of
 from sidecar.cache.keeping import ENTRY_BYTES
+from sidecar.cache.terms import NOT_WHOLE
 from sidecar.config.problems import Path, nearest
 from sidecar.settings import Cache, Model, Settings, StaticAnswer
 
@@ -129,19 +130,21 @@ def _cache(path: Path, cache: Cache) -> Findings:
     for number, pattern in enumerate(cache.paths):
         if not _PATTERN.fullmatch(pattern):
             yield (*path, "paths", number), "must start with / or *, and hold neither spaces nor control characters"
-    for number, name in enumerate(cache.key_headers):
-        if not _FIELD.fullmatch(name):
-            yield (*path, "key_headers", number), "must be a field name: 1 to 64 letters, digits or hyphens"
+    for member, names in (("key_headers", cache.key_headers), ("credential_headers", cache.credential_headers)):
+        for number, name in enumerate(names):
+            if not _FIELD.fullmatch(name):
+                yield (*path, member, number), "must be a field name: 1 to 64 letters, digits or hyphens"
     for name in ("methods", "statuses"):
         if not getattr(cache, name):
             yield (*path, name), "must name at least one, or be left out"
     for number, status in enumerate(cache.statuses):
-        if status in (204, 205, 206, 304):
+        if status in NOT_WHOLE:
             yield (*path, "statuses", number), "is no whole answer: leave it out"
         elif status >= 400 and not cache.errors:
             yield (*path, "statuses", number), "is an error: set errors: true, or leave it out"
-    if cache.credentials and cache.tenant_header is not None:
-        yield (*path, "credentials"), "has no say beside tenant_header, which is what tells callers apart"
+    for member in ("credentials", "credential_headers"):
+        if getattr(cache, member) and cache.tenant_header is not None:
+            yield (*path, member), "has no say beside tenant_header, which is what tells callers apart"
     least = cache.max_entry_bytes + ENTRY_BYTES
     if cache.bytes < least:
         yield (*path, "bytes"), f"must be at least max_entry_bytes and {ENTRY_BYTES} more ({least})"

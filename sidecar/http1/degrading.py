@@ -226,24 +226,25 @@ class DegradingConnection(SpecialConnection):
     def _ask_shared(self, course: Course, descent: Descent) -> bool:
         """Ask the second tier for what this process has not; True where the request waits for that now."""
         ladders = self._plane.ladders
-        policy = descent.model.shared
-        if ladders is None or ladders.tier is None or policy is None or descent.late:
+        policy, terms = descent.model.shared, descent.model.terms
+        if ladders is None or ladders.tier is None or policy is None or terms is None or descent.late:
             return False
         key = self._key(course, descent)
         if isinstance(key, Refused):
             return False
-        return ladders.tier.ask(policy, key, lambda found: self._shared_answered(course, descent, found))
+        return ladders.tier.ask(policy, terms, key, lambda found: self._shared_answered(course, descent, found))
 
-    def _shared_answered(self, course: Course, descent: Descent, found: Kept | None) -> None:
-        """The second tier has an answer, or none, or did not say in time."""
+    def _shared_answered(self, course: Course, descent: Descent, found: Kept | Refused | None) -> None:
+        """The second tier has an answer, or none, or one that may not be told, or did not say in time."""
         model = descent.model
         now = self._plane.clock()
-        found = found if found is not None and found.fresh(now) else None
-        model.count(LadderWord.SHARED_MISSES if found is None else LadderWord.SHARED_HITS)
+        told = isinstance(found, Kept)
+        other = LadderWord.SHARED_MISSES if found is None else LadderWord.SHARED_REFUSED
+        model.count(LadderWord.SHARED_HITS if told else other)
         if course.over:
             return
         try:
-            if found is None:
+            if not isinstance(found, Kept):
                 self._go_down(course, descent, model.ladder.below(LadderStep.CACHE), now)
             else:
                 self._tell_kept(descent, found, now)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sidecar.cache.keeping import Kept
+from sidecar.cache.keeping import Kept, kept_elsewhere
+from sidecar.cache.terms import Refused
 from sidecar.channel import AnswerAsked, AnswerFound, AnswerKept
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from sidecar.cache.terms import Terms
     from sidecar.settings import SharedCache
 
 MOST_WAITING: Final = 256
@@ -24,9 +26,11 @@ FILLS_PER_S: Final = 100
 
 
 class _Question:
-    __slots__ = ("then", "timer")
+    __slots__ = ("most_bytes", "terms", "then", "timer")
 
-    def __init__(self, then: Callable[[Kept | None], None]) -> None:
+    def __init__(self, terms: Terms, most_bytes: int, then: Callable[[Kept | Refused | None], None]) -> None:
+        self.terms: Final = terms
+        self.most_bytes: Final = most_bytes
         self.then: Final = then
         self.timer: asyncio.TimerHandle | None = None
 
@@ -60,29 +64,38 @@ class SharedTier:
             AnswerKept(key, kept.head, kept.body, ttl_ms, kept.age_s, policy.entries, policy.bytes)
         )
 
-    def ask(self, policy: SharedCache, key: bytes, then: Callable[[Kept | None], None]) -> bool:
-        """Ask for an answer; False where that cannot be. ``then`` hears of it once, with None where there is none."""
+    def ask(self, policy: SharedCache, terms: Terms, key: bytes, then: Callable[[Kept | Refused | None], None]) -> bool:
+        """Ask for an answer; False where that cannot be.
+
+        ``then`` hears of it once: None where there is none, and why not where ``terms`` do not let it be told.
+        """
         if len(self._questions) >= MOST_WAITING:
             return False
         self._number = number = self._number + 1
         if not self._send(AnswerAsked(number, key)):
             return False
-        self._questions[number] = question = _Question(then)
+        self._questions[number] = question = _Question(terms, policy.max_entry_bytes, then)
         question.timer = self._loop.call_later(policy.wait_ms / 1000, self._late, number)
         return True
 
     def found(self, answer: AnswerFound) -> None:
-        """Take what the control process says."""
+        """Take what the control process says, and hold it to the terms: others can write to the store."""
         question = self._questions.pop(answer.number, None)
         if question is None:  # too late
             return
         if question.timer is not None:
             question.timer.cancel()
+        if answer.bad:
+            question.then(Refused.ANSWER_CONTROL)
+            return
         if not answer.head:
             question.then(None)
             return
         now = self._clock()
-        question.then(Kept(answer.head, answer.body, now - answer.kept_ms / 1000, answer.ttl_ms / 1000, answer.age_s))
+        since = now - answer.kept_ms / 1000
+        question.then(
+            kept_elsewhere(answer.head, answer.body, answer.age_s, since, now, question.terms, question.most_bytes)
+        )
 
     def _late(self, number: int) -> None:
         question = self._questions.pop(number, None)

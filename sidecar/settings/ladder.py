@@ -101,6 +101,10 @@ class Cache(Base, frozen=True):
             "without tenant_header: keep answers of requests that carry credentials, each under its own",
         ),
     ] = False
+    credential_headers: Annotated[
+        tuple[str, ...],
+        doc(Reload.LIVE, "without tenant_header: further fields that say who asks, beside those known", "field names"),
+    ] = ()
     ttl_s: Annotated[float, doc(Reload.LIVE, "longest time that an answer is kept", "seconds", gt=0, le=604800)] = 600.0
     entries: Annotated[int, doc(Reload.LIVE, "most answers kept by one process", "answers", ge=1, le=10**7)] = 4096
     bytes: Annotated[int, doc(Reload.LIVE, "most bytes kept by one process", "bytes", ge=1024, le=1 << 40)] = 67108864

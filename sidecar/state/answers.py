@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from sidecar.settings import StateStore
 
 MOST_QUEUED: Final = 1024
+MOST_BYTES: Final = 65536
+"""Of a head and its body: ``cache.redis.max_entry_bytes`` is at most this."""
+MOST_TTL_MS: Final = 604_800_000
+"""``cache.ttl_s`` is at most this."""
 CONNECTIONS: Final = 3
 """Of those that the client may have, for questions; one is left for what is written."""
 MOST_ASKED: Final = 64
@@ -65,7 +69,9 @@ def record_of(value: bytes) -> Record | None:
         record = _DECODER.decode(value)
     except msgspec.MsgspecError:
         return None
-    good = record.form == 1 and record.ttl_ms > 0 and 0 <= record.age_s <= 1 << 31
+    good = record.form == 1 and 0 < record.ttl_ms <= MOST_TTL_MS and 0 <= record.age_s <= 1 << 31
+    if len(record.head) + len(record.body) > MOST_BYTES:
+        good = False
     if not good or _HEAD.fullmatch(record.head) is None or _FRAMING.search(record.head):
         return None
     return record
@@ -78,19 +84,18 @@ class SharedAnswers:
         self._settings = settings
         self._reply = reply
         self._keys = Keys(settings.namespace)
-        self._queue: asyncio.Queue[AnswerKept] = asyncio.Queue(MOST_QUEUED)
+        self._queue: asyncio.Queue[tuple[AnswerKept, float]] = asyncio.Queue(MOST_QUEUED)
         self._asking: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(CONNECTIONS)
         self._client: aioredis.Redis | None = None
         self._complained = Throttle(10.0)
         self.dropped = 0
-        self.bad = 0
 
     def from_data(self, index: int, message: AnswerKept | AnswerAsked) -> None:
         """Take what a data process says. Returns at once."""
         if isinstance(message, AnswerKept):
             try:
-                self._queue.put_nowait(message)
+                self._queue.put_nowait((message, asyncio.get_running_loop().time()))
             except asyncio.QueueFull:
                 self.dropped += 1
         elif len(self._asking) < MOST_ASKED:
@@ -102,9 +107,9 @@ class SharedAnswers:
         """Write what is queued, until cancelled."""
         try:
             while True:
-                kept = await self._queue.get()
+                kept, came = await self._queue.get()
                 try:
-                    await self._keep(kept)
+                    await self._keep(kept, came)
                 except _DOWN as error:
                     self.dropped += 1
                     self._complain(error)
@@ -134,11 +139,15 @@ class SharedAnswers:
             self._client = open_client(self._settings, text=False)
         return self._client
 
-    async def _keep(self, kept: AnswerKept) -> None:
+    async def _keep(self, kept: AnswerKept, came: float) -> None:
+        left_ms = kept.ttl_ms - int((asyncio.get_running_loop().time() - came) * 1000)
+        if left_ms <= 0:  # its time went by while the store did not answer
+            self.dropped += 1
+            return
         index = self._keys.answers
         value = _ENCODE(Record(1, kept.head, kept.body, kept.ttl_ms, kept.age_s))
         keys = [index, index + ":sizes", index + ":bytes"]
-        arguments: list[Any] = [index + ":", kept.key.hex(), value, kept.ttl_ms, kept.entries, kept.most_bytes]
+        arguments: list[Any] = [index + ":", kept.key.hex(), value, left_ms, kept.entries, kept.most_bytes]
         await self._open().eval(KEEP_LUA, len(keys), *keys, *arguments)
 
     async def _look(self, index: int, asked: AnswerAsked) -> None:
@@ -155,11 +164,10 @@ class SharedAnswers:
             return
         if value is not None and left_ms > 0:
             record = record_of(value)
-            if record is None:
-                self.bad += 1
+            if record is None or left_ms > record.ttl_ms:  # nobody has an answer last longer than it says
+                found = AnswerFound(asked.number, bad=True)
             else:
-                kept_ms = max(0, record.ttl_ms - left_ms)
-                found = AnswerFound(asked.number, record.head, record.body, record.ttl_ms, kept_ms, record.age_s)
+                found = AnswerFound(asked.number, record.head, record.body, record.ttl_ms - left_ms, record.age_s)
         self._reply(index, found)
 
     def _complain(self, error: BaseException) -> None:

@@ -163,6 +163,7 @@ _SHARED = (
     ("dropped", LadderWord.SHARED_DROPPED),
     ("hit", LadderWord.SHARED_HITS),
     ("miss", LadderWord.SHARED_MISSES),
+    ("refused", LadderWord.SHARED_REFUSED),
 )
 
 

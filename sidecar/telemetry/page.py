@@ -141,6 +141,7 @@ class LadderWord(IntEnum):
     SHARED_DROPPED = 28  # and those that were not: too long, too many
     SHARED_HITS = 29
     SHARED_MISSES = 30  # or no answer in time
+    SHARED_REFUSED = 31  # something was there that may not be told by the terms in force
 
 
 OVERLOAD_NOW: dict[Resource, Scalar] = {

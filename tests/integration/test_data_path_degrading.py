@@ -328,7 +328,7 @@ class Store:
     def reply(self, asked: AnswerAsked) -> None:
         for kept in self.sent:
             if kept.key == asked.key:
-                found = AnswerFound(asked.number, kept.head, kept.body, kept.ttl_ms, 9_000, kept.age_s)
+                found = AnswerFound(asked.number, kept.head, kept.body, 9_000, kept.age_s)
                 self.tier.found(found)
                 return
         self.tier.found(AnswerFound(asked.number))
@@ -364,6 +364,36 @@ def test_what_this_process_has_not_comes_from_the_second_tier() -> None:
     scenario()
 
 
+def test_the_second_tier_tells_nobody_what_was_kept_by_other_terms() -> None:
+    worker = Worker()
+
+    def by(field: str, ttl_s: float = 600.0) -> tuple[Model, ...]:
+        return (Model(name="m", cache=Cache(tenant_header=field, ttl_s=ttl_s, redis=SharedCache(wait_ms=20))),)
+
+    @on_data_path(worker, models=MODELS, ladders=by("x-org"), policies=SLOW)
+    async def scenario(path: DataPath) -> None:
+        store = Store(path)
+        ladders = path.plane.ladders
+        assert ladders is not None
+        client = await path.connect()
+        await infer(client, b"q", b"x-org: 7")
+        assert len(store.sent) == 1
+        worker.down = True
+        ladders.configure(by("x-user"), SLOW.ladder, time.monotonic())
+        path.plane.targets.clear()
+        assert (await infer(client, b"q", b"x-user: 7")).status == 503
+        assert (word(path, LadderWord.SHARED_HITS), word(path, LadderWord.SHARED_MISSES)) == (0, 1)
+        ladders.configure(by("x-org", ttl_s=5), SLOW.ladder, time.monotonic())  # it was kept 9 s ago
+        path.plane.targets.clear()
+        assert (await infer(client, b"q", b"x-org: 7")).status == 503
+        assert word(path, LadderWord.SHARED_REFUSED) == 1
+        ladders.configure(by("x-org"), SLOW.ladder, time.monotonic())
+        path.plane.targets.clear()
+        assert (await infer(client, b"q", b"x-org: 7")).value(b"warmroute-degraded") == b"cache"
+
+    scenario()
+
+
 def test_a_second_tier_that_is_silent_is_not_waited_for() -> None:
     @on_data_path(Refusing, models=MODELS, ladders=(SHARED,), policies=SLOW)
     async def scenario(path: DataPath) -> None:
@@ -372,7 +402,7 @@ def test_a_second_tier_that_is_silent_is_not_waited_for() -> None:
         began = time.perf_counter()
         assert (await infer(client)).value(b"warmroute-degraded") == b"static"
         assert 0.015 < time.perf_counter() - began < 1.0
-        store.tier.found(AnswerFound(store.asked[0].number, b"HTTP/1.1 200 OK\r\n", b"late", 1000, 0, 0))
+        store.tier.found(AnswerFound(store.asked[0].number, b"HTTP/1.1 200 OK\r\n", b"late"))
         assert (await infer(client)).status == 202  # nothing of it came
         gone = await path.connect()
         await gone.send(post(b"{}", target=INFER))

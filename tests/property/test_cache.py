@@ -22,7 +22,7 @@ Parts = tuple[bytes, bytes, bytes, list[tuple[bytes, bytes]], bytes, str]
 
 def key(parts: Parts) -> bytes:
     method, target, tenant, fields, body, version = parts
-    return Asked(method, target, tenant, fields).key("m", version, body)
+    return Asked(b"r", method, target, tenant, fields).key("m", version, body)
 
 
 @given(PARTS, PARTS)

@@ -231,7 +231,7 @@ def test_any_bytes_of_requests_that_go_down_a_ladder_end_in_one_outcome_each(
         def take(message: object) -> bool:
             if isinstance(message, AnswerAsked) and shared != "silent":
                 head = b"HTTP/1.1 200 OK\r\n" if shared == "found" else b""
-                by_hand.loop.call_soon(tier.found, AnswerFound(message.number, head, b"kept", 60_000, 0, 0))
+                by_hand.loop.call_soon(tier.found, AnswerFound(message.number, head, b"kept"))
             return True
 
         ladders.tier = tier = SharedTier(by_hand.plane.loop, by_hand.plane.clock, take)

@@ -12,6 +12,7 @@ import pytest
 from router.ladder import LadderStep
 from router.policy import LadderPolicy
 from sidecar.cache.keeping import Kept
+from sidecar.cache.terms import Refused, Terms
 from sidecar.channel import MAX_MESSAGE_BYTES, AnswerFound, AnswerKept, CacheCleared, decode, encode
 from sidecar.config.load import parse_settings
 from sidecar.http1.ladders import Ladders
@@ -132,7 +133,7 @@ def test_the_gauges_of_a_process_that_starts_again_begin_at_nothing(page: Page) 
 def test_the_longest_answers_fit_a_message() -> None:
     for message in (
         AnswerKept(b"k" * 32, b"h" * 536, b"b" * 65000, 1 << 40, 1 << 31, 10**7, 1 << 40),
-        AnswerFound(1 << 62, b"h" * 536, b"b" * 65000, 1 << 40, 1 << 40, 1 << 31),
+        AnswerFound(1 << 62, b"h" * 536, b"b" * 65000, 1 << 40, 1 << 31),
         CacheCleared("m" * 128),
     ):
         data = encode(message)
@@ -149,7 +150,7 @@ class Tier:
         self.takes = True
         self.sent: list[object] = []
         self.tier = SharedTier(self.loop, lambda: self.now, self.send)  # type: ignore[arg-type]
-        self.heard: list[Kept | None] = []
+        self.heard: list[Kept | Refused | None] = []
 
     def send(self, message: object) -> bool:
         if self.takes:
@@ -164,6 +165,7 @@ def rig() -> Iterator[Tier]:
     one.loop.close()
 
 
+TERMS = Terms(Cache())
 KEPT = Kept(b"HTTP/1.1 200 OK\r\n", b"x" * 100, 0.0, 60.0)
 
 
@@ -178,21 +180,59 @@ def test_fills_are_bounded_in_number_and_size(rig: Tier) -> None:
 
 
 def test_a_question_is_answered_once_whatever_comes_after(rig: Tier) -> None:
-    assert rig.tier.ask(SharedCache(), b"k", rig.heard.append)
-    rig.tier.found(AnswerFound(1, KEPT.head, KEPT.body, 60_000, 2_000, 3))
-    rig.tier.found(AnswerFound(1, KEPT.head, KEPT.body, 60_000, 2_000, 3))
+    assert rig.tier.ask(SharedCache(), TERMS, b"k", rig.heard.append)
+    rig.tier.found(AnswerFound(1, KEPT.head, KEPT.body, 2_000, 3))
+    rig.tier.found(AnswerFound(1, KEPT.head, KEPT.body, 2_000, 3))
     (found,) = rig.heard
-    assert found is not None
-    assert (found.stored_at, found.ttl_s, found.age_s, found.body) == (3.0, 60.0, 3, KEPT.body)
+    assert isinstance(found, Kept)
+    assert (found.stored_at, found.ttl_s, found.age_s, found.body) == (3.0, 597.0, 3, KEPT.body)
     rig.tier.found(AnswerFound(99))
 
 
+GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n"
+
+
+@pytest.mark.parametrize(
+    ("why", "answer", "cache"),
+    [
+        (None, AnswerFound(1, GOOD, b"x", 599_000), Cache()),
+        (Refused.ANSWER_CONTROL, AnswerFound(1, GOOD, b"x", 600_000), Cache()),
+        (Refused.ANSWER_CONTROL, AnswerFound(1, GOOD, b"x", 4_000), Cache(ttl_s=4)),
+        (Refused.ANSWER_CONTROL, AnswerFound(1, GOOD, b"x", 2_000, 3), Cache(ttl_s=4)),
+        (Refused.ANSWER_CONTROL, AnswerFound(1, GOOD + b"Cache-Control: max-age=5\r\n", b"x", 5_000), Cache()),
+        (Refused.ANSWER_CONTROL, AnswerFound(1, bad=True), Cache()),
+        (Refused.ANSWER_CONTROL, AnswerFound(1, GOOD + b"Set-Cookie: a=b\r\n", b"x"), Cache()),
+        (Refused.ANSWER_CONTROL, AnswerFound(1, GOOD + b"Vary: Origin\r\n", b"x"), Cache()),
+        (Refused.ANSWER_CONTROL, AnswerFound(1, GOOD + b"Cache-Control: private\r\n", b"x"), Cache()),
+        (Refused.ANSWER_CONTROL, AnswerFound(1, GOOD + b"warmroute-degraded: no\r\n", b"x"), Cache()),
+        (Refused.ANSWER_CONTROL, AnswerFound(1, GOOD + b"Content-Length: 0\r\n", b"x"), Cache()),
+        (Refused.ANSWER_CONTROL, AnswerFound(1, GOOD + b"Transfer-Encoding: chunked\r\n", b"x"), Cache()),
+        (Refused.ANSWER_CONTROL, AnswerFound(1, GOOD + b"Age: 1\r\n", b"x"), Cache()),
+        (Refused.STREAM, AnswerFound(1, b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n", b"x"), Cache()),
+        (Refused.STATUS, AnswerFound(1, b"HTTP/1.1 500 No\r\n", b"x"), Cache()),
+        (Refused.STATUS, AnswerFound(1, b"HTTP/1.1 204 No Content\r\n", b"x"), Cache(statuses=(200, 204))),
+        (Refused.STATUS, AnswerFound(1, b"HTTP/1.1 304 Not Modified\r\n", b"x"), Cache(statuses=(200, 304))),
+        (None, AnswerFound(1, b"HTTP/1.1 500 No\r\n", b"x"), Cache(statuses=(200, 500), errors=True)),
+        (Refused.SIZE, AnswerFound(1, GOOD, b"x" * 65536), Cache()),
+        (Refused.SIZE, AnswerFound(1, GOOD, b"x" * 300), Cache(max_entry_bytes=256)),
+    ],
+)
+def test_what_others_kept_is_held_to_the_terms_in_force_here(
+    rig: Tier, why: Refused | None, answer: AnswerFound, cache: Cache
+) -> None:
+    assert rig.tier.ask(SharedCache(), Terms(cache), b"k", rig.heard.append)
+    rig.tier.found(answer)
+    (found,) = rig.heard
+    assert (found if isinstance(found, Refused) else None) is why
+    assert isinstance(found, Kept) is (why is None)
+
+
 def test_questions_are_bounded_and_one_that_the_channel_does_not_take_is_none(rig: Tier) -> None:
-    assert all(rig.tier.ask(SharedCache(), b"k", rig.heard.append) for _ in range(MOST_WAITING))
-    assert not rig.tier.ask(SharedCache(), b"k", rig.heard.append)
+    assert all(rig.tier.ask(SharedCache(), TERMS, b"k", rig.heard.append) for _ in range(MOST_WAITING))
+    assert not rig.tier.ask(SharedCache(), TERMS, b"k", rig.heard.append)
     rig.tier.found(AnswerFound(1))
     rig.takes = False
-    assert not rig.tier.ask(SharedCache(), b"k", rig.heard.append)
+    assert not rig.tier.ask(SharedCache(), TERMS, b"k", rig.heard.append)
     assert rig.heard == [None]
 
 

@@ -47,6 +47,14 @@ MALFORMED: list[tuple[str, list[str]]] = [
     ),
     ("cache: {bytes: 2048}", ["cache.bytes: 2048: must be at least max_entry_bytes and 512 more (262656)"]),
     (
+        "cache: {credential_headers: ['x key']}",
+        ['cache.credential_headers[0]: "x key": must be a field name: 1 to 64 letters, digits or hyphens'],
+    ),
+    (
+        "cache: {credential_headers: [x-key], tenant_header: x-tenant}",
+        ["cache.credential_headers: a list: has no say beside tenant_header, which is what tells callers apart"],
+    ),
+    (
         "cache: {credentials: true, tenant_header: x-tenant}",
         ["cache.credentials: true: has no say beside tenant_header, which is what tells callers apart"],
     ),

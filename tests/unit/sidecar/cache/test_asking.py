@@ -35,6 +35,9 @@ def key(fields: bytes = b"", body: bytes = b"{}", cache: Cache | None = None, ve
         (Refused.CREDENTIALS, ask(b"authorization: Bearer x\r\n")),
         (Refused.CREDENTIALS, ask(b"Cookie: a=b\r\n")),
         (Refused.CREDENTIALS, ask(b"api-key: a\r\n")),
+        (Refused.CREDENTIALS, ask(b"X-Auth-Token: a\r\n")),
+        (Refused.CREDENTIALS, ask(b"X-Forwarded-User: a\r\n")),
+        (Refused.CREDENTIALS, ask(b"X-Our-Key: a\r\n", cache=Cache(credential_headers=("x-our-KEY",)))),
         (Refused.REQUEST_CONTROL, ask(b"Cache-Control: max-age=0, No-Store\r\n")),
         (Refused.REQUEST_CONTROL, ask(b"cache-control:no-cache\r\n")),
         (Refused.REQUEST_CONTROL, ask(b"Pragma: no-cache\r\n")),
@@ -91,6 +94,29 @@ TENANT = Cache(tenant_header="x-tenant")
 )
 def test_where_a_part_differs_the_key_does(one: bytes, other: bytes) -> None:
     assert one != other
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Cache(), Cache(credential_headers=("x-our-key",))),
+        (Cache(), Cache(credentials=True)),
+        (Cache(), Cache(key_headers=("x-mode",))),
+        (Cache(), Cache(streams=True)),
+        (Cache(), Cache(statuses=(200, 203))),
+        (Cache(), Cache(deterministic=True)),
+        (Cache(tenant_header="x-org"), Cache(tenant_header="x-user")),
+        (Cache(tenant_header="x-org"), Cache(tenant_header="x-user", key_headers=("x-org",))),
+    ],
+)
+def test_what_was_kept_by_other_terms_has_another_key(one: Cache, other: Cache) -> None:
+    fields = b"x-org: 7\r\nx-user: 7\r\n"
+    assert key(fields, cache=one) != key(fields, cache=other)
+
+
+def test_bounds_times_and_the_order_of_names_make_no_other_key() -> None:
+    one = Cache(key_headers=("x-a", "X-B"))
+    assert key(cache=one) == key(cache=Cache(key_headers=("x-b", "x-a"), ttl_s=1, entries=1, max_entry_bytes=300))
 
 
 def test_a_tenant_that_is_named_stands_for_its_credentials() -> None:
