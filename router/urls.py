@@ -1,7 +1,8 @@
-"""URLs: what an endpoint's says of its protocol; that of the shared state without what nobody else may read."""
+"""URLs: what an endpoint's may be and says of its protocol; that of the shared state without what is nobody else's."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 GRPC_SCHEMES = ("grpc://", "grpcs://", "grpc+unix:")
@@ -9,11 +10,58 @@ GRPC_SCHEMES = ("grpc://", "grpcs://", "grpc+unix:")
 
 MASK = "***"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_NAME = re.compile(rf"(?=.{{1,254}}\Z){_LABEL}(\.{_LABEL})*\.?")
+_ADDRESS = re.compile(r"(?:https?|grpcs?)://(\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]|[^:]+):([0-9]{1,5})")
+_SOCKET = re.compile(r"(?:grpc\+)?unix:(/[^/].*)", re.DOTALL)
+_FORMS = "must be HOST:PORT after http://, https://, grpc:// or grpcs://, or unix:/PATH or grpc+unix:/PATH"
+MAX_PORT = 65535
+MAX_UNIX_PATH_BYTES = 107
+"""Longest path of a Unix socket: sun_path of unix(7) without its final NUL."""
 
 
 def protocol_of(address: str) -> str:
     """Return what an endpoint at this address speaks: ``http`` or ``grpc``."""
     return "grpc" if address.lower().startswith(GRPC_SCHEMES) else "http"
+
+
+def check_address(address: str) -> None:
+    """Check the address of an endpoint, as it stands in the shared state.
+
+    It is ``SCHEME://HOST:PORT`` with http, https, grpc or grpcs, the host a name, an
+    IPv4 address or an IPv6 one in brackets; or ``unix:/PATH`` or ``grpc+unix:/PATH``. No path follows, no user leads.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if not address.isprintable():
+        raise ValueError("holds control characters")
+    socket = _SOCKET.fullmatch(address)
+    if socket is not None:
+        path = socket[1]
+        if path.endswith("/") or len(path.encode()) > MAX_UNIX_PATH_BYTES:
+            raise ValueError(f"must hold the path of a socket, of at most {MAX_UNIX_PATH_BYTES} bytes")
+        return
+    place = _ADDRESS.fullmatch(address)
+    if place is None:
+        raise ValueError(_FORMS)
+    if not 0 < int(place[2]) <= MAX_PORT:
+        raise ValueError(f"must have a port between 1 and {MAX_PORT}")
+    if not _is_host(place[1]):
+        raise ValueError("must hold the name of a host, an IPv4 address, or an IPv6 one in brackets")
+
+
+def _is_host(host: str) -> bool:
+    try:
+        if host.startswith("["):
+            ipaddress.IPv6Address(host[1:-1])
+            return True
+        if not host.strip("0123456789."):
+            ipaddress.IPv4Address(host)
+            return True
+    except ValueError:
+        return False
+    return _NAME.fullmatch(host) is not None
 
 
 def masked_url(url: str) -> str:

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from router.model import EndpointRecord, Replica, State
+from router.urls import check_address, protocol_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +44,11 @@ CONTENT_FIELD = "crev"
 MAX_INTEGER = (1 << 63) - 1
 """Largest number taken from the store: what every encoding of it can hold."""
 
+_WHOLE = re.compile(r"-?[0-9]+")
+_DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+"""Numbers as they are written here: what int() and float() would take beyond that is a writer's mistake."""
+
+_MAX_DIGITS = 19
 _RECORD_FRAME_BYTES = 256
 _REPLICA_FRAME_BYTES = 184
 _WARMTH_FRAME_BYTES = 16
@@ -231,15 +238,16 @@ def decode_fields(id: str, fields: Mapping[str, str]) -> EndpointRecord:  # noqa
         WireError: a field is missing, too long or not a value of its kind, or the schema version is not this one.
     """
     try:
-        version = int(fields["v"])
+        version = _number(fields["v"])
         if version != SCHEMA_VERSION:
             raise WireError(f"schema version {version}, this is {SCHEMA_VERSION}")
+        address = _address(fields["addr"])
         record = EndpointRecord(
             id=_id(id),
-            address=_text(fields["addr"]),
+            address=address,
             epoch=_text(fields["epoch"]),
-            revision=_integer(fields["rev"]),
-            protocol=_text(fields["proto"]),
+            revision=_number(fields["rev"]),
+            protocol=_protocol(fields["proto"], address),
             replicas=_replicas_in(fields["replicas"]),
             free_memory_bytes=_count(fields.get("free", "")),
             total_memory_bytes=_count(fields.get("total", "")),
@@ -247,8 +255,9 @@ def decode_fields(id: str, fields: Mapping[str, str]) -> EndpointRecord:  # noqa
             queue_time_ms=_seconds(fields.get("wait", "")),
             cpu_load=_load(fields.get("cpu", "")),
             idle_for_s=_seconds(fields.get("idle", "")),
-            draining=fields["draining"] == "1",
+            draining=_switch(fields["draining"]),
         )
+        _check_memory(record)
     except WireError as error:
         raise WireError(f"endpoint {_shown(id)}: {error}") from error
     except _UNREADABLE as error:
@@ -299,7 +308,7 @@ def decode_delta(payload: bytes | str) -> Delta:
     """
     try:
         raw = json.loads(payload)
-        if raw["v"] != SCHEMA_VERSION:
+        if type(raw["v"]) is not int or raw["v"] != SCHEMA_VERSION:
             raise WireError(f"schema version {raw['v']!r}, this is {SCHEMA_VERSION}")
         fields = raw.get("f") or {}
         if raw["kind"] not in ("set", "beat", "del") or not isinstance(fields, dict):
@@ -355,7 +364,14 @@ def _replicas_in(text: str) -> tuple[Replica, ...]:
     rows = json.loads(text)
     if not isinstance(rows, list) or len(rows) > MAX_REPLICAS:
         raise WireError(f"replicas: not a list of at most {MAX_REPLICAS}")
-    return tuple(_replica_in(row) for row in rows)
+    replicas = tuple(_replica_in(row) for row in rows)
+    told: set[tuple[str, str, int]] = set()
+    for one in replicas:
+        key = (one.model, one.version, one.shard)
+        if key in told:
+            raise WireError(f"replicas: {one.model!r} version {one.version!r} shard {one.shard} stands there twice")
+        told.add(key)
+    return replicas
 
 
 def _replica_in(row: dict[str, Any]) -> Replica:
@@ -404,10 +420,51 @@ def _utf8(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _integer(value: Any) -> int:
-    number = int(value)
-    if not 0 <= number <= MAX_INTEGER:
-        raise WireError(f"{_cut(repr(value))} is {'negative' if number < 0 else 'too large'}")
+def _address(value: object) -> str:
+    address = _text(value)
+    try:
+        check_address(address)
+    except ValueError as error:
+        raise WireError(f"addr: {_cut(repr(address))} {error}") from error
+    return address
+
+
+def _protocol(value: object, address: str) -> str:
+    meant = protocol_of(address)
+    if value != meant:
+        raise WireError(f"proto: {_cut(repr(value))}, but at {address} it is {meant!r}")
+    return meant
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise WireError(f"draining: {_cut(repr(text))} is neither '0' nor '1'")
+    return text == "1"
+
+
+def _check_memory(record: EndpointRecord) -> None:
+    free, total = record.free_memory_bytes, record.total_memory_bytes
+    if free is not None and total is not None and free > total:
+        raise WireError(f"free: {free} is more than total, {total}")
+
+
+def _integer(value: object) -> int:
+    """Take a number of JSON, and neither a boolean nor one with a fraction."""
+    if type(value) is not int:
+        raise WireError(f"{_cut(repr(value))} is no whole number")
+    if not 0 <= value <= MAX_INTEGER:
+        raise WireError(f"{_cut(str(value))} is {'negative' if value < 0 else 'too large'}")
+    return value
+
+
+def _number(text: str) -> int:
+    """Read a number from a field of a hash."""
+    if not _WHOLE.fullmatch(text):
+        raise WireError(f"{_cut(repr(text))} is no whole number")
+    if text.startswith("-"):
+        raise WireError(f"{_cut(repr(text))} is negative")
+    if len(text) > _MAX_DIGITS or (number := int(text)) > MAX_INTEGER:
+        raise WireError(f"{_cut(repr(text))} is too large")
     return number
 
 
@@ -433,19 +490,20 @@ def _ratio(value: object) -> float:
 
 
 def _count(text: str) -> int | None:
-    if text == "":
-        return None
-    return _integer(text)
+    return None if text == "" else _number(text)
 
 
 def _seconds(text: str) -> float | None:
-    return None if text == "" else _finite(float(text))
+    if text == "":
+        return None
+    if not _DECIMAL.fullmatch(text):
+        raise WireError(f"{_cut(repr(text))} is not a duration")
+    return _finite(float(text))
 
 
 def _load(text: str) -> float | None:
     if text == "":
         return None
-    number = float(text)
-    if not 0 <= number <= 1:  # nor is it where that is not a number
+    if not _DECIMAL.fullmatch(text) or not (number := float(text)) <= 1:
         raise WireError(f"cpu: {_cut(text)} is no load in [0, 1]")
     return number

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from sidecar.config.addresses import MAX_UNIX_PATH_BYTES, AddressError, fits_unix_socket, split_address, unix_path
+from router.urls import MAX_UNIX_PATH_BYTES
+from sidecar.config.addresses import AddressError, fits_unix_socket, split_address, unix_path
 from sidecar.sysctl import fastopen_for_servers, sysctl
 
 if TYPE_CHECKING:

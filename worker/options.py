@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from router.urls import check_address
 from worker.engines.registry import ENGINES
 from worker.redis_writer import SCHEMES, StateAddress
 from worker.store import NAME
@@ -197,10 +198,14 @@ def _listen(text: str) -> tuple[str, int]:
 
 
 def _advertised(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
+    address = text.removesuffix("/")
+    try:
+        check_address(address)
+    except ValueError:
+        address = ""
+    if not address.startswith("http://"):
         raise argparse.ArgumentTypeError(f"{text!r}: expected http://HOST:PORT")
-    return text.rstrip("/")
+    return address
 
 
 def _state(text: str) -> str:

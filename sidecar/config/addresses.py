@@ -7,12 +7,12 @@ import os
 import re
 from urllib.parse import parse_qsl, urlsplit
 
+from router.urls import MAX_UNIX_PATH_BYTES
+
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?\Z"
 )
 _PORT = re.compile(r"[0-9]{1,5}\Z")
-MAX_UNIX_PATH_BYTES = 107
-"""Longest path of a Unix socket: sun_path of unix(7) without its final NUL."""
 
 
 class AddressError(ValueError):

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 from typing import IO
 
+from router.urls import MAX_UNIX_PATH_BYTES
 from sidecar.boot import DieWithParent
-from sidecar.config.addresses import MAX_UNIX_PATH_BYTES, fits_unix_socket
+from sidecar.config.addresses import fits_unix_socket
 
 SOCKET_NAME = "state.sock"
 MAX_MEMORY = "64mb"

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.urls import masked_url, masked_urls
+from router.urls import check_address, masked_url, masked_urls
+from sidecar.config.addresses import check_endpoint_url
+from sidecar.upstreams.pool import split_address
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,58 @@ def test_every_url_of_a_text_is_masked() -> None:
 @given(st.text(alphabet="pw:/?#@ &=", min_size=1), st.sampled_from(["redis://:{}@h/0", "redis://h/0?password={}"]))
 def test_no_part_of_any_password_comes_through(rest: str, form: str) -> None:
     assert "hunter" not in masked_url(form.format("hunter" + rest + "hunter"))
+
+
+ADDRESSES = [
+    "http://worker:9001",
+    "https://worker.pool-1.svc.cluster.local.:65535",
+    "grpc://my_worker:1",
+    "grpcs://10.0.0.1:443",
+    "http://[::1]:80",
+    "http://[fe80::1%eth0]:80",
+    "unix:/run/worker.sock",
+    "grpc+unix:/run/my worker.sock",
+]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_address_of_the_store_is_one_of_the_configuration_and_can_be_connected_to(address: str) -> None:
+    check_address(address)
+    assert check_endpoint_url(address) == address
+    host, port, path = split_address(address)
+    assert (host and port) or path
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "",
+            "worker",
+            "worker:1",
+            "http:/worker:1",
+            "HTTP://worker:1",
+            "ftp://worker:1",
+            "http://worker",
+            "http://:1",
+        ),
+        *("http://worker:", "http://worker:0", "http://worker:65536", "http://worker:+1", "http://worker:٣"),
+        *("http://worker:1/", "http://worker:1/v2", "http://worker:1?a", "http://worker:1#a", "http://me@worker:1"),
+        *("http://wor ker:1", "http://wor\tker:1", "http://worker:1\n", "http://worker:1\r\nX: y", "http://wörker:1"),
+        *("http://-worker:1", "http://worker..x:1", "http://1.2.3:1", "http://1.2.3.256:1", "http://::1:1"),
+        *("http://[]:1", "http://[::g]:1", "http://[1.2.3.4]:1", "http://[::1]1", f"http://{'a' * 300}:1"),
+        *(
+            "unix:",
+            "unix:/",
+            "unix://",
+            "unix:///run/s",
+            "unix:run/s",
+            "unix:/run/",
+            "unix:/a\0b",
+            "unix:/" + "a" * 107,
+        ),
+    ],
+)
+def test_what_nobody_could_connect_to_is_no_address(address: str) -> None:
+    with pytest.raises(ValueError, match=r"must|control"):
+        check_address(address)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.model import EndpointRecord, EndpointSeen, Replica, State
+from router.urls import protocol_of
 from router.wire import (
     MAX_FIELD_CHARS,
     MAX_ID_CHARS,
@@ -26,6 +27,7 @@ from router.wire import (
 from sidecar.channel import MAX_MESSAGE_BYTES, encode
 
 TEXT = st.text(max_size=12)
+ADDRESSES = ("http://a:1", "https://b.test:65535", "grpc://[::1]:2", "grpcs://1.2.3.4:3", "unix:/s", "grpc+unix:/s/t")
 REPLICAS = st.builds(
     Replica,
     model=TEXT,
@@ -42,18 +44,22 @@ REPLICAS = st.builds(
 )
 COUNT = st.none() | st.integers(0, 1 << 50)
 RECORDS = st.builds(
-    EndpointRecord,
+    lambda address, memory, **fields: EndpointRecord(
+        address=address,
+        protocol=protocol_of(address),
+        free_memory_bytes=memory[0],
+        total_memory_bytes=memory[1],
+        **fields,
+    ),
     id=TEXT,
-    address=TEXT,
+    address=st.sampled_from(ADDRESSES),
     epoch=TEXT,
     revision=st.integers(1, 1 << 40),
-    protocol=st.sampled_from(["http", "grpc"]),
-    replicas=st.lists(REPLICAS, max_size=3).map(tuple),
-    free_memory_bytes=COUNT,
-    total_memory_bytes=COUNT,
+    replicas=st.lists(REPLICAS, max_size=3, unique_by=lambda r: (r.model, r.version, r.shard)).map(tuple),
+    memory=st.tuples(COUNT, COUNT).map(lambda two: two if None in two else tuple(sorted(two))),
     queue_depth=COUNT,
-    cpu_load=st.none() | st.floats(0, 1),
-    idle_for_s=st.none() | st.floats(0, 1e9),
+    cpu_load=st.none() | st.floats(0, 1).map(abs),
+    idle_for_s=st.none() | st.floats(0, 1e9).map(abs),
     draining=st.booleans(),
 )
 
@@ -95,12 +101,12 @@ def replica(**fields: object) -> str:
     ("field", "value", "says"),
     [
         ("v", "2", "schema version 2, this is 1"),
-        ("v", "", "ValueError"),
-        ("rev", "x", "ValueError"),
+        ("v", "", "'' is no whole number"),
+        ("rev", "x", "'x' is no whole number"),
         ("addr", None, "KeyError"),
         ("addr", "x" * (MAX_FIELD_CHARS + 1), "characters, at most"),
         ("free", "-1", "negative"),
-        ("free", "1.5", "ValueError"),
+        ("free", "1.5", "'1.5' is no whole number"),
         ("idle", "nan", "is not a duration"),
         ("idle", "-1", "is not a duration"),
         ("replicas", "x" * (MAX_FIELD_CHARS + 1), "characters, at most"),
@@ -115,7 +121,7 @@ def replica(**fields: object) -> str:
         ("replicas", "[" * 100_000, "RecursionError"),
         ("replicas", replica(s="lukewarm"), "'lukewarm' is not a valid State"),
         ("replicas", replica(k=2, n=2), "shard 2 of 2"),
-        ("replicas", replica(k=float("inf"), n=2), "OverflowError"),
+        ("replicas", replica(k=float("inf"), n=2), "inf is no whole number"),
         ("replicas", replica(w={"a": 1.5}), "is not a ratio"),
         ("replicas", replica(w={"a": True}), "is not a duration"),
         ("replicas", replica(w={"a": float("nan")}), "is not a duration"),
@@ -125,23 +131,41 @@ def replica(**fields: object) -> str:
         ("rev", str(1 << 63), "too large"),
         ("queue", "99999999999999999999", "too large"),
         ("queue", "-1", "negative"),
-        ("queue", "1.5", "ValueError"),
-        ("queue", "nan", "ValueError"),
+        ("queue", "1.5", "'1.5' is no whole number"),
+        ("queue", "nan", "'nan' is no whole number"),
         ("cpu", "nan", "cpu: nan is no load in [0, 1]"),
         ("cpu", "inf", "cpu: inf is no load in [0, 1]"),
         ("cpu", "-0.1", "cpu: -0.1 is no load in [0, 1]"),
         ("cpu", "1.0001", "cpu: 1.0001 is no load in [0, 1]"),
         ("cpu", "9" * 400, "is no load in [0, 1]"),
-        ("cpu", "half", "ValueError"),
-        ("cpu", "[]", "ValueError"),
+        ("cpu", "half", "cpu: half is no load in [0, 1]"),
+        ("cpu", "[]", "cpu: [] is no load in [0, 1]"),
         ("free", "1" + "0" * 400, "too large"),
-        ("total", "1" + "0" * 5000, "ValueError"),
-        ("replicas", replica(g=1e300), "too large"),
+        ("total", "1" + "0" * 5000, "too large"),
+        ("replicas", replica(g=1e300), "1e+300 is no whole number"),
         ("replicas", replica(n=1 << 63), "too large"),
         ("replicas", replica(k=-1), "negative"),
         ("replicas", replica(m="\ud800"), "UnicodeEncodeError"),
         ("addr", "\udfff", "UnicodeEncodeError"),
-        ("replicas", json.dumps([{"m": "m" * 100, "s": "warm"}] * 500), "bytes, at most"),
+        ("addr", "", "addr: '' must be HOST:PORT after http://"),
+        ("addr", "http://e:0", "must have a port between 1 and 65535"),
+        ("addr", "grpc://e:1", "proto: 'http', but at grpc://e:1 it is 'grpc'"),
+        ("proto", "", "proto: '', but at http://e:1 it is 'http'"),
+        ("draining", "2", "draining: '2' is neither '0' nor '1'"),
+        ("idle", "1_0", "'1_0' is not a duration"),
+        ("wait", " 5", "' 5' is not a duration"),
+        ("queue", "1_0", "'1_0' is no whole number"),
+        ("queue", "٣", "'٣' is no whole number"),
+        ("queue", "3\n", "is no whole number"),
+        ("replicas", replica(k=False), "False is no whole number"),
+        ("replicas", replica(n=1.0), "1.0 is no whole number"),
+        ("replicas", replica(g="1"), "'1' is no whole number"),
+        (
+            "replicas",
+            '[{"m":"m","v":"1","s":"warm"},{"m":"m","v":"1","s":"cold"}]',
+            "replicas: 'm' version '1' shard 0 stands there twice",
+        ),
+        ("replicas", json.dumps([{"m": f"{n:0100}", "s": "warm"} for n in range(500)]), "bytes, at most"),
     ],
 )
 def test_what_cannot_be_read_says_which_endpoint_and_why(field: str, value: str | None, says: str) -> None:
@@ -189,7 +213,7 @@ def test_a_record_that_is_read_fits_a_datagram(record: EndpointRecord) -> None:
     assert MAX_RECORD_BYTES < MAX_MESSAGE_BYTES
 
 
-@pytest.mark.parametrize("value", [None, "", "abc", [], -1, 1 << 63, 1.5])
+@pytest.mark.parametrize("value", [None, "", "abc", [], -1, 1 << 63, 1.5, True])
 def test_what_is_no_revision_is_said(value: object) -> None:
     with pytest.raises(WireError):
         decode_revision(value)
@@ -229,6 +253,10 @@ def test_deltas_are_read() -> None:
         json.dumps(delta(id="\ud800")),
         json.dumps(delta(rev=1 << 63)),
         json.dumps(delta(rev=-1)),
+        json.dumps(delta(rev=4.0)),
+        json.dumps(delta(rev="4")),
+        json.dumps(delta(rev=True)),
+        json.dumps(delta(v=True)),
     ],
 )
 def test_other_payloads_raise_only_the_documented_error(payload: str | bytes) -> None:
@@ -245,6 +273,8 @@ def test_no_payload_raises_anything_else(payload: bytes | str) -> None:
 
 def test_a_static_record_is_not_made_by_the_store() -> None:
     assert (
-        decode_fields("e", stored(replace(EndpointRecord("e", "a", epoch="x", revision=1), static=True))).static
+        decode_fields(
+            "e", stored(replace(EndpointRecord("e", "http://a:1", epoch="x", revision=1), static=True))
+        ).static
         is False
     )

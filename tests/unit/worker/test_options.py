@@ -54,6 +54,7 @@ def test_everything(tmp_path: Path) -> None:
         (["--namespace", "a:b"], "argument --namespace: 'a:b': use 1 to 64 of A-Z a-z 0-9 . _ -"),
         (["--threads", "0"], "argument --threads: '0': expected a whole number from 1 to 1024"),
         (["--drain-s", "nan"], "argument --drain-s: 'nan': expected a number, 0 or more"),
+        (["--advertise", "http://x:70000"], "argument --advertise: 'http://x:70000': expected http://HOST:PORT"),
         (["--advertise", "https://x"], "argument --advertise: 'https://x': expected http://HOST:PORT"),
         (["--state-ca-file", "/nonexistent"], "--state-ca-file /nonexistent: no such file"),
         (
