@@ -158,15 +158,26 @@ return rev
 
 READ_LUA = """
 -- KEYS: revision, index.  ARGV: prefix of endpoint keys, then id and 'crev' of each endpoint that the reader has.
--- Returns the revision, then id and flat hash of each live endpoint, or id and revision where the reader has the rest;
--- drops index entries whose hash expired.
-local out = {tonumber(redis.call('GET', KEYS[1]) or '0')}
+-- Returns the revision, then id and flat hash of each live endpoint, or id and revision where the reader has the rest,
+-- or id and an error where its key is no hash; drops index entries whose hash expired.
+local function wrong(told) return type(told) == 'table' and told.err and string.find(told.err, 'WRONGTYPE', 1, true) end
+local revision = redis.pcall('GET', KEYS[1])
+if wrong(revision) then return redis.error_reply('ERR ' .. KEYS[1] .. ' is no number: delete that key') end
+if type(revision) == 'table' then return revision end
+local ids = redis.pcall('ZRANGE', KEYS[2], 0, -1)
+if wrong(ids) then return redis.error_reply('ERR ' .. KEYS[2] .. ' is no sorted set: delete that key') end
+if ids.err then return ids end
+local out = {tonumber(revision or '0') or 'none'}
 local has = {}
 for i = 2, #ARGV, 2 do has[ARGV[i]] = ARGV[i + 1] end
-for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+for _, id in ipairs(ids) do
   local key = ARGV[1] .. id
-  local told = redis.call('HMGET', key, 'rev', 'crev')
-  if not told[1] then redis.call('ZREM', KEYS[2], id)
+  local told = redis.pcall('HMGET', key, 'rev', 'crev')
+  if wrong(told) then
+    out[#out + 1] = id
+    out[#out + 1] = key .. ' is no hash: delete that key'
+  elseif told.err then return told
+  elseif not told[1] then redis.call('ZREM', KEYS[2], id)
   else
     local rev = tonumber(told[1])
     out[#out + 1] = id

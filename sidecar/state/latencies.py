@@ -108,10 +108,13 @@ class LatencyExchange:
         names = await client.zrange(keys.latency_index, 0, MAX_SIDECARS - 1)
         for name in names:
             if name != self._own:
-                fields: Any = await client.hgetall(keys.latencies(str(name)))
-                if fields:
-                    self.heard.whole(str(name), fields, self._clock())
+                await self._guarded("hear", self._read_one(client, keys, str(name)))
         self._complain()
+
+    async def _read_one(self, client: aioredis.Redis, keys: Keys, name: str) -> None:
+        fields: Any = await client.hgetall(keys.latencies(name))
+        if fields:
+            self.heard.whole(name, fields, self._clock())
 
     async def _tell(self, client: aioredis.Redis, keys: Keys) -> None:
         telling = self._telling

@@ -136,7 +136,9 @@ class StoreView:
         lacked = set(self._known)
         for id, fields in told:  # noqa: A001
             lacked.discard(id)
-            if not isinstance(fields, int):
+            if isinstance(fields, str):
+                self._read_none(id, fields)
+            elif not isinstance(fields, int):
                 yield from self._read_one(id, fields, now)
             elif emptied:  # the same number in another store says nothing
                 self.needs_read = True
@@ -158,10 +160,7 @@ class StoreView:
         try:
             record = decode_fields(id, fields)
         except WireError as error:
-            self._refused.add(id)
-            self._complain(str(error))
-            if id in self._known:
-                self._known[id].missing_since = None
+            self._read_none(id, str(error))
             return
         known = self._known.get(id)
         if known is None:
@@ -178,6 +177,13 @@ class StoreView:
             known.reported_at = now
         known.fields, known.record = fields, record
         yield EndpointsHeard((id,), now) if same else EndpointSeen(record, now)
+
+    def _read_none(self, id: str, why: str) -> None:  # noqa: A002
+        """A read showed something under this id that nobody here can read."""
+        self._refused.add(id)
+        self._complain(why)
+        if id in self._known:
+            self._known[id].missing_since = None
 
     def _read_same(self, id: str, revision: int, now: float) -> Iterator[Told]:  # noqa: A002
         """A read found what is known; its revision shows whether it was heard since."""
@@ -319,16 +325,16 @@ class StoreView:
             self.complaints.append(text)
 
 
-def _parse_read(reply: Sequence[Any]) -> tuple[int, Iterator[tuple[str, dict[str, str] | int]]]:
-    """Return the revision, and id with hash, or with revision alone where that is what the reader lacked."""
+def _parse_read(reply: Sequence[Any]) -> tuple[int, Iterator[tuple[str, dict[str, str] | int | str]]]:
+    """Return the revision, and id with hash, with revision alone where the reader has the rest, or with an error."""
     revision = decode_revision(reply[0] if reply else None)
     pairs = ((str(reply[at]), _as_hash(reply[at + 1])) for at in range(1, len(reply) - 1, 2))
     return revision, pairs
 
 
-def _as_hash(flat: Any) -> dict[str, str] | int:
-    """Return a hash, which is flat pairs, or a map where the server answers in RESP3; or the number that it is."""
-    if isinstance(flat, int):
+def _as_hash(flat: Any) -> dict[str, str] | int | str:
+    """Return a hash, which is flat pairs, or a map where the server answers in RESP3; or the number or text it is."""
+    if isinstance(flat, int | str):
         return flat
     if isinstance(flat, dict):
         return {str(name): str(value) for name, value in flat.items()}

@@ -256,6 +256,59 @@ def test_a_bad_record_is_skipped_logged_and_the_rest_stays(
     assert "store.bad_record" in caplog.messages
 
 
+def test_a_key_of_another_type_is_a_bad_record_and_the_rest_is_followed(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        keys = Keys(NAMESPACE)
+        view = watched.source.view
+        async with writer.beating(A, every_s=0.2):
+            await watched.until_knows("a")
+            await writer.command("SET", keys.endpoint("evil"), "foo")
+            await writer.command("ZADD", keys.index, "9000000000000000", "evil")
+            for number in range(2):  # a gap each time, which a full read closes
+                reads = view.counts[Count.READS]
+                await writer.command("INCR", keys.revision)
+                await watched.until(lambda reads=reads: view.counts[Count.READS] > reads, "it is read")  # type: ignore[misc]
+                assert view.counts[Count.BAD_RECORDS] == number + 1
+            async with writer.beating(B, every_s=0.2):
+                await watched.until_knows("a", "b")
+            assert (watched.source.counts.connects, watched.source.counts.failures) == (1, 0)
+            assert watched.modes == []
+        assert "wr:{test}:ep:evil is no hash: delete that key" in str(
+            [vars(record) for record in caplog.records if record.getMessage() == "store.bad_record"]
+        )
+
+    follow(server, scenario)
+
+
+@pytest.mark.parametrize(("key", "kind"), [("index", "sorted set"), ("revision", "number")])
+def test_an_index_or_a_revision_of_another_type_is_a_store_that_is_down_and_says_which_key(
+    server: RedisServer, caplog: pytest.LogCaptureFixture, key: str, kind: str
+) -> None:
+    async def scenario(watched: Watched, writer: StateWriter) -> None:
+        keys = Keys(NAMESPACE)
+        name = getattr(keys, key)
+        await writer.put(A)
+        await watched.until_knows("a")
+        await writer.command("INCR", keys.revision)
+        await writer.command("DEL", name)
+        await writer.command("HSET", name, "a", "b")
+        await writer.command("PUBLISH", keys.channel, '{"v":1,"id":"z","epoch":"e","rev":9,"kind":"beat"}')  # a gap
+        await watched.until(lambda: watched.source.counts.failures > 0, "it fails")
+        began, failures = time.monotonic(), watched.source.counts.failures
+        await asyncio.sleep(1.5)
+        assert watched.source.counts.failures - failures <= (time.monotonic() - began) / 0.05
+        assert set(watched.source.view.ids) == {"a"}
+        said = str([vars(record) for record in caplog.records if record.getMessage() == "store.down"])
+        assert f"wr:{{test}}:{name.rpartition(':')[2]} is no {kind}: delete that key" in said
+        await writer.command("DEL", name)
+        await writer.put(B)
+        await watched.until(lambda: "b" in watched.source.view.ids, "it follows again")
+
+    follow(server, scenario)
+
+
 def test_a_revision_that_is_none_is_a_store_that_is_down_and_costs_nobody(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -236,6 +236,20 @@ def test_a_bad_record_is_counted_named_and_skipped_and_the_rest_stays() -> None:
     assert view.complaints[0].startswith("endpoint 'bad'")
 
 
+def test_a_key_that_is_no_hash_is_a_bad_record_and_the_rest_stays() -> None:
+    store, view = started("a", "b")
+    reply = store.reply()
+    reply[reply.index("a") + 1] = "wr:{t}:ep:a is no hash"
+    store.put(record("c"))
+    reply[0] = store.revision
+    reply += ["c", store.hashes["c"], "evil", "wr:{t}:ep:evil is no hash"]
+    assert seen(read(view, reply)) == ["c"]
+    assert set(view.ids) == {"a", "b", "c"}
+    assert view.counts[Count.BAD_RECORDS] == 2
+    assert view.complaints == ["wr:{t}:ep:a is no hash", "wr:{t}:ep:evil is no hash"]
+    assert not view.needs_read
+
+
 def test_a_record_that_stays_bad_asks_for_no_read_at_each_of_its_heartbeats() -> None:
     store, view = started("a")
     store.put(record("bad"))
@@ -249,7 +263,7 @@ def test_a_record_that_stays_bad_asks_for_no_read_at_each_of_its_heartbeats() ->
     assert seen(read(view, store.reply(), 3.0)) == ["bad"]
 
 
-@pytest.mark.parametrize("reply", [[], ["a", {}], ["abc"], [None], [-1]])
+@pytest.mark.parametrize("reply", [[], ["a", {}], ["abc"], [None], [-1], ["none", "a", {}]])
 def test_a_read_without_a_revision_is_refused_as_a_whole(reply: list[Any]) -> None:
     _, view = started("a")
     with pytest.raises(WireError):
