@@ -75,6 +75,31 @@ class FitAt:
         ]
 
 
+class FitBeside(FitAt):
+    """Who may be picked for work of our own: who is open, has half of its places free with it, and has nobody waiting.
+
+    Nobody counts as passed over: no caller wanted it.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, now: float) -> None:
+        super().__init__(now, None)
+
+    def admits(self, candidate: Choosable) -> bool:
+        """Return whether ``candidate`` may be picked."""
+        endpoint = candidate.endpoint
+        return (
+            self._now < candidate.open_until
+            and (endpoint.in_flight + 1) * 2 <= endpoint.cap
+            and not endpoint.waited_for()
+        )
+
+    def left(self, candidates: Sequence[Choosable]) -> list[int]:
+        """Return the indices of all that may be picked."""
+        return [index for index, candidate in enumerate(candidates) if self.admits(candidate)]
+
+
 class Anyone:
     """Everybody may be picked: those that an explanation asks about have been looked at before."""
 

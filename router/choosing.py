@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, cast
 
-from router.balancers import FitAt
+from router.balancers import FitAt, FitBeside
 from router.hedging import HedgeDenied, may_hedge
 from router.learning import Learning
 from router.model import HTTP
@@ -254,11 +254,11 @@ class Choosing(Learning):
     def choose_background(self, route: Route, now: float, rng: Rng, key: bytes | None = None) -> Attempt | None:
         """Pick an endpoint for work of our own, as for a request, and begin it there; None where nobody has room.
 
-        Callers come first: no probe or trial is made with it, nobody that pushed back is asked, and it never takes an
-        endpoint's last free place.
+        Callers come first: no probe or trial is made with it, nobody that pushed back is asked, half of an endpoint's
+        places stay free, and none is taken where anybody waits.
         """
         self._tables.catch_up(route, now)
-        picked = route.balancer.pick(FitAt(now, None, spare=1), rng, key)
+        picked = route.balancer.pick(FitBeside(now), rng, key)
         if picked is None:
             return None
         route.used = USED_FOR

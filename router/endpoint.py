@@ -170,6 +170,10 @@ class Endpoint:
         """True while as much is in flight here as may be."""
         return self.in_flight >= self.cap
 
+    def waited_for(self) -> bool:
+        """Return whether any request waits in a queue for one of its replicas."""
+        return any(route.queued is not None for one in self.candidates.values() for route in one.routes)
+
     def uncap(self) -> None:
         """Forget that the pool had no connection left: it is found out again."""
         self.cap = self.limit

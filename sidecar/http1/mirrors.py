@@ -2,7 +2,8 @@
 
 A copy goes out right behind its request's first attempt, once the request is whole; nothing waits for it, and it is
 dropped wherever there is no room: over ``versions.mirror.most`` at once, while only what is essential is done, where
-the body was not kept, or where the version has nobody to spare for it.
+the body was not kept, or where the version has nobody to spare for it. One that is under way is given up as soon as a
+caller finds no room because of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from router.policy import MirrorPolicy
-    from router.routes import Attempt
+    from router.routes import Attempt, Route
     from sidecar.http1.head import ResponseHead
     from sidecar.http1.plane import Plane
     from sidecar.http1.special import SpecialConnection
@@ -30,6 +31,16 @@ if TYPE_CHECKING:
 
 FIELD: Final = b"warmroute-mirror: 1\r\n"
 """Tells a worker that nobody waits for its answer."""
+
+
+def give_way(plane: Plane, route: Route) -> bool:
+    """Give up the youngest copy at an endpoint that a request for ``route`` could go to; False where there is none."""
+    now = plane.clock()
+    for attempt in reversed(plane.copies):
+        if any(one.endpoint is attempt.endpoint and now < one.fit_until for one in route.candidates):
+            plane.copies[attempt].give_way()
+            return True
+    return False
 
 
 class Nowhere:
@@ -106,7 +117,7 @@ class MirrorStep:
         line = head.find(b"\r\n") + 2
         head = with_version(head[:line] + FIELD + head[line:], attempt.candidate)
         self._mirrors.now[model] = under_way + 1
-        copy = Copy(self._mirrors, plane, attempt, head + body, caller.method)
+        copy = plane.copies[attempt] = Copy(self._mirrors, plane, attempt, head + body, caller.method)
         try:
             copy.start(policy.timeout_s, now)
         except Exception as error:  # noqa: BLE001  the copy's end
@@ -165,10 +176,18 @@ class Copy:
         return not self.over
 
     def _expired(self) -> None:
+        self._drop()
+        self._end(AttemptResult.OUTRUN, Scalar.MIRRORS_FAILED_TOTAL)
+
+    def give_way(self) -> None:
+        """Give it up: a caller wants its place. It counts as dropped, whether it had been sent or not."""
+        self._drop()
+        self._end(AttemptResult.CANCELLED, Scalar.MIRRORS_DROPPED_TOTAL)
+
+    def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.drop()
-        self._end(AttemptResult.OUTRUN, Scalar.MIRRORS_FAILED_TOTAL)
 
     def _end(self, result: AttemptResult, counted: Scalar | None) -> None:
         if self.over:
@@ -183,6 +202,7 @@ class Copy:
         if counted is not None:
             plane.count(counted)
         self._mirrors.now[attempt.route.model] -= 1
+        self._plane.copies.pop(attempt, None)
         plane.attempt_ended(attempt, result, plane.clock())
 
     # --- Exchange: what its connection reports ----------------------------------------------------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from router.outcomes import Outcome
+from router.outcomes import Outcome, Reason
 from sidecar.http1.degrading import DegradingConnection
 from sidecar.http1.gates import Permit
+from sidecar.http1.mirrors import give_way
 
 if TYPE_CHECKING:
     from router.retry import Failed
@@ -27,7 +28,12 @@ class QueueingConnection(DegradingConnection):
     def _nobody_left(self, none: NoCandidate, failed: Failed | None) -> None:
         route = self._target.route
         if failed is None and route is not None:
-            admission = self._plane.admission
+            plane = self._plane
+            if plane.copies and none.reason is Reason.AT_LIMIT and give_way(plane, route) and route.queued is None:
+                plane.cluster.let_in(route, counted=True)
+                self._dispatch(route, None, plane.clock())
+                return  # else it waits behind those who wait already, for one of whom there is room now
+            admission = plane.admission
             if admission.keeps(self, none):
                 return
             if admission.takes(route, none) and not self._goes_down():

@@ -101,7 +101,7 @@ MIRRORS_FAILED = Family(
 MIRRORS_DROPPED = Family(
     "warmroute_mirrors_dropped_total",
     _C,
-    "Copies not sent: too many under way, no room, overload, or a body that was not kept.",
+    "Copies not sent (too many under way, no room, overload, a body that was not kept), or given up for a caller.",
 )
 
 # --- downstream -----------------------------------------------------------------------------------------------------

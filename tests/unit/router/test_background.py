@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.outcomes import AttemptResult
+from router.outcomes import AttemptResult, Reason
 from router.policy import BalancerName, ModelPolicy, Policies
+from router.routes import NoCandidate
 from tests.support.fleet import Driven, only, record
 
 
@@ -56,14 +57,32 @@ def test_it_is_in_flight_for_choices_and_for_siblings() -> None:
     assert all(held)
 
 
-def test_a_limit_holds_for_it_and_it_leaves_the_last_place_to_callers() -> None:
-    driven = fleet(requests_per_endpoint=2)
+def test_a_limit_holds_for_it_and_it_leaves_half_of_the_places_to_callers() -> None:
+    driven = fleet(requests_per_endpoint=4)
     cluster, route = driven.cluster, driven.route()
-    picked = [cluster.choose_background(route, driven.now, driven.rng) for _ in range(3)]
-    assert [one is not None for one in picked] == [True, True, False]
-    assert {one.endpoint.id for one in picked if one is not None} == {"a", "b"}
-    assert cluster.begin_background(route.candidates[0], route, driven.now) is not None
+    picked = [cluster.choose_background(route, driven.now, driven.rng) for _ in range(6)]
+    assert sum(one is not None for one in picked) == 4
+    assert [one.in_flight for one in cluster.endpoints.values()] == [2, 2]
+    assert [one.passed_over for one in cluster.endpoints.values()] == [0, 0]  # no caller was
+    for _ in range(2):
+        assert cluster.begin_background(route.candidates[0], route, driven.now) is not None
     assert cluster.begin_background(route.candidates[0], route, driven.now) is None
+
+
+def test_where_there_is_one_place_it_has_none() -> None:
+    driven = fleet(requests_per_endpoint=1)
+    assert driven.cluster.choose_background(driven.route(), driven.now, driven.rng) is None
+
+
+@pytest.mark.parametrize("balancer", [BalancerName.WARM, BalancerName.ROUND_ROBIN, BalancerName.LEAST_REQUEST])
+def test_it_takes_no_place_that_somebody_waits_for(balancer: BalancerName) -> None:
+    driven = Driven(models=[ModelPolicy("m", balancer=balancer), ModelPolicy("n")])
+    driven.seen(record("a"))
+    cluster, route = driven.cluster, driven.route()
+    cluster.hold_back(route, NoCandidate(Reason.AT_LIMIT, 1.0, "full"))
+    assert cluster.choose_background(route, driven.now, driven.rng) is None
+    cluster.hold_back(route, None)
+    assert cluster.choose_background(route, driven.now, driven.rng) is not None
 
 
 def test_it_tries_nobody_who_is_out_and_takes_no_probe() -> None:

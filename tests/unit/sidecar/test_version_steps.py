@@ -10,6 +10,7 @@ import pytest
 
 from router.groups import ShardMap
 from router.model import WHOLE, EndpointRecord, EndpointSeen, Replica
+from router.outcomes import AttemptResult
 from router.policy import (
     HedgingPolicy,
     KeyPolicy,
@@ -23,10 +24,11 @@ from router.policy import (
     ShardPolicy,
     VersionShare,
 )
+from router.routes import Attempt
 from sidecar.http1.ladders import Ladders
 from sidecar.http1.mirrors import Mirrors
 from sidecar.http1.versions import version_step
-from sidecar.settings import Limits, Mirror
+from sidecar.settings import Admission, Limits, Mirror
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.connection import UpstreamConnection
 from tests.support.by_hand import Bench, HandTimer, bench
@@ -311,6 +313,37 @@ def test_no_more_copies_than_may_be_are_under_way() -> None:
         workers["o1"].data_received(ANSWER)
         made.connection.data_received(request())
         assert set(asked(made)) == {"o0", "o1"}
+
+
+@pytest.mark.parametrize("queue_wait_s", [0.0, 0.05])
+def test_a_copy_gives_way_to_a_caller_that_finds_no_room(queue_wait_s: float) -> None:
+    with serving(mirrored(), HELD) as made:
+        model = ModelPolicy("m", serve=mirrored(), default=True)
+        made.cluster.configure(Policies(requests_per_endpoint=2), [model], 0.0)
+        made.plane.admission.configure(Admission(queue_wait_s=queue_wait_s), ())
+        made.connection.data_received(request())
+        workers = asked(made)
+        workers["o0"].data_received(ANSWER)
+        named = made.cluster.route("m", "2")
+        assert named is not None
+        other = made.cluster.choose(named, 0.0, made.plane.rng)
+        assert isinstance(other, Attempt)
+        made.transport.written = b""
+        made.connection.data_received(request(b"/v2/models/m/versions/2/infer"))
+        again = asked(made)
+        assert set(again) == {"o1"}
+        assert again["o1"] is not workers["o1"]
+        assert workers["o1"].transport.is_closing()
+        assert made.cluster.endpoints["o1"].in_flight == 2
+        assert count(made, Scalar.MIRRORS_DROPPED_TOTAL) == 1
+        assert count(made, Scalar.MIRRORS_FAILED_TOTAL) == 0
+        again["o1"].data_received(ANSWER)
+        assert made.transport.written.startswith(b"HTTP/1.1 200 OK")
+        made.connection.data_received(request())  # one of two places is taken: there is none for a copy
+        assert set(asked(made)) == {"o0"}
+        assert count(made, Scalar.MIRRORS_DROPPED_TOTAL) == 2
+        made.cluster.done(other, AttemptResult.SUCCESS, 0.0)
+        assert not made.plane.copies
 
 
 @pytest.mark.parametrize("state", ["tight", "degraded", "refusing"])
