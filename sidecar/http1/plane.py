@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from router.cluster import Cluster
     from router.endpoint import Endpoint
     from router.model import Event
+    from router.routes import Attempt
     from sidecar.channel import FaultRule
     from sidecar.http1.caller import CallerConnection
     from sidecar.http1.downstream import DownstreamConnection
