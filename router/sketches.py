@@ -44,7 +44,8 @@ MAX_MESSAGES: Final = 2
 
 MAX_BUCKETS: Final = 64
 """Buckets of one sketch; the lowest of more are told as one, so the upper quantiles stay exact."""
-MAX_COUNT: Final = 1 << 40
+MAX_PER_S: Final = 20_000
+"""Attempts a second, all its window long, that one sidecar's row of one replica may speak of: so much it can weigh."""
 MAX_NAME_CHARS: Final = 256
 MAX_ROWS: Final = 65536
 """Rows taken from one sidecar."""
@@ -142,18 +143,30 @@ def bounded(counts: Mapping[int, int]) -> Pairs:
     return tuple(pairs)
 
 
-def encode_sketch(counts: Mapping[int, int]) -> str:
-    """Return a sketch as text; empty where nothing was measured."""
+def most_count(window_s: float) -> int:
+    """Return how many attempts one row may hold."""
+    return math.ceil(window_s * MAX_PER_S)
+
+
+def encode_sketch(counts: Mapping[int, int], most: int) -> str:
+    """Return a sketch of at most so many attempts as text; empty where nothing was measured.
+
+    Where there were more, each bucket is told by its share of them: that leaves the quantiles as they are.
+    """
     before = 0
     parts = []
-    for index, count in bounded(counts):
-        parts.append(f"{index - before}:{min(count, MAX_COUNT)}")
+    pairs = bounded(counts)
+    measured = sum(count for _, count in pairs)
+    if measured > most:
+        pairs = tuple((index, max(1, count * (most - MAX_BUCKETS) // measured)) for index, count in pairs)
+    for index, count in pairs:
+        parts.append(f"{index - before}:{count}")
         before = index
     return ",".join(parts)
 
 
-def decode_sketch(text: str, buckets: LogBuckets) -> Pairs:
-    """Read a sketch of the relative error of ``buckets``.
+def decode_sketch(text: str, buckets: LogBuckets, most: int) -> Pairs:
+    """Read a sketch of the relative error of ``buckets`` and of at most so many attempts.
 
     Raises:
         SketchError: it is none, or more than a sketch may be.
@@ -164,7 +177,7 @@ def decode_sketch(text: str, buckets: LogBuckets) -> Pairs:
     parts = text.split(",", MAX_BUCKETS)
     if len(parts) > MAX_BUCKETS:
         raise SketchError(Refused.OVER_LIMIT, f"a sketch of more than {MAX_BUCKETS} buckets")
-    at = 0
+    at = measured = 0
     pairs: list[tuple[int, int]] = []
     for part in parts:
         if not _PAIR.fullmatch(part):
@@ -176,8 +189,9 @@ def decode_sketch(text: str, buckets: LogBuckets) -> Pairs:
             raise SketchError(Refused.OVER_LIMIT, f"bucket {at} is not within {lowest} and {highest}")
         if pairs and at <= pairs[-1][0]:
             raise SketchError(Refused.MALFORMED, f"bucket {at} comes after bucket {pairs[-1][0]}")
-        if not 0 < count <= MAX_COUNT:
-            raise SketchError(Refused.OVER_LIMIT, f"a count of {count}")
+        measured += count
+        if count == 0 or measured > most:
+            raise SketchError(Refused.OVER_LIMIT, f"a count of {count}, at most {most} in a row")
         pairs.append((at, count))
     return tuple(pairs)
 
@@ -240,6 +254,7 @@ class Telling:
         self._told: dict[ReplicaKey, tuple[int, float]] = {}  # its changes then, and when
         self.form = form_of(policy)
         self.ttl_s = policy.window_s / 2
+        self._most = most_count(policy.window_s)
 
     def configure(self, policy: LatencyPolicy) -> None:
         """Go by another policy from now on; where its form is another, everything is to be told anew."""
@@ -272,7 +287,7 @@ class Telling:
                 break
             del told[key]
         for _, row in waiting:
-            if not out.add(encode_key(row.key), encode_sketch(row.counts)):
+            if not out.add(encode_key(row.key), encode_sketch(row.counts, self._most)):
                 break
             told[row.key] = row.changes, now
         return out.messages
@@ -328,6 +343,7 @@ class Heard:
     def _set(self, policy: LatencyPolicy) -> None:
         self.form = form_of(policy)
         self._window_s = policy.window_s
+        self._most = most_count(policy.window_s)
         self._buckets = LogBuckets(policy.relative_error)
 
     def configure(self, policy: LatencyPolicy) -> None:
@@ -376,7 +392,7 @@ class Heard:
         for field, sketch in rows.items():
             try:
                 key = decode_key(field)
-                pairs = decode_sketch(_text(sketch, MAX_BUCKETS * 33), self._buckets)
+                pairs = decode_sketch(_text(sketch, MAX_BUCKETS * 33), self._buckets, self._most)
             except SketchError as error:
                 self._refuse(error)
                 continue

@@ -19,7 +19,9 @@ from router.sketches import (
     decode_key,
     decode_sketch,
     encode_key,
+    encode_sketch,
     form_of,
+    most_count,
 )
 from router.stats import LogBuckets
 
@@ -184,13 +186,15 @@ def test_sidecars_are_bounded() -> None:
         ("5:0", "over_limit"),
         ("186:1", "over_limit"),
         ("-70:1", "over_limit"),
-        (f"5:{(1 << 40) + 1}", "over_limit"),
+        (f"5:{1 << 40}", "over_limit"),
+        ("5:1200001", "over_limit"),
+        ("5:1200000,1:1", "over_limit"),
         (",".join(["1:1"] * 65), "over_limit"),
     ],
 )
 def test_sketches_that_are_refused(text: str, reason: str) -> None:
     with pytest.raises(SketchError) as caught:
-        decode_sketch(text, LogBuckets(0.05))
+        decode_sketch(text, LogBuckets(0.05), most_count(60.0))
     assert caught.value.reason == reason
 
 
@@ -215,3 +219,26 @@ def test_names_that_are_refused(text: str, reason: str) -> None:
     with pytest.raises(SketchError) as caught:
         decode_key(text)
     assert caught.value.reason == reason
+
+
+def test_a_row_weighs_no_more_than_its_sidecar_can_have_measured_in_a_window() -> None:
+    most = most_count(60.0)
+    assert most == 60 * 20_000
+    buckets = LogBuckets(0.05)
+    assert decode_sketch(f"5:{most}", buckets, most) == ((5, most),)
+    busy = {5: 60 * most, 40: 39 * most, 90: most, 91: 1}  # what was measured all the same is told in its proportions
+    told = dict(decode_sketch(encode_sketch(busy, most), buckets, most))
+    assert sum(told.values()) <= most
+    assert told.keys() == busy.keys()
+    for index in (5, 40, 90):
+        assert told[index] / most == pytest.approx(busy[index] / (100 * most), rel=0.001)
+
+
+def test_a_row_of_more_is_counted_and_the_last_one_stands() -> None:
+    heard = Heard("own", LatencyPolicy(), lambda _: True)
+    key = ReplicaKey("a", "e1", "m", "1", 0)
+    form = heard.form
+    heard.whole("other", {"form": form, encode_key(key): "10:5"}, 1.0)
+    heard.whole("other", {"form": form, encode_key(key): f"90:{1 << 40}"}, 2.0)
+    assert heard.refused == {"over_limit": 1}
+    assert [row.pairs for row in heard.all()] == [((10, 5),)]

@@ -250,6 +250,8 @@ LATENCIES: list[tuple[dict[str, str], str | None, str]] = [
     ({KEY: "10:5,-3:1"}, None, "malformed"),
     ({KEY: "999:5"}, None, "over_limit"),
     ({KEY: "10:0"}, None, "over_limit"),
+    ({KEY: f"10:{1 << 40}"}, None, "over_limit"),
+    ({KEY: "10:1200000,1:1"}, None, "over_limit"),
     ({KEY: ",".join(["1:1"] * 65)}, None, "over_limit"),
     ({"a": "10:5"}, None, "malformed"),
     ({KEY.replace('"m"', "7"): "10:5"}, None, "malformed"),
