@@ -68,6 +68,14 @@ def test_a_pause_of_the_control_process_and_one_of_a_worker_empty_no_route(tmp_p
         assert not sidecar.process.events("endpoint.expired")
         assert not sidecar.process.events("endpoint.gone")
 
+        # and it follows on: who comes afterwards is seen, and so is who leaves
+        with WorkerProcess("--id", "worker-c", *flags, "--service-ms", "5") as third:
+            third.warm(MODEL)
+            until(lambda: sidecar.open_to(MODEL) == {*WORKERS, "worker-c"}, "the third one is seen", within_s=3.0)
+            third.terminate()
+            until(lambda: sidecar.open_to(MODEL) == set(WORKERS), "the third one left", within_s=3.0)
+            third.wait()
+
         # a worker: its own lease runs out, and the other one's does not
         with stopped(workers[0].process.pid, LEASE_S + 1.0):
             until(lambda: sidecar.open_to(MODEL) == {WORKERS[1]}, "it is out", within_s=LEASE_S + 1.0)
