@@ -183,7 +183,9 @@ class Cluster(Choosing):
                 if seen.ewma_ms is not None:
                     candidate.peers[event.source] = (seen.ewma_ms, event.at)
                 candidate.latency.merge(seen.buckets, now)
-                out += self._count(candidate, now, seen.successes, seen.failures, seen.unanswered, seen.slow)
+                out += self._count(
+                    candidate, now, seen.successes + seen.overdue, seen.failures, seen.unanswered, seen.slow
+                )
         return tuple(out)
 
     def _on_loads_reported(self, event: LoadsReported, now: float) -> None:

@@ -222,14 +222,14 @@ def limit_of(record: EndpointRecord, policies: Policies) -> int:
 class Untold:
     """What siblings have not been told of a candidate yet, but for latencies: counts since the last time."""
 
-    __slots__ = ("failures", "others", "slow", "unanswered")
+    __slots__ = ("failures", "others", "overdue", "slow", "unanswered")
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         """Begin anew."""
-        self.failures = self.unanswered = self.slow = self.others = 0
+        self.failures = self.unanswered = self.slow = self.others = self.overdue = 0
 
 
 class Candidate:

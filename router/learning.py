@@ -33,6 +33,7 @@ SLOWER_AT_LEAST: Final[frozenset[AttemptResult]] = frozenset(
         AttemptResult.STREAM_IDLE,
         AttemptResult.TRY_TIMEOUT,
         AttemptResult.OUTRUN,
+        AttemptResult.OVERDUE,
         AttemptResult.CALL_FAILED,
     }
 )
@@ -141,7 +142,12 @@ class Learning(Known):
             candidate.latency.sample(ms, now)
         elif result in SLOWER_AT_LEAST:
             candidate.latency.at_least(ms, now)
-        slow = blame is not Blame.NEUTRAL and candidate.latency.is_slow(ms)
+        slow = candidate.latency.is_slow(ms)
+        if result is AttemptResult.OVERDUE and slow:
+            blame = Blame.SUCCESS  # a call as any slow one: who gave it less time than that says nothing of the worker
+            candidate.untold.overdue += 1
+        elif blame is Blame.NEUTRAL:
+            slow = False
         unanswered = result in UNANSWERED
         untold = candidate.untold
         untold.failures += blame is Blame.FAILURE
@@ -288,9 +294,9 @@ def _observed(candidate: Candidate, now: float) -> ModelObservation | None:
     """Take what is to be told of a candidate since the last time, None where that is nothing."""
     latency = candidate.latency
     buckets = () if latency.idle else latency.take_unsent(now)
-    successes = sum(count for _, count in buckets)
     untold = candidate.untold
-    if not successes and not untold.failures and not untold.others:
+    successes = sum(count for _, count in buckets)
+    if not successes and not untold.failures and not untold.others and not untold.overdue:
         return None
     told = ModelObservation(
         candidate.model,
@@ -303,6 +309,7 @@ def _observed(candidate: Candidate, now: float) -> ModelObservation | None:
         untold.slow,
         untold.others,
         candidate.shard,
+        untold.overdue,
     )
     untold.clear()
     return told

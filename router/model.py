@@ -284,6 +284,7 @@ class ModelObservation:
     ``buckets`` are (log-bucket index, count) pairs of attempt latencies (see ``router.stats``); ``ewma_ms`` is None
     where nothing was measured. ``failures`` are told as a whole, and of them ``unanswered``; ``slow`` ones may be of
     either kind. ``others`` are answers that are no calls to a breaker (4xx), but show that somebody is there.
+    ``overdue`` are slow ones that were given up without an answer: neither successes nor failures.
     """
 
     model: str
@@ -296,6 +297,7 @@ class ModelObservation:
     slow: int = 0
     others: int = 0
     shard: int = WHOLE
+    overdue: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,9 @@ class AttemptResult(StrEnum):
     )
     TURNED_AWAY = "turned_away"  # HTTP/2: ended with ENHANCE_YOUR_CALM: asked too much; back-pressure, as BUSY
     NOT_READY = "not_ready"  # it says in its answer that the model is not ready there: neutral, others are picked
+    OVERDUE = (
+        "overdue"  # it had the whole request, and no head came before the request's time was over: slow, or neutral
+    )
 
 
 class Blame(StrEnum):
@@ -102,6 +105,7 @@ ATTEMPT_BLAME: dict[AttemptResult, Blame] = {
     AttemptResult.CALL_FAILED: Blame.NEUTRAL,
     AttemptResult.TURNED_AWAY: Blame.NEUTRAL,
     AttemptResult.NOT_READY: Blame.NEUTRAL,
+    AttemptResult.OVERDUE: Blame.NEUTRAL,  # a slow call where it was waited for longer than is slow there (Learning)
 }
 
 NOT_STARTED: frozenset[AttemptResult] = frozenset(

@@ -14,6 +14,7 @@ from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, OVER, WAITING
 from sidecar.grpc.statuses import Status, encode_message, status_of
 from sidecar.http1.lines import Ticket
 from sidecar.http1.retrying import retry_after
+from sidecar.http1.transports import unsent
 from sidecar.http2.frames import Code, name_of
 
 if TYPE_CHECKING:
@@ -377,6 +378,13 @@ class CallEnds:
         if up is not None and up.connection.received_bytes == self._heard:
             up.connection.suspect()
 
+    def _worker_has_all(self) -> bool:
+        """Return whether the worker's kernel took all of the request, and nothing of an answer came."""
+        up = self.up
+        if up is None or self.wanted or self.phase != WAITING or not self.request_done or up.waiting is not None:
+            return False
+        return not unsent(up.connection.transport)
+
     def _stood_still(self, now: float) -> None:
         """Nothing moved for ``stream_idle_s``: because of the caller where bytes wait for it, else of the worker."""
         if self.down.waiting is None:
@@ -423,7 +431,8 @@ class CallEnds:
         if self.phase < ANSWERING:
             self._connection.given_up(now - self._started)
         self._suspect()
+        overdue = self._worker_has_all()
         self._drop_upstream(Code.CANCEL)
-        self._settle(AttemptResult.OUTRUN, now)
+        self._settle(AttemptResult.OVERDUE if overdue else AttemptResult.OUTRUN, now)
         limit = self._limit or f"grpc-timeout {self.head.timeout.decode()}"
         self.fail(Outcome.DEADLINE_EXCEEDED, limit)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from router.matching import Surface
 from router.outcomes import OUTCOMES, AttemptResult, Outcome
 from sidecar.http1.answers import error_answer, own_answer
-from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_S, LINGERING, TUNNEL
+from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_S, LINGERING, TUNNEL, WAITING
 from sidecar.http1.events import error_event
 from sidecar.http1.reports import asking
 from sidecar.http1.targets import NO_MODEL
+from sidecar.http1.transports import unsent
 from sidecar.http1.tunnel import TunnelConnection
 from sidecar.http1.versions import with_version
 from sidecar.http1.watch import Watch
@@ -105,11 +106,16 @@ class EndingConnection(TunnelConnection):
 
     def _end_in_time(self, watch: Watch, now: float) -> None:
         """The request's time is over: drop the worker's connection; an answer that had begun is cut."""
+        asked = self._upstream
+        # how long it was waited for says something of a worker that had all of the request, and whose answer was read
+        result = AttemptResult.CANCELLED
+        if self.request_done and not self._write_paused:
+            result = AttemptResult.OUTRUN
+            if self._phase == WAITING and asked is not None and not unsent(asked.transport):
+                result = AttemptResult.OVERDUE
         broken = self._drop_upstream()
         self._end_hedge(watch, AttemptResult.OUTRUN)
-        # how long it was waited for says something of a worker that had all of the request, and whose answer was read
-        waited = self.request_done and not self._write_paused
-        self._settle(AttemptResult.OUTRUN if waited else AttemptResult.CANCELLED, now)
+        self._settle(result, now)
         if self._phase == ANSWERING:
             self._cut(Outcome.DEADLINE_EXCEEDED, broken, watch.limit)
         elif not self._step_down(Outcome.DEADLINE_EXCEEDED, watch.limit):

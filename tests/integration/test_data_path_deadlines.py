@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from router.breaker import GuardState
+from router.model import BreakerRule
 from router.policy import Policies, RetryPolicy
 from sidecar.channel import FaultRule
 from sidecar.settings import ModelTimeouts, Timeouts
@@ -69,7 +71,7 @@ async def test_the_callers_time_is_kept_without_any_sweep(path: DataPath) -> Non
     assert (status, outcome) == (504, b"deadline_exceeded")
     assert body == b'{"error":"the request\'s time is over: over 80 ms (x-request-timeout-ms)"}'
     assert path.outcomes == {"deadline_exceeded": 1}
-    assert path.results == {"outrun": 1}
+    assert path.results == {"overdue": 1}
     await path.until(lambda: path.origin.ended, "the worker's connection dropped", within_s=0.5)
     assert only(path.cluster.endpoints["o0"]).latency.ewma_ms >= 78  # that slow it is at least
     assert not path.shared  # and nothing else is held against it
@@ -259,7 +261,7 @@ async def test_each_try_has_its_own_time(path: DataPath) -> None:
 async def test_the_whole_time_ends_the_second_try(path: DataPath) -> None:
     status, outcome, _ = await asks(path, post(b"x"), 0.35)
     assert (status, outcome) == (504, b"deadline_exceeded")
-    assert path.results == {"try_timeout": 1, "outrun": 1}
+    assert path.results == {"try_timeout": 1, "overdue": 1}
 
 
 @on_data_path(streams_on, echo, idempotent=True, timeouts=Timeouts(try_s=0.1))
@@ -315,6 +317,27 @@ def test_a_caller_that_does_not_read_is_not_the_workers_fault(timeouts: Timeouts
     scenario()
 
 
+@on_data_path(silent, echo)
+async def test_a_worker_that_hangs_is_taken_out_though_callers_give_up_before_it_may(path: DataPath) -> None:
+    """Waited for longer than is usual there is slow, however little time callers give; shorter than that is nothing."""
+    (one,) = path.cluster.endpoints["o0"].candidates.values()
+    for _ in range(120):
+        one.latency.sample(2.0, time.monotonic())
+    one.settle(time.monotonic())
+    for attempt_ms in (5, 45):  # slow is over 27 ms
+        for _ in range(2):
+            clients = [await path.connect() for _ in range(40)]
+            for client in clients:
+                await client.send(request(b"GET /v2/models/m HTTP/1.1", ms(attempt_ms)))
+            for client in clients:
+                await client.answer()
+        if attempt_ms == 5:
+            assert one.breaker.look(time.monotonic()).slow == 0
+            assert one.breaker.state is GuardState.CLOSED
+    assert one.breaker.state is GuardState.OPEN
+    assert one.breaker.rule is BreakerRule.SURGE
+
+
 # --- by model ---------------------------------------------------------------------------------------------------------
 
 
@@ -358,7 +381,7 @@ async def test_the_time_runs_from_the_head_also_where_the_body_names_the_model(p
     await client.send(b'el":"m"}')
     assert (await client.answer()).value(b"warmroute-outcome") == b"deadline_exceeded"
     assert 0.148 <= time.monotonic() - began <= 0.15 + 0.09
-    assert path.results == {"outrun": 1}
+    assert path.results == {"overdue": 1}
 
 
 @on_data_path(echo, default=False, model_timeouts=ModelTimeouts(total_s=0.1))

@@ -390,7 +390,7 @@ async def test_a_caller_that_goes_away_cancels_a_hedge_that_connects(path: DataP
 async def test_the_requests_time_ends_both(path: DataPath, client: Client) -> None:
     got = await client.ask(request(b"GET / HTTP/1.1", b"x-request-timeout-ms: 150"))
     assert (got.status, got.value(b"warmroute-outcome")) == (504, b"deadline_exceeded")
-    assert path.results == {"outrun": 2}
+    assert path.results == {"overdue": 1, "outrun": 1}
     assert path.outcomes == {"deadline_exceeded": 1}
     await path.until(lambda: all(origin.ended for origin in path.origins), "both cancelled", within_s=0.5)
 

@@ -323,6 +323,33 @@ def test_siblings_counts_are_evidence_here_too() -> None:
     assert opened(second) == [("a", SURGE)]
 
 
+def test_what_was_given_up_after_longer_than_usual_is_slow_and_no_failure() -> None:
+    first, second = used("a", "b"), used("a", "b")
+    first.cluster.observe(first.now)
+    burst(first, "a", 200, 40.0, AttemptResult.OVERDUE)  # callers' own times, too short to say anything
+    assert not any(each.seen for each in first.cluster.observe(first.now))
+    assert only(first.cluster.endpoints["a"]).breaker.look(first.now).slow == 0
+    first.wait(10.1)
+    second.wait(10.1)
+    burst(first, "a", 13, 200.0, AttemptResult.OVERDUE)
+    (told,) = [each for each in first.cluster.observe(first.now) if each.seen]
+    seen = told.seen[0]
+    assert (seen.successes, seen.failures, seen.slow, seen.overdue, seen.buckets) == (0, 0, 13, 13, ())
+    burst(second, "a", 9, 20.0)
+    second.apply(PeerObserved(1, (told,), second.now))
+    assert second.shared == []  # 13 of 22
+    second.apply(PeerObserved(1, (told,), second.now))
+    assert opened(second) == [("a", SURGE)]
+    burst(first, "a", 20, 200.0, AttemptResult.OVERDUE)
+    assert opened(first) == [("a", SURGE)]
+    first.wait(30.1)
+    burst(first, "a", 10, 200.0, AttemptResult.OVERDUE)
+    assert opened(first) == [("a", SURGE)] * 2
+    breaker = only(first.cluster.endpoints["a"]).breaker
+    assert breaker.evidence is not None
+    assert (breaker.evidence.failed, breaker.evidence.slow) == (0, breaker.evidence.calls)
+
+
 def test_nobody_there_opens_it_for_two_minutes() -> None:
     """Resets of a replica that has no other beside it: it is kept out of quarantine, but not for ever."""
     driven = Driven(models=[ModelPolicy("m")])

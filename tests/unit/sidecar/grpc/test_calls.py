@@ -266,7 +266,7 @@ def test_a_deadline_ends_the_call_and_the_worker_s_work() -> None:
         bench.loop.fire()
         assert status(bench.caller) == (4, "deadline_exceeded")
         assert [one.code for one in worker.got(frames.RST_STREAM)] == [Code.CANCEL]
-        assert (bench.results, bench.outcomes) == ({"outrun": 1}, {"deadline_exceeded": 1})
+        assert (bench.results, bench.outcomes) == ({"overdue": 1}, {"deadline_exceeded": 1})
 
 
 def test_a_far_deadline_gets_its_timer_when_it_is_near() -> None:

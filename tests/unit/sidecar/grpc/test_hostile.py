@@ -507,14 +507,14 @@ def test_a_worker_that_is_there_no_more_is_found_out_by_a_ping() -> None:
         dead = bench.call(1, b"x", (b"grpc-timeout", b"2S"))
         bench.pass_time(2.0)
         assert bench.outcomes == {"deadline_exceeded": 1}
-        assert bench.results == {"outrun": 1}  # which alone says nothing of the worker
+        assert bench.results == {"overdue": 1}  # which alone says nothing of the worker
         assert len(dead.got(frames.PING)) == 1
         bench.call(3)
         bench.pass_time(2.5)
         assert dead.transport.aborted
         dead.protocol.connection_lost(None)
         bench.loop.run_soon()
-        assert bench.results == {"outrun": 1, "reset": 1}
+        assert bench.results == {"overdue": 1, "reset": 1}
         assert bench.shared, "it is in quarantine"
         assert "did not answer a ping" in dict(bench.caller.got(H)[-1].fields)[b"grpc-message"].decode()
 
