@@ -1,8 +1,9 @@
-"""The degradation ladder of one model: which step answers its requests now, and how it climbs back.
+"""The degradation ladder of one route: which step answers its requests now, and how it climbs back.
 
 A request that the step in force cannot answer goes down by itself, at once; the ladder as a whole follows it when that
 is no accident. Upwards it goes one working step at a time, on trial. Nothing here looks at a clock or a socket: the
-shell says what happened and when.
+shell says what happened and when. A route is a model, one version of it, or one shard: what is dead of a model degrades
+nothing else of it.
 
 ============  ====================================================  ===========================================
 at            what happened                                         then
@@ -12,9 +13,12 @@ any but last  nobody can be picked, or ``failures`` in a row        one step dow
 below 1       ``hold_s`` here, ``trial_s`` since the last trial     the next request tries the step aimed at
 below 1       ``successes`` in a row at the step aimed at           up to it
 below 1       a failure there                                       aim one step higher; over 1: the nearest again
+any           a failure ``of_its_own``                              the aim moves likewise; nothing else does
 ============  ====================================================  ===========================================
 
-Aiming higher after a failure is what lets a model come back whose fallback is broken for good.
+Aiming higher after a failure is what lets a model come back whose fallback is broken for good. A failure of a request's
+own (the worker answered, with an error; its caller's time was over) is one that its caller can bring about: it takes
+nothing away from others, neither a step nor the trials that went well.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from router.policy import LadderPolicy
 
@@ -55,14 +59,28 @@ class Moved:
         return self.after > self.before
 
 
-class Ladder:
-    """Where one model stands. Times are monotonic seconds.
+def steps_of(configured: Iterable[LadderStep]) -> tuple[LadderStep, ...]:
+    """Return the steps of a ladder, from above: those that are configured, the first and the last."""
+    wanted = {LadderStep.REPLICA, LadderStep.REFUSE, *configured}
+    return tuple([step for step in LadderStep if step in wanted])
 
-    ``at`` is the step that requests begin with, ``since`` when it became that. What cannot fail (a kept or declared
-    answer) may still have nothing for a request: that moves nothing.
+
+def step_below(steps: Sequence[LadderStep], step: LadderStep) -> LadderStep:
+    """Return the next step down; the last is its own."""
+    for one in steps:
+        if one > step:
+            return one
+    return LadderStep.REFUSE
+
+
+class Ladder:
+    """Where one route stands. Times are monotonic seconds.
+
+    ``at`` is the step that requests begin with, ``since`` when it became that, ``asked_at`` when a request last looked
+    or failed. What cannot fail (a kept or declared answer) may still have nothing for a request: that moves nothing.
     """
 
-    __slots__ = ("_aim", "_at", "_failures", "_policy", "_steps", "_successes", "_trial_at", "since")
+    __slots__ = ("_aim", "_at", "_failures", "_policy", "_steps", "_successes", "_trial_at", "asked_at", "since")
 
     def __init__(self, steps: Sequence[LadderStep], policy: LadderPolicy, now: float) -> None:
         self._steps: tuple[LadderStep, ...] = ()
@@ -70,16 +88,15 @@ class Ladder:
         self._at = 0
         self._aim = 0
         self._failures = 0
-        self._successes = 0
+        self._successes: dict[int, int] = {}  # in a row, at steps that were aimed at
         self._trial_at = -inf
-        self.since = now
+        self.since = self.asked_at = now
         self.configure(steps, policy, now)
 
     def configure(self, steps: Sequence[LadderStep], policy: LadderPolicy, now: float) -> None:
         """Go by other steps and another policy from now on; where the step in force is gone, the next one below is."""
         before = self._steps[self._at] if self._steps else LadderStep.REPLICA
-        wanted = {LadderStep.REPLICA, LadderStep.REFUSE, *steps}
-        self._steps = tuple(step for step in LadderStep if step in wanted)
+        self._steps = steps_of(steps)
         self._policy = policy
         at = next(index for index, step in enumerate(self._steps) if step >= before)
         if self._steps[at] is not before:
@@ -103,6 +120,7 @@ class Ladder:
 
     def begin(self, now: float) -> LadderStep:
         """Return the step that a request begins with: the one in force, or the one aimed at where a trial is due."""
+        self.asked_at = now
         if not self._at:
             return LadderStep.REPLICA
         policy = self._policy
@@ -113,36 +131,41 @@ class Ladder:
 
     def below(self, step: LadderStep) -> LadderStep:
         """Return the next step down; the last is its own."""
-        return next((one for one in self._steps if one > step), LadderStep.REFUSE)
+        return step_below(self._steps, step)
 
     def succeeded(self, step: LadderStep, now: float) -> Moved | None:
         """A request was answered at ``step``."""
-        at = self._at
-        if step >= self._steps[at]:
-            if step is self._steps[at]:
-                self._failures = 0
-            return None
-        if step is not self._steps[self._aim]:  # a last resort that went well: look there next
-            if step > self._steps[self._aim]:
-                return None
-            self._aim = self._steps.index(step)
-            self._successes = 0
-        self._successes += 1
-        if self._successes < self._policy.successes:
-            return None
-        return self._go(self._aim, now, f"{self._successes} answers in a row there")
-
-    def failed(self, step: LadderStep, now: float, cause: str, *, certain: bool) -> Moved | None:
-        """A request could not be answered at ``step``; ``certain``: nor could any other."""
-        at = self._at
+        at, aim = self._at, self._aim
         if step is self._steps[at]:
+            self._failures = 0
+            return None
+        if step is not self._steps[aim] or now - self.since < self._policy.hold_s:
+            return None
+        self._successes[aim] = number = self._successes.get(aim, 0) + 1
+        if number < self._policy.successes:
+            return None
+        return self._go(aim, now, f"{number} answers in a row there")
+
+    def failed(
+        self, step: LadderStep, now: float, cause: str, *, certain: bool, of_its_own: bool = False
+    ) -> Moved | None:
+        """A request could not be answered at ``step``.
+
+        ``certain``: nor could any other. ``of_its_own``: its caller may have brought that about.
+        """
+        self.asked_at = now
+        at, aim = self._at, self._aim
+        if step is self._steps[at]:
+            if of_its_own or at == len(self._steps) - 1:
+                return None
             self._failures += 1
-            if at == len(self._steps) - 1 or (not certain and self._failures < self._policy.failures):
+            if not certain and self._failures < self._policy.failures:
                 return None
             return self._go(at + 1, now, cause)
-        if step is self._steps[self._aim]:
-            self._successes = 0
-            self._aim = self._aim - 1 if self._aim else max(0, at - 1)
+        if step is self._steps[aim] and now - self.since >= self._policy.hold_s:
+            if not of_its_own:
+                self._successes[aim] = 0
+            self._aim = aim - 1 if aim else max(0, at - 1)
         return None
 
     def _go(self, at: int, now: float, cause: str) -> Moved:
@@ -154,4 +177,5 @@ class Ladder:
     def _settle(self, at: int) -> None:
         self._at = at
         self._aim = max(0, at - 1)
-        self._failures = self._successes = 0
+        self._failures = 0
+        self._successes = {}

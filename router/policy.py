@@ -307,8 +307,8 @@ class LadderPolicy:
                 raise PolicyError(f"ladder.{name}", value, "must lie between 1 and 1000")
         for name in ("hold_s", "trial_s"):
             value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise PolicyError(f"ladder.{name}", value, "must be 0 or more")
+            if not 0 <= value <= 3600:
+                raise PolicyError(f"ladder.{name}", value, "must lie between 0 and 3600")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """A caller's connection whose requests go down their model's ladder where they cannot be answered (``router.ladder``).
 
 Each way down is taken before a byte of an answer went downstream, and ends the request exactly once. Another model is
-asked only where asking twice is allowed; what is kept is told as it was; and while a model is degraded nothing is kept.
+asked only where asking twice is allowed; what is kept is told as it was; and while a route is degraded nothing is kept.
+What a request cannot use for reasons of its own says nothing of a step, so it moves nothing.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from router.ladder import LadderStep
 from router.matching import Surface
-from router.outcomes import AttemptResult, Outcome
+from router.outcomes import OUTCOME_OF, OUTCOMES, AttemptResult, Outcome
 from sidecar.cache.asking import Asked, asked_of
 from sidecar.cache.keeping import DEGRADED, Kept, judge, kept
 from sidecar.cache.terms import Refused
 from sidecar.http1.caller import ANSWERING
+from sidecar.http1.exchange import SAFE_METHODS
 from sidecar.http1.forwarding import numbered
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE
 from sidecar.http1.hedging import HedgingConnection
@@ -23,11 +25,13 @@ from sidecar.http1.ladders import NOT_STARTED
 from sidecar.http1.renaming import reframed, renamed
 from sidecar.http1.special import SpecialConnection, without_chunks
 from sidecar.http1.versions import is_split
+from sidecar.telemetry.ladder_words import BY_STEP
 from sidecar.telemetry.page import LadderWord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from router.routes import Attempt
     from sidecar.http1.head import ResponseHead
     from sidecar.http1.ladders import ModelLadder
     from sidecar.http1.steps import Course
@@ -81,42 +85,57 @@ class Recorder:
 class Descent:
     """How far down its model's ladder one request has come.
 
-    ``target`` is what it asked for, ``step`` where it is. ``tried``: replicas of its model were asked. ``began``: a
-    worker may have begun with it. ``why`` is how it failed first, ``cause`` how at the step where it is, ``certain``:
-    so would any other there. ``entry`` is the fallback that it was sent to.
+    ``target`` is what it asked for, ``place`` the key of its route, ``step`` where it is. ``tried``: replicas of its
+    model were asked; ``fell``: its fallbacks were. ``last``: one of these is, as nobody else had an answer. ``began``:
+    a worker may have begun with it; ``end`` and ``detail`` are how that failed then. ``late``: its time is over, nobody
+    is asked any more. ``why`` is how it failed first, ``cause`` how at the step where it is. ``unfit``: a fallback was
+    left out for reasons of the request's own. ``entry`` is the fallback that it was sent to. ``key`` and
+    ``names_version`` are what its course had for its own model.
     """
 
     __slots__ = (
         "began",
         "cause",
-        "certain",
+        "detail",
+        "end",
         "entry",
+        "fell",
         "head",
+        "key",
         "last",
         "late",
         "model",
+        "names_version",
         "next_fallback",
         "overloaded",
+        "place",
         "recorder",
         "reframed",
         "retry_after_s",
         "step",
         "target",
         "tried",
+        "unfit",
         "why",
     )
 
-    def __init__(self, model: ModelLadder, target: Target) -> None:
+    def __init__(self, model: ModelLadder, target: Target, place: str, course: Course) -> None:
         self.model: Final = model
         self.target: Final = target
+        self.place: Final = place
+        self.key: Final = course.key
+        self.names_version: Final = course.names_version
         self.step = LadderStep.REPLICA
         self.tried = False
+        self.fell = False
         self.began = False
-        self.last = False  # they were once nobody else had an answer
-        self.late = False  # its time is over: nobody is asked any more
+        self.end = Outcome.NO_CANDIDATE
+        self.detail = ""
+        self.last = False
+        self.late = False
         self.why = ""
         self.cause = ""
-        self.certain = False
+        self.unfit = False
         self.overloaded = False
         self.retry_after_s: float | None = None
         self.next_fallback = 0
@@ -134,23 +153,42 @@ class DegradingConnection(SpecialConnection):
     # --- down -------------------------------------------------------------------------------------------------------
 
     def begin_on_ladder(self, course: Course, model: ModelLadder, now: float) -> bool:
-        """Begin with the step that answers now; True where that is a replica: then the request goes on as any."""
-        course.descent = descent = Descent(model, self._target)
+        """Begin with the step that answers now; True where that is a replica: then the request goes on as any.
+
+        One that asks about the model, and is none for it, takes no part: nobody may tell it that all is well.
+        """
+        target = self._target
+        if target.route is None or self._asks_about(model, target):
+            return True
+        place = target.route.key
+        course.descent = descent = Descent(model, target, place, course)
         course.hears.append(self)
-        step = model.ladder.begin(now)
+        step = model.begin(place, now)
         if step is LadderStep.REPLICA:
             descent.tried = True
             return True
-        descent.why = f"{model.model} is degraded"
+        descent.why = f"{place} is degraded"
         self._go_down(course, descent, step, now)
         return False
+
+    def _asks_about(self, model: ModelLadder, target: Target) -> bool:
+        """Return whether a request asks about its model only: readiness, metadata.
+
+        That is one in a safe method, but for a GET whose answers are kept by configuration.
+        """
+        if self.method not in SAFE_METHODS:
+            return False
+        terms = model.terms
+        if terms is None or target.surface is Surface.V2 or self._head.method not in terms.methods:
+            return True
+        return not terms.takes_path(self._head.target.partition(b"?")[0])
 
     def _step_down(self, outcome: Outcome, detail: str, retry_after_s: float | None = None) -> bool:
         """Have a step below answer; False where the request has none, or this end is not one that they stand in for."""
         watch = self._watch
         course = None if watch is None else watch.course
         descent = None if course is None else course.descent
-        if course is None or descent is None or course.over or self._phase >= ANSWERING:
+        if watch is None or course is None or descent is None or course.over or self._phase >= ANSWERING:
             return False
         if outcome not in descent.model.on:
             return False
@@ -160,16 +198,36 @@ class DegradingConnection(SpecialConnection):
             descent.retry_after_s = retry_after_s
             descent.overloaded = outcome is Outcome.OVERLOADED
         descent.cause = outcome.value
-        descent.began = descent.began or outcome not in NOT_STARTED
         if outcome is Outcome.DEADLINE_EXCEEDED:
             descent.late = True
-        else:
-            descent.certain = outcome is Outcome.NO_CANDIDATE
+        if outcome not in NOT_STARTED and outcome is not Outcome.UPSTREAM_BUSY:
+            descent.began = True
+            descent.end = outcome
+            descent.detail = detail
         step = descent.step
         if step is not LadderStep.FALLBACK or not self._fall_back(course, descent, now):
-            descent.model.failed(step, now, descent.cause, certain=descent.certain)
-            self._go_down(course, descent, LadderStep.REFUSE if descent.last else descent.model.ladder.below(step), now)
+            descent.model.failed(
+                descent.place,
+                step,
+                now,
+                descent.cause,
+                certain=outcome is Outcome.NO_CANDIDATE and not (step is LadderStep.FALLBACK and descent.unfit),
+                of_its_own=outcome in _ANSWERED or (outcome is Outcome.DEADLINE_EXCEEDED and watch.callers_own),
+            )
+            self._go_down(course, descent, LadderStep.REFUSE if descent.last else descent.model.below(step), now)
         return True
+
+    def _delay_of_retry(self, attempt: Attempt, result: AttemptResult, now: float, tries: int) -> float | None:
+        """Wait for no retry where nobody else is there for it: a step below answers at once."""
+        watch = self._watch
+        descent = None if watch is None or watch.course is None else watch.course.descent
+        if (
+            descent is not None
+            and OUTCOME_OF[result] in descent.model.on
+            and not self._plane.cluster.has_others(attempt, now)
+        ):
+            return None
+        return super()._delay_of_retry(attempt, result, now, tries)
 
     def _go_down(self, course: Course, descent: Descent, step: LadderStep, now: float) -> None:
         """Try a step and those below, in order, until one takes the request; the last takes any."""
@@ -177,10 +235,11 @@ class DegradingConnection(SpecialConnection):
         while True:
             descent.step = step
             if step is LadderStep.FALLBACK:
-                descent.certain = True
                 if self._fall_back(course, descent, now):
                     return
-                model.failed(step, now, descent.cause or "no fallback can be asked", certain=descent.certain)
+                if not descent.unfit:
+                    cause = "no fallback can be asked"
+                    model.failed(descent.place, step, now, descent.cause or cause, certain=True)
             elif step is LadderStep.CACHE:
                 answer = self._find_kept(course, descent, now)
                 if answer is not None:
@@ -191,36 +250,47 @@ class DegradingConnection(SpecialConnection):
             elif step is LadderStep.STATIC and model.static is not None:
                 request_id = self._request_id or self._head.request_id()
                 self._close_after = close = self._must_close()
-                model.succeeded(step, now)
+                model.count(LadderWord.BY_STATIC)
                 static = model.static.tell(request_id, close=close, head_only=self.method == b"HEAD")
                 self._tell(static, Outcome.DEGRADED_STATIC, now)
                 return
             elif step is LadderStep.REFUSE:
                 self._last_resort(course, descent, now)
                 return
-            step = model.ladder.below(step)
+            step = model.below(step)
 
     def _last_resort(self, course: Course, descent: Descent, now: float) -> None:
-        """No step from where it began has an answer: ask a replica all the same, if that was not done; else refuse."""
+        """No step from where it began has an answer: ask those above all the same, the nearest first; else refuse."""
         model = descent.model
-        if not descent.tried and not descent.late and self._may_ask(course, descent):
+        if not descent.late and not descent.fell and model.fallbacks:
+            descent.last = True
+            descent.step = LadderStep.FALLBACK
+            if self._fall_back(course, descent, now):
+                return
+        if not descent.late and not descent.tried and self._may_ask(course, descent):
             descent.tried = descent.last = True
             descent.step = LadderStep.REPLICA
             if descent.head:
                 self._sent_head = descent.head
             if descent.reframed and course.body is not None:
                 self._seen = course.body
+            course.key = descent.key
+            course.names_version = descent.names_version
             self._target = descent.target
             self._go_through(course, now)
             return
         model.count(LadderWord.REFUSALS)
+        if descent.end is not Outcome.NO_CANDIDATE:  # what is told must not sound as if nobody had begun
+            status = 0 if OUTCOMES[descent.end].answered_here else 502
+            self._end_with(descent.end, descent.detail + _NO_ANSWER, status=status)
+            return
         outcome = Outcome.OVERLOADED if descent.overloaded else Outcome.NO_CANDIDATE
-        self._end_with(outcome, descent.why + "; no step of the ladder has an answer", descent.retry_after_s)
+        self._end_with(outcome, descent.why + _NO_ANSWER, descent.retry_after_s)
 
     def _tell_kept(self, descent: Descent, answer: Kept, now: float) -> None:
         request_id = self._request_id or self._head.request_id()
         self._close_after = close = self._must_close()
-        descent.model.succeeded(LadderStep.CACHE, now)
+        descent.model.count(LadderWord.BY_CACHE)
         self._tell(answer.tell(now, request_id, close=close), Outcome.DEGRADED_CACHE, now)
 
     def _ask_shared(self, course: Course, descent: Descent) -> bool:
@@ -245,17 +315,17 @@ class DegradingConnection(SpecialConnection):
             return
         try:
             if not isinstance(found, Kept):
-                self._go_down(course, descent, model.ladder.below(LadderStep.CACHE), now)
+                self._go_down(course, descent, model.below(LadderStep.CACHE), now)
             else:
                 self._tell_kept(descent, found, now)
         except Exception as error:  # noqa: BLE001
             self.crashed(error)
 
     def _goes_down(self) -> bool:
-        """Return whether the request waits for no room: its model is degraded, or it is with another model."""
+        """Return whether the request waits for no room: its route is degraded, or it is with another model."""
         watch = self._watch
         descent = None if watch is None or watch.course is None else watch.course.descent
-        return descent is not None and (descent.step is not LadderStep.REPLICA or descent.model.ladder.degraded)
+        return descent is not None and (descent.step is not LadderStep.REPLICA or descent.model.degraded(descent.place))
 
     # --- another model ----------------------------------------------------------------------------------------------
 
@@ -269,7 +339,9 @@ class DegradingConnection(SpecialConnection):
     def _fall_back(self, course: Course, descent: Descent, now: float) -> bool:
         """Send the request to the next fallback that can be picked; False where there is none, or it may not be."""
         model = descent.model
+        descent.fell = True
         if descent.late or not self._may_ask(course, descent):
+            descent.unfit = True
             return False
         plane = self._plane
         asked = descent.target
@@ -281,9 +353,11 @@ class DegradingConnection(SpecialConnection):
                 route = plane.cluster.version_of(route, now, plane.rng).route
             if route is not None:
                 route = within(plane.cluster, self._head, self._body_of(course), route)
+                descent.unfit = descent.unfit or route is None or route is asked.route
             if route is None or route is asked.route or not plane.cluster.route_is_routable(route, now):
                 continue
             if not self._rename(course, descent, name, version):
+                descent.unfit = True
                 return False
             self._target = target = plane.targets.plain(asked.surface, route)
             target.row = asked.row  # it is a request for the model that was asked
@@ -356,7 +430,7 @@ class DegradingConnection(SpecialConnection):
             return False
         plane = self._plane
         now = plane.clock()
-        descent.began = descent.began or result is AttemptResult.SERVER_ERROR
+        descent.began = descent.began or result is not AttemptResult.BUSY
         if not self._has_below(course, descent, now):
             return False
         self._upstream = self._attempt = None
@@ -419,8 +493,13 @@ class DegradingConnection(SpecialConnection):
         if descent is None:
             return out
         why = self._why_not_kept(descent, head)
+        model, step = descent.model, descent.step
         if head.status < 500 and not head.busy:
-            descent.model.succeeded(descent.step, self._plane.clock())
+            model.count(BY_STEP[step])
+        if head.status < 400:
+            model.succeeded(descent.place, step, self._plane.clock())
+        elif model.degraded(descent.place):  # a trial that proves nothing: the next one looks elsewhere
+            model.failed(descent.place, step, self._plane.clock(), f"status {head.status}", of_its_own=True)
         if descent.step is LadderStep.FALLBACK:
             return b"%s%sfallback\r\nwarmroute-degraded-model: %s\r\n" % (out, DEGRADED, descent.entry)
         terms = descent.model.terms
@@ -437,7 +516,7 @@ class DegradingConnection(SpecialConnection):
         terms = descent.model.terms
         if terms is None or self._head.method not in terms.methods:
             return Refused.METHOD
-        if descent.model.ladder.degraded or self._plane.tight or self._plane.refusing:
+        if descent.model.degraded(descent.place) or self._plane.tight or self._plane.refusing:
             return Refused.DEGRADED
         if self.old_client:
             return Refused.PROTOCOL
@@ -494,6 +573,9 @@ class DegradingConnection(SpecialConnection):
         self._next(now)
 
 
+_NO_ANSWER: Final = "; no step of the ladder has an answer"
+_ANSWERED: Final = frozenset({Outcome.UPSTREAM_5XX, Outcome.UPSTREAM_BUSY})
+"""Ends that a caller can bring about by what it asks: they move its request, and nobody else's."""
 _OUTCOMES: Final = {
     AttemptResult.SERVER_ERROR: Outcome.UPSTREAM_5XX,
     AttemptResult.BUSY: Outcome.UPSTREAM_BUSY,

@@ -1,4 +1,4 @@
-"""The ladders of one process's models: where each stands, what it may fall back to, and what it keeps.
+"""The ladders of one process's models: where each route stands, what it may fall back to, and what it keeps.
 
 A model with a fallback, a cache or a static answer has a ladder; its requests take a step (``steps``) for it. Models
 without have none, and their requests hear nothing of this.
@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from router.ladder import Ladder, LadderStep, Moved
+from router.ladder import Ladder, LadderStep, Moved, step_below, steps_of
 from router.matching import Surface
 from router.outcomes import Outcome
 from sidecar.cache.keeping import DEGRADED
 from sidecar.cache.store import Answers
 from sidecar.cache.terms import MOST_BODY_BYTES, Refused, Terms
 from sidecar.http1.steps import CACHED
-from sidecar.telemetry.ladder_words import BY_STEP
 from sidecar.telemetry.logs import Throttle, get_log
 from sidecar.telemetry.page import MODEL_LADDER, LadderWord
 
@@ -39,7 +38,9 @@ NOT_STARTED: Final = frozenset(
 )
 """Ends after which surely no worker began with the request."""
 LOGGED_S: Final = 1.0
-"""Moves of one model's ladder that come faster are counted, not logged."""
+"""Moves of one model's ladders that come faster are counted, not logged."""
+FORGOTTEN_S: Final = 60.0
+"""A route that nobody asked for so long (``hold_s``, where that is more) begins again with its replicas."""
 
 _log = get_log("ladder")
 
@@ -65,26 +66,32 @@ class StaticReply:
 
 
 class ModelLadder:
-    """One model's ladder in this process.
+    """One model's ladder in this process: one configuration, and where each of its routes stands.
 
-    ``terms`` and ``answers`` are there where it keeps answers, ``shared`` where it does so in a second tier, too.
+    Where a route stands is known by its key, once a request failed there; all others are at the first step. ``at`` is
+    the lowest of them, ``since`` when it became that. ``terms`` and ``answers`` are there where it keeps answers,
+    ``shared`` where it does so in a second tier, too.
     """
 
     __slots__ = (
         "_cache",
         "_changed",
+        "_ladders",
         "_page",
+        "_policy",
         "_row",
         "_throttle",
         "answers",
+        "at",
         "fallbacks",
-        "ladder",
-        "model",
         "idempotent",
+        "model",
         "on",
         "row",
         "shared",
+        "since",
         "static",
+        "steps",
         "terms",
     )
 
@@ -97,7 +104,11 @@ class ModelLadder:
         self._row: Final = self.row + MODEL_LADDER
         self._changed = changed
         self._throttle = Throttle(LOGGED_S)
-        self.ladder = Ladder((), policy, now)
+        self._ladders: dict[str, Ladder] = {}
+        self._policy = policy
+        self.steps: tuple[LadderStep, ...] = ()
+        self.at = LadderStep.REPLICA
+        self.since = now
         self.answers: Answers | None = None
         self._cache: Cache | None = None
         self.configure(model, policy, now)
@@ -132,13 +143,16 @@ class ModelLadder:
             steps.append(LadderStep.CACHE)
         if self.static is not None:
             steps.append(LadderStep.STATIC)
-        self.ladder.configure(steps, policy, now)
+        self.steps = steps_of(steps)
+        self._policy = policy
+        for ladder in self._ladders.values():
+            ladder.configure(steps, policy, now)
         self.flush(now)
 
     @property
     def useful(self) -> bool:
         """True while there is any step between the first and the last."""
-        return len(self.ladder.steps) > 2
+        return len(self.steps) > 2
 
     def body_bytes(self, surface: Surface) -> int:
         """Return how long a body is waited for before a request on this surface is sent."""
@@ -146,14 +160,36 @@ class ModelLadder:
             return MOST_BODY_BYTES
         return 0
 
-    def succeeded(self, step: LadderStep, now: float) -> None:
-        """A request was answered at ``step``."""
-        self.count(BY_STEP[step])
-        self._moved(self.ladder.succeeded(step, now), now)
+    def begin(self, place: str, now: float) -> LadderStep:
+        """Return the step that a request on a route (``place`` is its key) begins with."""
+        ladder = self._ladders.get(place)
+        return LadderStep.REPLICA if ladder is None else ladder.begin(now)
 
-    def failed(self, step: LadderStep, now: float, cause: str, *, certain: bool) -> None:
+    def below(self, step: LadderStep) -> LadderStep:
+        """Return the next step down; the last is its own."""
+        return step_below(self.steps, step)
+
+    def degraded(self, place: str) -> bool:
+        """Return whether a route is below the first step."""
+        ladder = self._ladders.get(place)
+        return ladder is not None and ladder.degraded
+
+    def succeeded(self, place: str, step: LadderStep, now: float) -> None:
+        """A request was answered at ``step``, as one is where all is well."""
+        ladder = self._ladders.get(place)
+        if ladder is not None:
+            self._moved(place, ladder.succeeded(step, now), now)
+
+    def failed(
+        self, place: str, step: LadderStep, now: float, cause: str, *, certain: bool = False, of_its_own: bool = False
+    ) -> None:
         """A request could not be answered at ``step``."""
-        self._moved(self.ladder.failed(step, now, cause, certain=certain), now)
+        ladder = self._ladders.get(place)
+        if ladder is None:
+            if of_its_own:
+                return
+            ladder = self._ladders[place] = Ladder(self.steps, self._policy, now)
+        self._moved(place, ladder.failed(step, now, cause, certain=certain, of_its_own=of_its_own), now)
 
     def count(self, word: LadderWord, by: int = 1) -> None:
         """Add to one of its counters."""
@@ -173,10 +209,15 @@ class ModelLadder:
 
     def flush(self, now: float) -> None:
         """Write the gauges, and let go what is too old to be told."""
+        for place in [one for one, ladder in self._ladders.items() if now - ladder.asked_at > self._forgotten_s]:
+            before = self._ladders.pop(place).at
+            if before is not LadderStep.REPLICA:
+                self._moved(place, Moved(before, LadderStep.REPLICA, f"nobody asked for {self._forgotten_s:g} s"), now)
+        self._look(now)
         words = self._page.words
         row = self._row
-        words[row + LadderWord.STEP_NOW] = int(self.ladder.at) if self.useful else 0
-        words[row + LadderWord.SINCE_MS_NOW] = int(self.ladder.since * 1000)
+        words[row + LadderWord.STEP_NOW] = int(self.at) if self.useful else 0
+        words[row + LadderWord.SINCE_MS_NOW] = int(self.since * 1000)
         answers = self.answers
         if answers is not None:
             answers.expire(now)
@@ -190,11 +231,23 @@ class ModelLadder:
         for word in (LadderWord.STEP_NOW, LadderWord.SINCE_MS_NOW, LadderWord.ENTRIES_NOW, LadderWord.BYTES_NOW):
             self._page.words[self._row + word] = 0
 
-    def _moved(self, moved: Moved | None, now: float) -> None:
+    @property
+    def _forgotten_s(self) -> float:
+        return max(FORGOTTEN_S, self._policy.hold_s)
+
+    def _look(self, now: float) -> None:
+        """Take the lowest of its routes for where the model stands."""
+        at = max([ladder.at for ladder in self._ladders.values()], default=LadderStep.REPLICA)
+        if at is not self.at:
+            self.at = at
+            self.since = now
+
+    def _moved(self, place: str, moved: Moved | None, now: float) -> None:
         if moved is None:
             return
-        self._page.words[self._row + LadderWord.STEP_NOW] = int(moved.after)
-        self._page.words[self._row + LadderWord.SINCE_MS_NOW] = int(now * 1000)
+        self._look(now)
+        self._page.words[self._row + LadderWord.STEP_NOW] = int(self.at)
+        self._page.words[self._row + LadderWord.SINCE_MS_NOW] = int(self.since * 1000)
         self._changed(self)
         suppressed = self._throttle.admit(now)
         if suppressed is None:
@@ -203,6 +256,7 @@ class ModelLadder:
         say(
             "ladder.down" if moved.down else "ladder.up",
             model=self.model,
+            route=place,
             step=moved.after.name.lower(),
             before=moved.before.name.lower(),
             cause=moved.cause,
@@ -290,7 +344,7 @@ class Ladders:
         self._recount()
 
     def _recount(self) -> None:
-        self.degraded = sum([ladder.ladder.degraded for ladder in self.by_model.values()])
+        self.degraded = sum([ladder.at is not LadderStep.REPLICA for ladder in self.by_model.values()])
 
 
 def _same_terms(one: Cache, other: Cache) -> bool:

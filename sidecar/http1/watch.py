@@ -96,6 +96,11 @@ class Watch:
             self.ends_at = now + timeout_ms / 1000
             self.limit = f"over {timeout_ms} ms (x-request-timeout-ms)"
 
+    @property
+    def callers_own(self) -> bool:
+        """True where it is the caller's own time that is over first, and not one that is configured."""
+        return self.told and self.limit is not self.times.total_text
+
     def told_field(self, now: float) -> bytes:
         """Return the field that tells a worker how long it has from ``now``, and the head's end."""
         return TIMEOUT_FIELD % max(1, int(min(self.ends_at - now, self.try_s) * 1000))

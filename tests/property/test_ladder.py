@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.ladder import Ladder, LadderStep
+from router.ladder import Ladder, LadderStep, Moved
 from router.policy import LadderPolicy
 
 STEPS = st.sets(st.sampled_from([LadderStep.FALLBACK, LadderStep.CACHE, LadderStep.STATIC]))
@@ -17,9 +17,16 @@ POLICIES = st.builds(
     trial_s=st.sampled_from([0.0, 0.5]),
 )
 HAPPENED = st.lists(
-    st.tuples(st.sampled_from(["ok", "failed", "nobody"]), st.sampled_from(list(LadderStep)), st.floats(0, 2)),
+    st.tuples(st.sampled_from(["ok", "failed", "nobody", "own"]), st.sampled_from(list(LadderStep)), st.floats(0, 2)),
     max_size=60,
 )
+
+
+def happens(ladder: Ladder, what: str, step: LadderStep, now: float) -> Moved | None:
+    """One request ends."""
+    if what == "ok":
+        return ladder.succeeded(step, now)
+    return ladder.failed(step, now, what, certain=what == "nobody", of_its_own=what == "own")
 
 
 @given(STEPS, POLICIES, HAPPENED)
@@ -36,21 +43,56 @@ def test_down_goes_by_single_steps_and_up_only_where_answers_came_from(
         assert began <= before
         if step not in ladder.steps:
             continue
-        moved = (
-            ladder.succeeded(step, now) if what == "ok" else ladder.failed(step, now, what, certain=what == "nobody")
-        )
+        since = ladder.since
+        moved = happens(ladder, what, step, now)
         assert (moved is not None) == (ladder.at is not before)
         if moved is None:
             continue
         assert (moved.before, moved.after) == (before, ladder.at)
         assert ladder.since == now
         if moved.down:
-            assert what != "ok"
+            assert what in ("failed", "nobody")
             assert step is before
             assert ladder.at is ladder.below(before)
         else:
             assert what == "ok"
             assert ladder.at is step
+            assert now - since >= policy.hold_s
+
+
+@given(STEPS, POLICIES, HAPPENED)
+def test_a_step_is_passed_over_on_the_way_up_only_after_it_failed_on_trial(
+    steps: set[LadderStep], policy: LadderPolicy, happened: list[tuple[str, LadderStep, float]]
+) -> None:
+    ladder = Ladder(tuple(steps), policy, 0.0)
+    now = 0.0
+    failed: set[LadderStep] = set()  # since the last move
+    for what, step, later in happened:
+        now += later
+        before = ladder.at
+        if step not in ladder.steps:
+            continue
+        if what != "ok" and step < before:
+            failed.add(step)
+        moved = happens(ladder, what, step, now)
+        if moved is not None:
+            if not moved.down:
+                assert failed >= {one for one in ladder.steps if moved.after < one < before}
+            failed.clear()
+
+
+@given(STEPS, POLICIES, HAPPENED)
+def test_what_requests_bring_about_of_their_own_takes_no_step_down_and_no_answers_away(
+    steps: set[LadderStep], policy: LadderPolicy, happened: list[tuple[str, LadderStep, float]]
+) -> None:
+    """With and without them a ladder goes down alike, as long as it never looks up."""
+    ladder, without = Ladder(tuple(steps), policy, 0.0), Ladder(tuple(steps), policy, 0.0)
+    for what, step, _ in happened:
+        if step in ladder.steps and step >= ladder.at:
+            happens(ladder, what, step, 0.0)
+            if what != "own":
+                happens(without, what, step, 0.0)
+        assert ladder.at is without.at
 
 
 @given(STEPS, POLICIES, HAPPENED, st.booleans())
@@ -60,10 +102,7 @@ def test_a_model_whose_replicas_answer_comes_back_whatever_its_fallback_does(
     ladder = Ladder(tuple(steps), policy, 0.0)
     for what, step, _ in happened:
         if step in ladder.steps:
-            if what == "ok":
-                ladder.succeeded(step, 0.0)
-            else:
-                ladder.failed(step, 0.0, what, certain=what == "nobody")
+            happens(ladder, what, step, 0.0)
     now = 0.0
     for _ in range(4 * len(ladder.steps) * policy.successes):
         now += 1.0

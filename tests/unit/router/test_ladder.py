@@ -102,10 +102,35 @@ def test_aims_go_round() -> None:
     assert aims == [FALLBACK, REPLICA, FALLBACK]
 
 
-def test_a_last_resort_that_went_well_is_what_is_tried_next() -> None:
+def test_answers_count_for_the_way_up_at_the_step_aimed_at_and_after_the_hold_only() -> None:
     made = fell(ladder(FALLBACK, CACHE), REPLICA, FALLBACK)
-    assert made.succeeded(REPLICA, 0.1) is None
-    assert made.begin(1.0) is REPLICA
+    for now in (0.1, 0.2, 0.9):
+        assert made.succeeded(FALLBACK, now) is None  # held
+    for now in (1.1, 1.2, 1.3):
+        assert made.succeeded(REPLICA, now) is None  # a last resort that skipped a step
+    assert made.at is CACHE
+    assert made.succeeded(FALLBACK, 1.4) is None
+    moved = made.succeeded(FALLBACK, 1.5)
+    assert moved is not None
+    assert moved.after is FALLBACK
+
+
+def test_a_failure_of_a_requests_own_takes_no_step_and_no_trial_that_went_well() -> None:
+    made = ladder(FALLBACK, CACHE)
+    for _ in range(9):
+        assert made.failed(REPLICA, 0.0, "status 500", certain=False, of_its_own=True) is None
+    assert made.at is REPLICA
+    fell(made, REPLICA)
+    assert made.succeeded(REPLICA, 1.0) is None
+    assert made.failed(REPLICA, 1.5, "status 400", certain=False, of_its_own=True) is None
+    assert made.succeeded(REPLICA, 2.0) is not None
+
+
+def test_a_fallback_that_answers_with_errors_only_is_passed_over() -> None:
+    made = fell(ladder(FALLBACK, CACHE), REPLICA, FALLBACK)
+    assert made.begin(1.0) is FALLBACK
+    assert made.failed(FALLBACK, 1.0, "status 404", certain=False, of_its_own=True) is None
+    assert made.begin(2.0) is REPLICA
 
 
 def test_an_answer_from_further_down_says_nothing() -> None:
@@ -126,7 +151,17 @@ def test_another_configuration_keeps_the_step_or_takes_the_next_below() -> None:
     assert made.at is REFUSE
 
 
-@pytest.mark.parametrize("values", [{"failures": 0}, {"successes": 1001}, {"hold_s": -1.0}, {"trial_s": float("inf")}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"failures": 0},
+        {"successes": 1001},
+        {"hold_s": -1.0},
+        {"trial_s": float("inf")},
+        {"hold_s": 3600.1},
+        {"trial_s": 3601.0},
+    ],
+)
 def test_policies_that_make_no_sense_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(PolicyError, match=r"ladder\."):
         LadderPolicy(**values)  # type: ignore[arg-type]

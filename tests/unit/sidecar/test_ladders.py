@@ -52,10 +52,10 @@ def gauge(page: Page, word: LadderWord, model: str = "m") -> int:
 )
 def test_each_step_has_a_switch(page: Page, policy: LadderPolicy, steps: tuple[LadderStep, ...]) -> None:
     ladders = Ladders((FULL,), policy, page, 0.0)
-    assert ladders.by_model["m"].ladder.steps == steps
+    assert ladders.by_model["m"].steps == steps
     ladders.configure((FULL,), POLICY, 1.0)
     ladders.configure((FULL,), policy, 1.0)
-    assert ladders.by_model["m"].ladder.steps == steps
+    assert ladders.by_model["m"].steps == steps
 
 
 def test_a_model_without_any_step_has_no_ladder(page: Page) -> None:
@@ -105,20 +105,48 @@ def test_what_is_too_old_is_let_go_and_clearing_names_a_model_or_all(page: Page)
 
 
 def test_moves_are_counted_shown_and_logged_but_not_in_floods(page: Page, caplog: pytest.LogCaptureFixture) -> None:
-    ladders = Ladders((FULL,), LadderPolicy(successes=1), page, 0.0)
+    ladders = Ladders((FULL,), LadderPolicy(successes=1, hold_s=0.0), page, 0.0)
     model = ladders.by_model["m"]
     with caplog.at_level(logging.INFO, "warmroute.ladder"):
-        model.failed(REPLICA, 10.0, "no_candidate", certain=True)
+        model.failed("m", REPLICA, 10.0, "no_candidate", certain=True)
         assert ladders.degraded == 1
         assert (gauge(page, LadderWord.STEP_NOW), gauge(page, LadderWord.SINCE_MS_NOW)) == (FALLBACK, 10_000)
         for _ in range(5):
-            model.succeeded(REPLICA, 10.5)
-            model.failed(REPLICA, 10.5, "no_candidate", certain=True)
-        model.succeeded(REPLICA, 12.0)
+            model.succeeded("m", REPLICA, 10.5)
+            model.failed("m", REPLICA, 10.5, "no_candidate", certain=True)
+        model.succeeded("m", REPLICA, 12.0)
     assert ladders.degraded == 0
     assert gauge(page, LadderWord.STEP_NOW) == REPLICA
-    assert gauge(page, LadderWord.BY_REPLICA) == 6
     assert [record.message for record in caplog.records] == ["ladder.down", "ladder.up"]
+
+
+def test_each_route_has_its_own_place_and_the_lowest_is_shown(page: Page) -> None:
+    ladders = Ladders((FULL,), POLICY, page, 0.0)
+    model = ladders.by_model["m"]
+    model.failed("m@2", REPLICA, 5.0, "no_candidate", certain=True)
+    assert [model.begin(place, 5.1) for place in ("m@2", "m@1", "m", "m#0")] == [FALLBACK, REPLICA, REPLICA, REPLICA]
+    model.failed("m#0", REPLICA, 6.0, "no_candidate", certain=True)
+    model.failed("m#0", FALLBACK, 7.0, "no_candidate", certain=True)
+    assert (gauge(page, LadderWord.STEP_NOW), gauge(page, LadderWord.SINCE_MS_NOW)) == (CACHE, 7_000)
+    assert ladders.degraded == 1
+    ladders.configure((Model(name="m", fallback=("b",)),), POLICY, 8.0)
+    assert [model.begin(place, 8.0) for place in ("m#0", "m")] == [REFUSE, REPLICA]
+    assert [model.degraded(place) for place in ("m@2", "m#0", "m")] == [True, True, False]
+
+
+def test_a_route_that_nobody_asks_for_begins_again(page: Page, caplog: pytest.LogCaptureFixture) -> None:
+    ladders = Ladders((FULL,), LadderPolicy(hold_s=90.0), page, 0.0)
+    model = ladders.by_model["m"]
+    model.failed("m@2", REPLICA, 5.0, "no_candidate", certain=True)
+    ladders.flush(90.0)
+    assert model.begin("m@2", 90.0) is FALLBACK
+    ladders.flush(175.0)
+    assert ladders.degraded == 1
+    with caplog.at_level(logging.INFO, "warmroute.ladder"):
+        ladders.flush(181.0)
+    assert ladders.degraded == 0
+    assert gauge(page, LadderWord.STEP_NOW) == REPLICA
+    assert caplog.records[-1].message == "ladder.up"
 
 
 def test_the_gauges_of_a_process_that_starts_again_begin_at_nothing(page: Page) -> None:
