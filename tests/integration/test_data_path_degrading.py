@@ -379,7 +379,7 @@ def test_the_second_tier_tells_nobody_what_was_kept_by_other_terms() -> None:
         client = await path.connect()
         await infer(client, b"q", b"x-org: 7")
         assert len(store.sent) == 1
-        worker.down = True
+        await path.origin.stop()
         ladders.configure(by("x-user"), SLOW.ladder, time.monotonic())
         path.plane.targets.clear()
         assert (await infer(client, b"q", b"x-user: 7")).status == 503
