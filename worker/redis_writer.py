@@ -10,8 +10,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from router.scripts import REMOVE_LUA, WRITE_LUA
 from router.urls import masked_url
-from router.wire import REMOVE_LUA, SCHEMA_VERSION, WRITE_LUA, Keys
+from router.wire import SCHEMA_VERSION, Keys
 from worker.report import StoreUnavailableError
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 from redis.exceptions import RedisError
 
-from router.wire import KEEP_LUA, Keys
+from router.scripts import KEEP_LUA
+from router.wire import Keys
 from sidecar.channel import AnswerAsked, AnswerFound, AnswerKept
 from sidecar.state.connect import PasswordFileError, open_client
 from sidecar.telemetry.logs import Throttle, get_log

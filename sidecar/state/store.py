@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoPermissionError, RedisError
 
 from router.model import EndpointGone, EndpointSeen, StoreChanged
+from router.scripts import READ_LUA
 from router.urls import masked_url
-from router.wire import READ_LUA, Keys, WireError
+from router.wire import Keys, WireError
 from sidecar.state.connect import CONNECT_TIMEOUT_S, PasswordFileError, open_client
 from sidecar.state.modes import StoreModes
 from sidecar.state.view import StoreView

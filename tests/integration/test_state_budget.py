@@ -22,8 +22,9 @@ import redis.asyncio as aioredis
 
 from router.model import EndpointRecord, Replica
 from router.policy import FreshnessPolicy, LatencyPolicy
+from router.scripts import WRITE_LUA
 from router.sketches import INTERVAL_S, ReplicaKey, Row
-from router.wire import SCHEMA_VERSION, WRITE_LUA, Keys, changed_fields, encode_fields
+from router.wire import SCHEMA_VERSION, Keys, changed_fields, encode_fields
 from sidecar.settings import StateStore
 from sidecar.state import connect, store
 from sidecar.state.latencies import LatencyExchange

@@ -16,7 +16,8 @@ import redis
 
 from router.model import EndpointGone, EndpointSeen, GoneReason, StoreChanged, StoreMode
 from router.policy import FreshnessPolicy
-from router.wire import WRITE_LUA, Keys, encode_fields
+from router.scripts import WRITE_LUA
+from router.wire import Keys, encode_fields
 from sidecar.discovery.source import Found
 from sidecar.settings import StateStore
 from sidecar.state.store import RedisSource

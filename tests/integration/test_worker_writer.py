@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from router.model import EndpointRecord, Replica
-from router.wire import READ_LUA, Delta, Keys, decode_delta, encode_fields
+from router.scripts import READ_LUA
+from router.wire import Delta, Keys, decode_delta, encode_fields
 from tests.support.redis_server import redis_server
 from worker.redis_writer import RedisWriter, StateAddress
 from worker.report import StoreUnavailableError

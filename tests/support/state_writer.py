@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import redis.asyncio as aioredis
 
 from router.model import EndpointRecord, Replica, State
-from router.wire import REMOVE_LUA, SCHEMA_VERSION, WRITE_LUA, Keys, encode_fields
+from router.scripts import REMOVE_LUA, WRITE_LUA
+from router.wire import SCHEMA_VERSION, Keys, encode_fields
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
