@@ -461,11 +461,14 @@ class DownstreamConnection(BoundedConnection):
                     Outcome.CLIENT_TIMEOUT, f"no byte of the body in {plane.timeouts.client_body_idle_s} s"
                 )
         elif phase == WAITING:
+            if self._upstream is not None and self._upstream.look_no_longer():
+                return  # a head did come: what is missing is more of an error's body
             self._give_up(AttemptResult.HEAD_TIMEOUT, f"no response head in {self._target.times.response_head_s} s")
         elif phase == ANSWERING:
-            broken = self._drop_upstream()
             slow_caller = self._write_paused
-            self._settle(AttemptResult.CANCELLED if slow_caller else AttemptResult.STREAM_IDLE, now)
+            result = AttemptResult.CANCELLED if slow_caller else self._stalled(AttemptResult.STREAM_IDLE)
+            broken = self._drop_upstream()
+            self._settle(result, now)
             if slow_caller:
                 self._cut(Outcome.CLIENT_TIMEOUT)
             else:

@@ -111,7 +111,7 @@ class EndingConnection(TunnelConnection):
         result = AttemptResult.CANCELLED
         if self.request_done and not self._write_paused:
             result = AttemptResult.OUTRUN
-            if self._phase == WAITING and asked is not None and not unsent(asked.transport):
+            if self._phase == WAITING and asked is not None and not asked.looking and not unsent(asked.transport):
                 result = AttemptResult.OVERDUE
         broken = self._drop_upstream()
         self._end_hedge(watch, AttemptResult.OUTRUN)

@@ -467,20 +467,27 @@ class ExchangeConnection(EndingConnection):
         attempt = self._attempt
         if attempt is not None and self.request_done and now >= attempt.started + watch.try_s:
             if self._phase != ANSWERING:
-                self._give_up(AttemptResult.TRY_TIMEOUT, watch.try_text)
+                if self._upstream is None or not self._upstream.look_no_longer():
+                    self._give_up(AttemptResult.TRY_TIMEOUT, watch.try_text)
             elif self._write_paused:  # it is the caller who is slow
                 self._drop_upstream()
                 self._settle(AttemptResult.CANCELLED, now)
                 self._cut(Outcome.CLIENT_TIMEOUT)
             else:
+                result = self._stalled(AttemptResult.TRY_TIMEOUT)
                 broken = self._drop_upstream()
-                self._settle(AttemptResult.TRY_TIMEOUT, now)
+                self._settle(result, now)
                 self._cut(Outcome.UPSTREAM_TIMEOUT, broken, watch.try_text)
             return True
         if now >= watch.ends_at:
             self._end_in_time(watch, now)
             return True
         return False
+
+    def _stalled(self, result: AttemptResult) -> AttemptResult:
+        """Return what an answer that does not go on says of its endpoint: for a 4xx no more than its status does."""
+        head = None if self._upstream is None else self._upstream.answer
+        return result if head is None or not 400 <= head.status < 500 else self._meaning_of(head)
 
     def _give_up(self, result: AttemptResult, detail: str) -> None:
         """The worker took too long: let go of it and say so."""

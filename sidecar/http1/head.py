@@ -22,6 +22,14 @@ MAX_ID_BYTES: Final = 128
 
 KEEP_ALIVE: Final = b"\r\nConnection: keep-alive"
 """The usual spelling of what is cut out of a head that is passed on."""
+_RETRY_AFTER: Final = re.compile(
+    rb"(?:[0-9]+"
+    rb"|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun), [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
+    rb"|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day, [0-9]{2}-[A-Z][a-z]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
+    rb"|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2} [0-9]{4})[ \t]*",
+    re.IGNORECASE,
+)
+"""Seconds, or a date in one of the three forms of RFC 9110 5.6.7. Anything else asks for nothing."""
 _VISIBLE: Final = bytes(range(0x21, 0x7F))
 _NONE: Final = 0
 _ALIVE: Final = 1
@@ -250,8 +258,8 @@ class ResponseHead(Head):
 
     @property
     def busy(self) -> bool:
-        """True for back-pressure: 429, or 503 with Retry-After."""
-        return self.status == 429 or (self.status == 503 and self.retry_after != b"")
+        """True for back-pressure: 429, or 503 with a Retry-After that can be read (RFC 9110 10.2.3)."""
+        return self.status == 429 or (self.status == 503 and _RETRY_AFTER.fullmatch(self.retry_after) is not None)
 
     @property
     def retry_after_s(self) -> float | None:

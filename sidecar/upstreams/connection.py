@@ -191,6 +191,26 @@ class UpstreamConnection(asyncio.Protocol):
         """True of one that ended, kept from an earlier request, before it said anything to the last."""
         return self.idle_since > 0 and not self._buffer and not self._interims
 
+    @property
+    def answer(self) -> ResponseHead | None:
+        """The head of the answer that is being passed on; None while none is."""
+        return self._head if self._mode in (_LENGTH, _CHUNKS, _TO_CLOSE) else None
+
+    @property
+    def looking(self) -> bool:
+        """True while an error is kept back because more of it is to be looked at: its head came."""
+        return self._held
+
+    def look_no_longer(self) -> bool:
+        """Pass an error on as it is, as far as it came, where it is kept back to be looked at; True where it was."""
+        exchange = self.exchange
+        if not self._held or exchange is None:
+            return False
+        self._held = False
+        self._looked = True
+        self._read_head(exchange, b"")
+        return True
+
     def drop(self) -> None:
         """Close at once; whoever waited was told or has gone.
 
@@ -291,12 +311,8 @@ class UpstreamConnection(asyncio.Protocol):
             exchange.crashed(error)
 
     def _ended_by_worker(self, exchange: Exchange, exc: Exception | None) -> None:
-        if self._held:  # an error whose body did not go on: pass it on as it is
-            self._held = False
-            self._looked = True
-            self._read_head(exchange, b"")
-            if self.exchange is None:
-                return
+        if self.look_no_longer() and self.exchange is None:  # an error whose body did not go on
+            return
         if self._mode == _TO_CLOSE and exc is None:
             if not exchange.old_client:
                 exchange.sink.write(b"0\r\n\r\n")

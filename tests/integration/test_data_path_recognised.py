@@ -10,7 +10,7 @@ import pytest
 from router.breaker import GuardState
 from router.policy import BreakerPolicy, Policies
 from sidecar.http1.recognise import Recogniser
-from sidecar.settings import Means, Recognise, RecogniseRule
+from sidecar.settings import Means, Recognise, RecogniseRule, Timeouts
 from tests.support.data_path import (
     CHUNKED,
     POLICIES,
@@ -226,3 +226,99 @@ async def test_an_answer_to_head_has_nothing_to_look_at(path: DataPath) -> None:
     got = await client.ask(b"HEAD /v2/models/m HTTP/1.1\r\nHost: a\r\n\r\n", b"HEAD")
     assert got.status == 400
     assert path.results == {"client_error": 1}
+
+
+def stalls(status: bytes) -> object:
+    async def script(origin: OriginConnection) -> None:
+        await origin.request()
+        await origin.send(answer(OTHER, status=status)[:-10])
+        await asyncio.sleep(5)
+
+    return script
+
+
+STALLED = [
+    (b"400 Bad Request", {"client_error": 1}),
+    (b"500 Internal Server Error", {"stream_idle": 1}),
+]
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(("status", "results"), STALLED)
+def test_an_error_whose_body_stalls_is_passed_on_and_a_4xx_counts_for_nothing(
+    status: bytes, results: dict[str, int], known: bool
+) -> None:
+    timeouts = Timeouts(response_head_s=0.2, stream_idle_s=0.2)
+
+    @on_data_path(stalls(status), timeouts=timeouts, sweep=True)  # type: ignore[arg-type]
+    async def scenario(path: DataPath) -> None:
+        recognising(path, known=known)
+        client = await path.connect()
+        await client.send(post(b"hello"))
+        got = await client.rest()
+        assert got.startswith(b"HTTP/1.1 " + status)
+        assert got.endswith(OTHER[:-10])
+        assert path.results == results
+        assert path.outcomes == {"stream_idle": 1}
+
+    scenario()
+
+
+@pytest.mark.parametrize(
+    ("status", "results"), [(STALLED[0][0], {"client_error": 1}), (STALLED[1][0], {"try_timeout": 1})]
+)
+def test_one_that_stalls_until_the_try_is_over_is_no_failure_either(status: bytes, results: dict[str, int]) -> None:
+    @on_data_path(stalls(status), timeouts=Timeouts(try_s=0.2), sweep=True)  # type: ignore[arg-type]
+    async def scenario(path: DataPath) -> None:
+        recognising(path)
+        client = await path.connect()
+        await client.send(post(b"hello"))
+        assert (await client.rest()).startswith(b"HTTP/1.1 " + status)
+        assert path.results == results
+
+    scenario()
+
+
+@on_data_path(stalls(b"400 Bad Request"), sweep=True)  # type: ignore[arg-type]
+async def test_one_that_stalls_until_the_callers_time_is_over_is_not_overdue(path: DataPath) -> None:
+    recognising(path)
+    client = await path.connect()
+    got = await client.ask(post(b"hello", b"x-request-timeout-ms: 100"))
+    assert got.status == 504
+    assert path.results == {"outrun": 1}
+
+
+@pytest.mark.parametrize("value", [b"banana", b"-5", b"", b"1.5", b"Sun, 06 Nov 1994"])
+def test_a_retry_after_that_cannot_be_read_asks_for_nothing(value: bytes) -> None:
+    unwell = answer(b"", b"Retry-After: " + value, status=b"503 Service Unavailable")
+
+    @on_data_path(says(unwell), policies=QUICK)
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        for _ in range(4):
+            assert (await client.ask(post(b"hello"))).status == 503
+        assert path.results == {"server_error": 4}
+        assert only(path.cluster.endpoints["o0"]).breaker.state is GuardState.OPEN
+
+    scenario()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"0",
+        b"5 ",
+        b"9" * 30,
+        b"Sun, 06 Nov 1994 08:49:37 GMT",
+        b"Sunday, 06-Nov-94 08:49:37 GMT",
+        b"Sun Nov  6 08:49:37 1994",
+    ],
+)
+def test_a_retry_after_that_can_be_read_is_back_pressure(value: bytes) -> None:
+    @on_data_path(says(answer(b"", b"Retry-After: " + value, status=b"503 Service Unavailable")))
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        assert (await client.ask(post(b"hello"))).status == 503
+        assert path.results == {"busy": 1}
+
+    scenario()
