@@ -199,7 +199,7 @@ class CallRelay(CallEnds):
         if head is not None:
             status, pushback_s = head.grpc_status, head.pushback_s
             if status > 0 and shared.recogniser is not None:
-                meant = shared.recogniser.grpc(status, head.message)
+                meant = shared.recogniser.grpc(status, head.message, attempt.candidate.model)
             if meant is AttemptResult.NOT_READY and self.phase == WAITING and self._not_ready_there(attempt, head, now):
                 return
             if self._target.reports:

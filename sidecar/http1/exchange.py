@@ -200,7 +200,8 @@ class ExchangeConnection(EndingConnection):
     def recognised(self, head: ResponseHead, body: bytes) -> AttemptResult | None:
         """Return what an error says other than its status, None where it says no more."""
         recogniser = self._plane.recogniser
-        return None if recogniser is None else recogniser.http(head.status, body)
+        route = self._target.route
+        return None if recogniser is None else recogniser.http(head.status, body, "" if route is None else route.model)
 
     def take_meaning(self, result: AttemptResult | None) -> None:
         """The answer of the try in hand is taken for this, where it is for anything but its status."""

@@ -271,7 +271,7 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 7\r\nContent-Length: 4
 TOO_MANY = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nbusy"
 BROKEN = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\n\r\nbusy"
 IN_CHUNKS = b"HTTP/1.1 502 Bad Gateway\r\n" + CHUNKED + b"\r\n\r\n" + chunked(b"bu", b"sy")
-UNREADY = answer(b"m is not ready yet", status=b"400 Bad Request")
+UNREADY = answer(b"Model m is not ready yet.", status=b"400 Bad Request")
 TO_ITS_END = b"HTTP/1.1 500 Internal Server Error\r\n\r\nbusy"
 ASIDE = [
     pytest.param((BUSY,), "busy", True, id="503 with Retry-After"),

@@ -7,9 +7,10 @@ import pytest
 from router.outcomes import AttemptResult
 from sidecar.config.recognising import recognising
 from sidecar.grpc.statuses import Status
-from sidecar.http1.recognise import KNOWN, Recogniser
+from sidecar.http1.recognise import KNOWN_GRPC, Recogniser
 from sidecar.settings import GRPC_STATUSES, Listener, Means, Recognise, RecogniseRule, Settings
 
+STOPS = b"Server is stopping, scheduler for model has stopped accepting new inference requests"
 NOT_READY, CALLER = AttemptResult.NOT_READY, AttemptResult.CLIENT_ERROR
 
 
@@ -26,13 +27,36 @@ NOT_READY, CALLER = AttemptResult.NOT_READY, AttemptResult.CLIENT_ERROR
         (400, '{"error":"Request for unknown model: \'resnet\' version 99 is not found"}', None),
         (500, "EngineCore encountered an issue", None),
         (500, "Model sum-model is not ready yet.", None),
+        (400, '{"error":"Model sum-model with version v2 is not ready yet."}', NOT_READY),
+        (
+            503,
+            '{"error":"[request id: 7] ' + STOPS.decode() + '"}',
+            NOT_READY,
+        ),
+        (
+            400,
+            '5a\r\n{"error":"Request for unknown model: \'resnet\' has no available versions"}\r\n0\r\n\r\n',
+            NOT_READY,
+        ),
+        (500, '{"error":{"message":"This model\'s maximum context length is 8 tokens","code":500}}', CALLER),
+        # of another model than was asked for: a caller's wrong name, on a model that takes unknown ones
+        (400, '{"error":"Request for unknown model: \'nosuch\' has no available versions"}', None),
+        (400, '{"error":"Model nosuch is not ready yet."}', None),
+        # what a caller wrote, repeated
+        (400, "{\"error\":\"unexpected inference input 'x is not at ready state' for model 'resnet'\"}", None),
+        (400, '{"error":"input Request for unknown model: \'resnet\' has no available versions"}', None),
+        (400, '{"error":"[request id: x] Model is stopping has stopped accepting new inference requests] bad"}', None),
+        (400, '{"error":"input \'Model resnet is not ready yet.\' unknown"}', None),
+        (500, '{"error":"boom: {\\"message\\":\\"This model\'s maximum context length is 8 tokens"}', None),
+        (500, "boom: This model's maximum context length is 8 tokens", None),
         (502, "has no available versions", None),
         (400, "", None),
     ],
 )
 def test_known_errors_of_servers(status: int, body: str, result: AttemptResult | None) -> None:
-    assert Recogniser(Recognise()).http(status, body.encode()) is result
-    assert Recogniser(Recognise(known=False)).http(status, body.encode()) is None
+    model = "sum-model" if "sum-model" in body else "resnet"
+    assert Recogniser(Recognise()).http(status, body.encode(), model) is result
+    assert Recogniser(Recognise(known=False)).http(status, body.encode(), model) is None
 
 
 @pytest.mark.parametrize(
@@ -42,24 +66,28 @@ def test_known_errors_of_servers(status: int, body: str, result: AttemptResult |
         (Status.NOT_FOUND, "Request for unknown model: 'm' has no available versions", NOT_READY),
         (Status.INTERNAL, "Request for unknown model: 'm' has no available versions", None),
         (Status.NOT_FOUND, "Request for unknown model: 'm' version 9 is not found", None),
-        (Status.OK, "has no available versions", None),
+        (Status.OK, "Request for unknown model: 'm' has no available versions", None),
+        (Status.NOT_FOUND, "Request for unknown model: 'nosuch' has no available versions", None),
     ],
 )
 def test_known_errors_over_grpc(status: Status, message: str, result: AttemptResult | None) -> None:
-    assert Recogniser(Recognise()).grpc(status, message.encode()) is result
+    assert Recogniser(Recognise()).grpc(status, message.encode(), "m") is result
 
 
 def test_rules_of_one_s_own_come_first() -> None:
     own = RecogniseRule(status=400, body_contains="versions", means=Means.CALLER_FAULT)
     recogniser = Recogniser(Recognise(rules=(own,)))
-    assert recogniser.http(400, b"has no available versions") is CALLER
-    assert recogniser.http(404, b"has no available versions") is NOT_READY
+    text = b"Request for unknown model: 'm' has no available versions"
+    assert recogniser.http(400, text, "m") is CALLER
+    assert recogniser.http(404, text, "m") is NOT_READY
 
 
 def test_no_more_of_a_message_is_looked_at_than_configured() -> None:
     recogniser = Recogniser(Recognise(look_at_bytes=64))
     assert recogniser.look_at_bytes == 64
-    assert recogniser.grpc(Status.UNAVAILABLE, b" " * 64 + b"is not at ready state") is None
+    assert recogniser.grpc(Status.UNAVAILABLE, b" " * 64 + STOPS, "m") is None
+    assert recogniser.grpc(Status.UNAVAILABLE, b" " * 2 + STOPS[:-1], "m") is None
+    assert Recogniser(Recognise()).grpc(Status.UNAVAILABLE, b" " * 64 + STOPS, "m") is NOT_READY
 
 
 def test_only_statuses_that_a_rule_names_are_looked_at() -> None:
@@ -69,7 +97,7 @@ def test_only_statuses_that_a_rule_names_are_looked_at() -> None:
 
 def test_codes_of_grpc_are_those_of_grpc() -> None:
     assert all(Status[name] == code for name, code in GRPC_STATUSES.items())
-    assert all(rule.status is not None or rule.grpc_status in GRPC_STATUSES for rule in KNOWN)
+    assert set(KNOWN_GRPC) <= set(GRPC_STATUSES)
 
 
 @pytest.mark.parametrize(
