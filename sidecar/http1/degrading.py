@@ -237,9 +237,9 @@ class DegradingConnection(SpecialConnection):
             if step is LadderStep.FALLBACK:
                 if self._fall_back(course, descent, now):
                     return
-                if not descent.unfit:
-                    cause = "no fallback can be asked"
-                    model.failed(descent.place, step, now, descent.cause or cause, certain=True)
+                unfit = descent.unfit
+                cause = descent.cause or "no fallback can be asked"
+                model.failed(descent.place, step, now, cause, certain=not unfit, of_its_own=unfit)
             elif step is LadderStep.CACHE:
                 answer = self._find_kept(course, descent, now)
                 if answer is not None:

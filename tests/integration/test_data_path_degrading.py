@@ -731,6 +731,28 @@ def test_a_callers_own_time_and_a_workers_errors_degrade_nobody_else() -> None:
     scenario()
 
 
+def test_a_model_comes_back_though_no_request_can_use_its_fallback() -> None:
+    @on_data_path(
+        echo,
+        echo,
+        models=MODELS,
+        held=HELD,
+        ladders=(Model(name="m", fallback=("b",), cache=Cache()),),
+        policies=QUICK,
+    )
+    async def scenario(path: DataPath) -> None:
+        fell(path, LadderStep.REPLICA, LadderStep.FALLBACK)
+        await asyncio.sleep(0.03)
+        long = b'{"model":"m","pad":"' + b"x" * (1 << 20) + b'"}'
+        for _ in range(8):
+            client = await path.connect()
+            told = await client.ask(post(long, b"Content-Type: application/json", target=b"/v1/chat/completions"))
+            assert (told.status, told.values(b"warmroute-degraded")) == (200, [])
+        assert step(path) is LadderStep.REPLICA
+
+    scenario()
+
+
 def test_a_limit_that_is_configured_is_the_models_failure() -> None:
     @on_data_path(
         silent,
