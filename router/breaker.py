@@ -137,11 +137,13 @@ class Breaker(Guard):
     A replica that is slow still answers: whether it can be ``spared`` is asked before a surge opens its breaker. Where
     it cannot, trials that were slow close it.
 
-    ``rule`` and ``evidence`` are those of the last time that it opened.
+    ``rule`` and ``evidence`` are those of the last time that it opened. ``elsewhere`` is for show: how many trials
+    sibling processes have under way, and how theirs went.
     """
 
     __slots__ = (
-        "calls", "evidence", "failed", "hinted_until", "passed", "policy", "rule", "signs", "slow", "unanswered",
+        "calls", "elsewhere", "evidence", "failed", "hinted_until", "passed", "policy", "rule", "signs", "slow",
+        "unanswered",
     )  # fmt: skip
 
     def __init__(self, policy: BreakerPolicy, now: float) -> None:
@@ -152,6 +154,7 @@ class Breaker(Guard):
         self.hinted_until = float("-inf")
         self.rule: BreakerRule | None = None
         self.evidence: Evidence | None = None
+        self.elsewhere: tuple[int, Evidence] | None = None
         self._forget_trials()
 
     def _forget_trials(self) -> None:
@@ -286,12 +289,17 @@ class Breaker(Guard):
     def look(self, now: float) -> Evidence:
         """Return what it goes by now: the calls in the window, the trials; or what it opened on. Changes nothing."""
         if self.state is GuardState.HALF_OPEN:
-            return Evidence(self.passed + self.failed, self.failed, self.unanswered, self.slow, trials=True)
+            return self.tried
         if self.state is GuardState.OPEN and self.evidence is not None:
             return self.evidence
         good, bad = self.calls.peek(now)
         slow, unanswered = self.signs.peek(now)
         return Evidence(good + bad, bad, unanswered, slow)
+
+    @property
+    def tried(self) -> Evidence:
+        """How the trials went that ended since it went half open."""
+        return Evidence(self.passed + self.failed, self.failed, self.unanswered, self.slow, trials=True)
 
     def peer_opened(
         self, until: float, at: float, rule: BreakerRule | None = None, evidence: Evidence | None = None

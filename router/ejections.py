@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.breaker import GuardState
@@ -47,6 +48,14 @@ def breaker_event(candidate: Candidate, at: float) -> EndpointEjected:
         breaker.evidence,
         candidate.shard,
     )
+
+
+def trials_event(candidate: Candidate) -> EndpointEjected:
+    """Say what a breaker opened on, and where it is half open how its trials go."""
+    event = breaker_event(candidate, candidate.breaker.since)
+    if candidate.breaker.state is not GuardState.HALF_OPEN:
+        return event
+    return replace(event, trials=candidate.breaker.trials, tried=candidate.breaker.tried)
 
 
 def outlier_event(candidate: Candidate, at: float) -> EndpointEjected:

@@ -37,7 +37,13 @@ def breaker_row(candidate: Candidate, now: float) -> BreakerRow:
         state = GuardState.HALF_OPEN
     closed = state is GuardState.CLOSED
     rule = None if closed else breaker.rule
-    evidence = breaker.look(now)
+    evidence, trials = breaker.look(now), breaker.trials
+    if state is GuardState.HALF_OPEN:
+        if breaker.state is GuardState.OPEN:  # nobody came here since its time was over
+            evidence = Evidence(0, 0, 0, 0, trials=True)
+        if breaker.elsewhere is not None:
+            trials += breaker.elsewhere[0]
+            evidence = tried_in_all(evidence, breaker.elsewhere[1])
     if state is not GuardState.OPEN:
         evidence = candidate.measured(evidence)
     return BreakerRow(
@@ -46,8 +52,19 @@ def breaker_row(candidate: Candidate, now: float) -> BreakerRow:
         why=breaker_text(rule, breaker.evidence if rule is not None and breaker.evidence is not None else evidence),
         for_s=None if closed else max(0.0, now - breaker.since),
         left_s=max(0.0, breaker.until - now) if state is GuardState.OPEN else None,
-        trials=breaker.trials,
+        trials=trials,
         evidence=evidence,
+    )
+
+
+def tried_in_all(one: Evidence, other: Evidence) -> Evidence:
+    """Return how the trials of two processes went together."""
+    return Evidence(
+        one.calls + other.calls,
+        one.failed + other.failed,
+        one.unanswered + other.unanswered,
+        one.slow + other.slow,
+        trials=True,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from router.affinity import Affinity
 from router.breaker import GuardState
-from router.ejections import breaker_event, outlier_event, quarantine_event, spares, switch_event
+from router.ejections import outlier_event, quarantine_event, spares, switch_event, trials_event
 from router.known import Known
 from router.model import EjectCause, EndpointEjected, Event, Hint, ModelObservation, Observation, PrefixesSeen
 from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, TOO_MUCH, UNANSWERED, AttemptResult, Blame
@@ -257,7 +257,7 @@ class Learning(Known):
                     )
                 )
             out += [
-                breaker_event(candidate, candidate.breaker.since)
+                trials_event(candidate)
                 for candidate in endpoint.candidates.values()
                 if candidate.breaker.state is not GuardState.CLOSED
             ]

@@ -219,7 +219,8 @@ class EndpointEjected:
 
     A quarantine is for all that the endpoint offers; a breaker is for one version of one model, or a shard of it,
     which is named, with the ``rule`` that opened it and what it opened on. The same for an outlier, which no rule but
-    others are judged by.
+    others are judged by. Of a breaker that is half open there, ``tried`` is how its trials went so far and ``trials``
+    how many are under way.
     """
 
     id: str
@@ -232,6 +233,8 @@ class EndpointEjected:
     rule: BreakerRule | None = None
     evidence: Evidence | None = None
     shard: int = WHOLE
+    trials: int = 0
+    tried: Evidence | None = None
 
 
 @dataclass(frozen=True, slots=True)

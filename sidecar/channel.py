@@ -81,10 +81,14 @@ class GuardsInForce:
     last: bool
 
 
+GUARDS = BATCH // 2
+"""Ejections in one message at most: of the longest names, with all that is told of their breakers."""
+
+
 def guard_messages(ejected: tuple[model.EndpointEjected, ...]) -> Iterator[GuardsInForce]:
     """Yield ``ejected`` in parts that fit a message; one empty part where nothing is."""
-    for start in range(0, max(1, len(ejected)), BATCH):
-        yield GuardsInForce(ejected[start : start + BATCH], start == 0, start + BATCH >= len(ejected))
+    for start in range(0, max(1, len(ejected)), GUARDS):
+        yield GuardsInForce(ejected[start : start + GUARDS], start == 0, start + GUARDS >= len(ejected))
 
 
 OBSERVED_BYTES = 64 * 1024
@@ -118,7 +122,9 @@ def _parts(whole: model.Observation) -> Iterator[model.Observation]:
     for seen in whole.seen:
         for start in range(0, max(1, len(seen.buckets)), BUCKETS):
             buckets = seen.buckets[start : start + BUCKETS]
-            counts = seen if start == 0 else replace(seen, successes=0, failures=0)
+            counts = seen
+            if start:  # what is counted is told once
+                counts = replace(seen, successes=0, failures=0, unanswered=0, slow=0, others=0, overdue=0)
             yield replace(whole, seen=(replace(counts, buckets=buckets),), report=whole.report if start == 0 else None)
 
 

@@ -11,10 +11,12 @@ import secrets
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import reduce
 from math import inf
 from typing import TYPE_CHECKING
 
 from router.breaker import Guard, GuardState
+from router.evidence import tried_in_all
 from router.model import (
     BreakerRule,
     BreakersHinted,
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from router.cluster import Cluster
-    from router.model import Event
+    from router.model import Event, Evidence
     from router.policy import ModelPolicy
     from router.sketches import Merged
     from sidecar.channel import Channel
@@ -71,7 +73,8 @@ _log = get_log("keeper")
 class DataProcess:
     """What the control process knows of one data process: its last hello, its listeners, when it last spoke.
 
-    ``guards`` is what is ejected there, ``guards_named`` the part of a new list of it that has come in so far.
+    ``guards`` is what is ejected there, ``guards_named`` the part of a new list of it that has come in so far; the same
+    of ``trials``, how those of breakers go that are half open there.
     """
 
     def __init__(self, index: int) -> None:
@@ -82,6 +85,8 @@ class DataProcess:
         self.listeners: dict[str, Listening] = {}
         self.guards: set[Guarded] = set()
         self.guards_named: set[Guarded] = set()
+        self.trials: dict[Guarded, tuple[int, Evidence]] = {}
+        self.trials_named: dict[Guarded, tuple[int, Evidence]] = {}
         self.spoke_at: float | None = None
 
     def speaks(self, now: float) -> bool:
@@ -310,6 +315,19 @@ class Keeper:
             process.guards.discard(guarded(event))
         self._own(event)
 
+    def _show_trials(self, now: float) -> None:
+        """Have explanations show how trials go at the data processes that speak."""
+        for event in self.cluster.guards():
+            candidate = self.cluster.endpoints[event.id].candidates.get((event.model, event.version, event.shard))
+            if candidate is None or event.cause is not EjectCause.BREAKER:
+                continue
+            told = [one.trials.get(guarded(event)) for one in self.processes if one.speaks(now)]
+            known = [each for each in told if each is not None]
+            candidate.breaker.elsewhere = None
+            if known:
+                tried = reduce(tried_in_all, [each[1] for each in known])
+                candidate.breaker.elsewhere = (sum([each[0] for each in known]), tried)
+
     def _guards(self, process: DataProcess, message: GuardsInForce) -> None:
         """Take in what is ejected at a data process; let in what is ejected at none that speaks.
 
@@ -318,8 +336,11 @@ class Keeper:
         now = self._clock()
         if message.first:
             process.guards_named = set()
+            process.trials_named = {}
         for event in message.ejected:
             process.guards_named.add(guarded(event))
+            if event.tried is not None:
+                process.trials_named[guarded(event)] = (event.trials, event.tried)
             endpoint = self.cluster.endpoints.get(event.id)
             if endpoint is None:
                 continue
@@ -337,6 +358,8 @@ class Keeper:
         if not message.last:
             return
         process.guards = process.guards_named
+        process.trials = process.trials_named
+        self._show_trials(now)
         there: set[Guarded] = set()
         for one in self.processes:
             if one.speaks(now):

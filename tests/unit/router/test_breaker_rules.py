@@ -8,8 +8,8 @@ import pytest
 
 from router.baseline import Baseline
 from router.breaker import Breaker, GuardState, opens
-from router.evidence import breaker_text
-from router.model import BreakerRule, EndpointEjected, EndpointReturned, Evidence, PeerObserved
+from router.evidence import breaker_row, breaker_text
+from router.model import BreakerRule, EjectCause, EndpointEjected, EndpointReturned, Evidence, PeerObserved
 from router.outcomes import AttemptResult, Blame, Reason
 from router.policy import BreakerPolicy, ModelPolicy, Policies
 from router.stats import SlidingCounts
@@ -348,6 +348,26 @@ def test_what_was_given_up_after_longer_than_usual_is_slow_and_no_failure() -> N
     breaker = only(first.cluster.endpoints["a"]).breaker
     assert breaker.evidence is not None
     assert (breaker.evidence.failed, breaker.evidence.slow) == (0, breaker.evidence.calls)
+
+
+def test_trials_that_are_under_way_are_shown_by_who_makes_them_and_by_who_is_told() -> None:
+    driven = used("a", "b")
+    burst(driven, "a", 200, 1.0, FAILED)
+    (opened_event,) = [event for event in driven.cluster.guards() if event.cause is EjectCause.BREAKER]
+    assert (opened_event.trials, opened_event.tried) == (0, None)
+    one = only(driven.cluster.endpoints["a"])
+    driven.wait(60.1)
+    trials = [driven.to("a") for _ in range(3)]
+    driven.done(trials.pop(), OK)
+    driven.done(trials.pop(), FAILED)
+    (event,) = driven.cluster.guards()
+    assert (event.trials, event.tried) == (1, Evidence(2, 1, 0, 0, trials=True))
+    row = breaker_row(one, driven.now)
+    assert (row.state, row.trials, row.evidence.calls, row.evidence.failed) == (GuardState.HALF_OPEN, 1, 2, 1)
+    one.breaker.elsewhere = (4, Evidence(3, 2, 1, 1, trials=True))
+    row = breaker_row(one, driven.now)
+    assert (row.trials, row.evidence.calls, row.evidence.failed, row.evidence.unanswered) == (5, 5, 3, 1)
+    assert row.why.startswith("general: ")  # what it opened on
 
 
 def test_nobody_there_opens_it_for_two_minutes() -> None:

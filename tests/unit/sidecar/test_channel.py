@@ -6,13 +6,22 @@ from collections import Counter
 
 import pytest
 
-from router.model import EjectCause, EndpointEjected, LoadReport, ModelObservation, Observation
-from sidecar.channel import BATCH, MAX_MESSAGE_BYTES, encode, guard_messages, observation_messages
+from router.model import (
+    WHOLE,
+    BreakerRule,
+    EjectCause,
+    EndpointEjected,
+    Evidence,
+    LoadReport,
+    ModelObservation,
+    Observation,
+)
+from sidecar.channel import BATCH, GUARDS, MAX_MESSAGE_BYTES, encode, guard_messages, observation_messages
 
 
 def seen(model: str, buckets: int, count: int = 1) -> ModelObservation:
     pairs = tuple((index - buckets // 2, count) for index in range(buckets))
-    return ModelObservation(model, "v" * 40, 12.5, pairs, buckets * count, 3)
+    return ModelObservation(model, "v" * 40, 12.5, pairs, buckets * count, 3, 2, 3, 4, WHOLE, 5)
 
 
 @pytest.mark.parametrize(
@@ -52,18 +61,36 @@ def test_observations_of_any_size_fit(endpoints: int, models: int, buckets: int,
                 told.setdefault((one.id, each.model), Counter()).update(dict(each.buckets))
                 totals["good"] += each.successes
                 totals["bad"] += each.failures
+                totals["rest"] += each.unanswered + each.slow + each.others + each.overdue
     assert in_flight == {one.id: {one.in_flight} for one in given}
     assert all(reports[one.id] >= 1 for one in given)
     assert told == {(one.id, each.model): Counter(dict(each.buckets)) for one in given for each in one.seen}
     assert totals["good"] == sum(each.successes for one in given for each in one.seen)
+    assert totals["rest"] == 14 * sum(len(one.seen) for one in given), "told once, in however many parts"
     assert totals["bad"] == sum(each.failures for one in given for each in one.seen)
+
+
+FULL = Evidence(1 << 40, 1 << 40, 1 << 40, 1 << 40, True, 1.5, 2.5, 3.5, 0.5)
 
 
 def test_guards_of_the_longest_names_fit() -> None:
     events = tuple(
-        EndpointEjected("é" * 128, EjectCause.BREAKER, 1.0, 1, 1.0, "é" * 256, "é" * 256) for _ in range(BATCH + 1)
+        EndpointEjected(
+            "é" * 128,
+            EjectCause.BREAKER,
+            1.0,
+            1,
+            1.0,
+            "é" * 256,
+            "é" * 256,
+            BreakerRule.UNAVAILABLE,
+            FULL,
+            trials=10,
+            tried=FULL,
+        )
+        for _ in range(BATCH + 1)
     )
     messages = list(guard_messages(events))
-    assert [len(message.ejected) for message in messages] == [BATCH, 1]
-    assert [(message.first, message.last) for message in messages] == [(True, False), (False, True)]
+    assert [len(message.ejected) for message in messages] == [GUARDS, GUARDS, 1]
+    assert [(message.first, message.last) for message in messages] == [(True, False), (False, False), (False, True)]
     assert all(len(encode(message)) <= MAX_MESSAGE_BYTES for message in messages)

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
+from router.breaker import GuardState
 from router.cluster import Cluster
+from router.evidence import breaker_row
 from router.model import (
     EjectCause,
     EndpointEjected,
@@ -15,6 +18,7 @@ from router.model import (
     EndpointReturned,
     EndpointSeen,
     EndpointsHeard,
+    Evidence,
     GoneReason,
     PeerObserved,
     Replica,
@@ -203,6 +207,25 @@ def test_a_new_control_process_learns_what_is_ejected_from_the_data_processes(be
     told = [message for message in bench.sent(1) if isinstance(message, EndpointEjected)]
     assert [(event.cause, event.until) for event in told] == [(event.cause, event.until) for event in old]
     assert all(event.at >= bench.now for event in told)  # or they would be those of an earlier process
+
+
+def test_trials_of_all_data_processes_are_shown_while_they_are_under_way(bench: Bench) -> None:
+    bench.seen("a")
+    (one,) = bench.keeper.cluster.endpoints["a"].candidates.values()
+    opened = EndpointEjected("a", EjectCause.BREAKER, 101.0, 1, 100.0, one.model, one.version)
+    bench.keeper.from_data(0, opened)
+    assert one.breaker.elsewhere is None
+    bench.now = 102.0
+    assert breaker_row(one, bench.now).evidence == Evidence(0, 0, 0, 0, trials=True)
+    for index, failed in ((0, 2), (1, 1)):
+        tried = replace(opened, trials=10, tried=Evidence(3, failed, 0, 0, trials=True))
+        bench.keeper.from_data(index, GuardsInForce((tried,), first=True, last=True))
+    row = breaker_row(one, bench.now)
+    assert (row.state, row.trials) == (GuardState.HALF_OPEN, 20)
+    assert (row.evidence.calls, row.evidence.failed, row.evidence.trials) == (6, 3, True)
+    for index in (0, 1):
+        bench.keeper.from_data(index, GuardsInForce((opened,), first=True, last=True))
+    assert one.breaker.elsewhere is None
 
 
 def test_an_ejection_that_no_data_process_knows_any_more_ends(bench: Bench) -> None:
