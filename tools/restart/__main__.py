@@ -18,7 +18,8 @@ def main() -> int:
     """Play the rows; return 1 where a bound is missed and ``--check`` asks for it."""
     arguments = _arguments()
     plan = Plan(period_s=arguments.period_s)
-    setups = [setup for setup in SETUPS if not arguments.only or arguments.only in setup.name]
+    parts = [part.strip() for part in arguments.only.split(";")]
+    setups = [setup for setup in SETUPS if any(part in setup.name for part in parts)]
     if not setups:
         print(f"no row has {arguments.only!r} in its name", file=sys.stderr)
         return 2
@@ -51,7 +52,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.restart", description=__doc__)
-    parser.add_argument("--only", default="", help="rows whose name holds this")
+    parser.add_argument("--only", default="", help="rows whose name holds this, or one of these with ; between")
     parser.add_argument("--period-s", type=float, default=10.5, help="from one kill to the next (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="write the table into docs/routing.md")
     parser.add_argument("--json", type=Path, help="write the outcomes there")
