@@ -132,6 +132,13 @@ class _Class:
         while self.longest and self.longest not in self.by_size:
             self.longest -= 1
 
+    def place_of(self, name: str, most_tenants: int) -> _Tenant | None:
+        """Return where a newcomer of a tenant would wait: with what that has, or among those not told apart."""
+        known = self.tenants.get(name)
+        if known is None and len(self.tenants) >= most_tenants:
+            known = self.tenants.get(SHARED)
+        return known
+
     def youngest_of_longest(self) -> Waiter:
         """Return the last request of a tenant that has most waiting."""
         tenant = next(iter(self.by_size[self.longest]))
@@ -196,7 +203,7 @@ class AdmissionQueue:
         ahead = sum(len(one.waiters) for other, one in self._classes.items() if other > rank)
         own = self._classes.get(rank)
         if own is not None:
-            known = own.tenants.get(tenant)
+            known = own.place_of(tenant, self.most_tenants)
             mine = 0 if known is None else len(known.backlog)
             others = own.competing - (mine > 0)
             ahead += min(len(own.waiters), mine + (mine + 1) * others)  # the others have a turn before each of mine
@@ -216,7 +223,7 @@ class AdmissionQueue:
         own = self._classes.get(waiter.rank)
         if own is None or lower:
             return Refusal.FULL
-        known = own.tenants.get(waiter.tenant)
+        known = own.place_of(waiter.tenant, self.most_tenants)
         mine = 0 if known is None else len(known.backlog)
         if own.competing - (mine > 0) == 0:
             return Refusal.FULL
@@ -235,13 +242,11 @@ class AdmissionQueue:
         own = self._classes.get(waiter.rank)
         if own is None:
             own = self._classes[waiter.rank] = _Class()
-        tenant = own.tenants.get(waiter.tenant)
+        tenant = own.place_of(waiter.tenant, self.most_tenants)
         if tenant is None:
             name = waiter.tenant if len(own.tenants) < self.most_tenants else SHARED
-            tenant = own.tenants.get(name)
-            if tenant is None:
-                tenant = own.tenants[name] = _Tenant(name)
-                heappush(own.turns, (own.virtual, self._order, tenant))
+            tenant = own.tenants[name] = _Tenant(name)
+            heappush(own.turns, (own.virtual, self._order, tenant))
         waiter.place = tenant
         before = len(tenant.backlog)
         tenant.backlog[waiter] = None

@@ -39,6 +39,7 @@ class QueueMachine(RuleBasedStateMachine):
     def offer(self, rank: int, tenant: str, size: int, wait_s: float, own: bool) -> None:
         one = Waiter(None, rank=rank, tenant=tenant, bytes_=size, deadline=self.now + wait_s, own=own, now=self.now)
         before = list(self.inside)
+        places = {waiter: waiter.place for waiter in before}  # tenants that are not told apart share one
         verdict = self.queue.offer(one, self.bounds, self.now)
         for victim, why in verdict.displaced:
             assert verdict.refusal is None
@@ -50,7 +51,7 @@ class QueueMachine(RuleBasedStateMachine):
             else:
                 assert why is Refusal.DISPLACED_BY_SHARE
                 assert victim.rank == rank
-                assert victim.tenant != tenant
+                assert places[victim] is not one.place
             self._out(victim)
         if verdict.refusal is None:
             self.inside.append(one)

@@ -215,7 +215,11 @@ def test_it_is_never_warm_but_for_a_whole_proof_since_the_last_break(steps: list
             done = hand.ask(Answer(500) if kind == "bad" else GOOD, took_s)
             if done is not None:
                 name = done.partition(" ")[0]
-                runs[name] = [*runs[name], began] if kind == "good" else []
+                proven = len([at for at in runs[name] if at > broke_at]) >= count
+                if kind == "good":
+                    runs[name] = [*runs[name], began]
+                elif kind == "bad" or not proven:  # a late answer takes away no proof that stands
+                    runs[name] = []
         elif kind in ("broke", "closed"):
             getattr(hand.proving, kind)(hand.now)
             broke_at = hand.now
