@@ -1,4 +1,4 @@
-"""What all tests share: which of them must run alone, and which build they run on."""
+"""What all tests share: which of them must run alone, which build they run on, and that properties have no deadline."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import router.cluster
 
 HERE = Path(__file__).parent
 ALONE = (HERE / "bench", HERE / "chaos", HERE / "conformance")
+
+# No property here is about time: what one example takes on a busy machine fails none. Else as usual, or as in CI.
+settings.register_profile("suite", settings.default, deadline=None)
+settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -107,10 +107,10 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.integers(0, 30))
 def test_tenants_with_something_waiting_differ_by_one_turn_at_most(backlogs: list[int], turns: int) -> None:
     queue = AdmissionQueue()
@@ -192,7 +192,7 @@ def test_what_was_learned_of_an_earlier_rush_is_forgotten() -> None:
         assert queue.offer(waiter(200.0, wait_s=0.05), bounds, 200.0).refusal is None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.text(max_size=3), min_size=1, max_size=200))
 def test_names_of_tenants_are_bounded(names: list[str]) -> None:
     queue = AdmissionQueue(most_tenants=4)

@@ -61,7 +61,7 @@ def where(made: Cluster, keys: list[bytes]) -> dict[bytes, str]:
 
 
 @EACH
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(
@@ -116,7 +116,7 @@ def test_nobody_is_picked_who_may_not_be_and_every_place_is_given_back_once(
 
 
 @EACH
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(LOADS, st.data(), st.sampled_from([None, b"a", b"b"]), st.lists(NUMBERS, min_size=2, max_size=2), st.booleans())
 def test_what_is_explained_is_what_is_done(
     name: BalancerName, loads: list[int], data: st.DataObject, key: bytes | None, numbers: list[float], carefully: bool
@@ -144,7 +144,6 @@ def test_what_is_explained_is_what_is_done(
     assert {row.endpoint: row.share for row in explanation.rows}[picked.endpoint.id] > 0
 
 
-@settings(deadline=None)
 @given(LOADS, st.integers(0, 1 << 20), st.integers(0, 30))
 def test_least_request_picks_a_minimum(loads: list[int], seed: int, more: int) -> None:
     made = cluster_of(named(len(loads)), BalancerName.LEAST_REQUEST)
@@ -159,7 +158,6 @@ def test_least_request_picks_a_minimum(loads: list[int], seed: int, more: int) -
         assert endpoint.in_flight + endpoint.peers_in_flight == least + 1
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10), st.integers(1, 60), st.integers(0, 1 << 20))
 def test_turns_are_even_whoever_is_slow(count: int, picks: int, seed: int) -> None:
     made = cluster_of(named(count), BalancerName.ROUND_ROBIN)
@@ -171,7 +169,6 @@ def test_turns_are_even_whoever_is_slow(count: int, picks: int, seed: int) -> No
         assert then == f"e{(int(first[1:]) + 1) % count}"
 
 
-@settings(deadline=None)
 @given(st.integers(2, 10), st.integers(0, 9), st.integers(0, 1 << 20))
 def test_turns_go_on_behind_who_came_last_when_somebody_joins_or_leaves(count: int, at: int, seed: int) -> None:
     at %= count
@@ -187,7 +184,6 @@ def test_turns_go_on_behind_who_came_last_when_somebody_joins_or_leaves(count: i
 
 
 @pytest.mark.parametrize("name", [BalancerName.TWO_CHOICE, BalancerName.PEAK_EWMA])
-@settings(deadline=None)
 @given(LOADS, st.integers(0, 1 << 20))
 def test_the_worse_of_two_is_never_picked(name: BalancerName, loads: list[int], seed: int) -> None:
     """So the worst of all never is, where there is exactly one."""
@@ -221,7 +217,7 @@ def test_where_all_are_alike_each_is_as_likely(name: BalancerName) -> None:
 KEYS = st.lists(st.binary(min_size=1, max_size=12), min_size=1, max_size=40, unique=True)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(KEYS, st.sets(st.integers(0, 30), min_size=2, max_size=10), st.data())
 def test_who_leaves_takes_its_own_keys_and_who_comes_gets_only_its_own(
     keys: list[bytes], numbers: set[int], data: st.DataObject
@@ -249,7 +245,7 @@ def test_keys_spread_evenly_and_the_same_on_every_machine() -> None:
     assert [found[key] for key in keys[:8]] == ["e5", "e7", "e0", "e3", "e4", "e4", "e6", "e3"]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.integers(1, 8),
     st.lists(st.integers(0, 5), min_size=1, max_size=60),
@@ -276,7 +272,7 @@ def test_no_endpoint_takes_more_than_its_share_however_hot_a_key(
             made.done(running.pop(rng.randrange(len(running))), AttemptResult.CANCELLED, NOW)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.lists(NUMBERS, min_size=2, max_size=2))
 def test_without_a_key_it_is_as_warm(loads: list[int], numbers: list[float]) -> None:
     picked = []
@@ -292,7 +288,7 @@ def test_without_a_key_it_is_as_warm(loads: list[int], numbers: list[float]) -> 
     assert picked[0] == picked[1]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(2, 7), st.binary(min_size=1, max_size=8))
 def test_a_retry_goes_to_the_key_s_next_choice(count: int, key: bytes) -> None:
     made = cluster_of(named(count), BalancerName.KEYED)

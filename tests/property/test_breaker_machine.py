@@ -202,5 +202,5 @@ class QuarantineMachine(RuleBasedStateMachine):
 TestBreaker = BreakerMachine.TestCase
 TestQuarantine = QuarantineMachine.TestCase
 for case in (TestBreaker, TestQuarantine):
-    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    case.settings = settings(max_examples=60, stateful_step_count=40)
 del case  # a test runner would collect it once more

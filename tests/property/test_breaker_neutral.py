@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.breaker import Breaker, GuardState
@@ -46,7 +46,6 @@ def shown(breaker: Breaker, now: float) -> tuple[object, ...]:
     )
 
 
-@settings(deadline=None)
 @given(
     state=STATES,
     ends=st.lists(ENDS, min_size=1, max_size=12),
@@ -73,7 +72,6 @@ def test_an_attempt_that_says_nothing_of_the_endpoint_moves_no_breaker(
         driven.wait(0.2)
 
 
-@settings(deadline=None)
 @given(state=STATES, others=st.integers(1, 1000), slow=st.booleans())
 def test_nor_do_siblings_that_tell_of_4xx(state: GuardState, others: int, slow: bool) -> None:
     driven = fleet(state)

@@ -110,4 +110,4 @@ class OracleMachine(RuleBasedStateMachine):
 
 
 TestOracle = OracleMachine.TestCase
-TestOracle.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestOracle.settings = settings(max_examples=80, stateful_step_count=30)

@@ -78,13 +78,11 @@ def odds(cluster: Cluster) -> dict[str, float]:
     return out
 
 
-@settings(deadline=None)
 @given(MEMBERS)
 def test_the_odds_are_those_of_a_law(members: list[Member]) -> None:
     assert abs(sum(odds(cluster_of(reports(members), members)).values()) - 1) < 1e-9
 
 
-@settings(deadline=None)
 @given(MEMBERS, st.data())
 def test_more_free_memory_never_lowers_the_odds(members: list[Member], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(members) - 1))
@@ -96,7 +94,6 @@ def test_more_free_memory_never_lowers_the_odds(members: list[Member], data: st.
     assert odds(cluster_of(after, members))[id_] >= odds(cluster_of(before, members))[id_] - 1e-9
 
 
-@settings(deadline=None)
 @given(MEMBERS, st.randoms(use_true_random=False))
 def test_the_order_of_arrival_never_changes_a_decision(members: list[Member], order: random.Random) -> None:
     records = reports(members)
@@ -114,7 +111,6 @@ def test_the_order_of_arrival_never_changes_a_decision(members: list[Member], or
     assert len(picks[0]) == 30
 
 
-@settings(deadline=None)
 @given(MEMBERS, st.data(), st.floats(0, 1, exclude_max=True))
 def test_the_choosing_law_is_the_same_wherever_it_stands(
     members: list[Member], data: st.DataObject, number: float
@@ -151,7 +147,6 @@ def test_the_choosing_law_is_the_same_wherever_it_stands(
     assert take(carefully=False) == draw.winner
 
 
-@settings(deadline=None)
 @given(MEMBERS)
 def test_every_candidate_has_a_share(members: list[Member]) -> None:
     found = shares(cluster_of(reports(members), members))
@@ -159,7 +154,6 @@ def test_every_candidate_has_a_share(members: list[Member]) -> None:
     assert abs(sum(found.values()) - 1) < 1e-9
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.integers(1, 1 << 30), st.integers(0, 1000))
 def test_a_table_of_hands_holds_the_weights_up_to_rounding(weights: list[float], seed: int, turn: int) -> None:
     candidates = [object() for _ in weights]
@@ -173,7 +167,7 @@ def test_a_table_of_hands_holds_the_weights_up_to_rounding(weights: list[float],
     assert picker.draw(random.Random(seed).random) in picker.hands
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(0.01, 1e6), min_size=1, max_size=300), st.floats(0.01, 1))
 def test_quantiles_are_off_by_at_most_the_relative_error(values: list[float], ratio: float) -> None:
     buckets = LogBuckets(0.05)
@@ -186,7 +180,7 @@ def test_quantiles_are_off_by_at_most_the_relative_error(values: list[float], ra
     assert abs(estimate[0] - exact) <= exact * 0.05 * (1 + 1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 1 << 30))
 def test_the_same_seed_and_events_give_the_same_decisions(seed: int) -> None:
     def drive() -> list[str]:

@@ -400,5 +400,5 @@ class InFlight(RuleBasedStateMachine):
 TestCluster = ClusterMachine.TestCase
 TestInFlight = InFlight.TestCase
 for case in (TestCluster, TestInFlight):
-    case.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+    case.settings = settings(max_examples=80, stateful_step_count=40)
 del case  # a test runner would collect it once more

@@ -74,7 +74,7 @@ def streams(draw: st.DrawFn, messages: tuple[bytes, ...], *, damages: int = 3, c
     return [piece for piece in pieces if piece]
 
 
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 
 # a body that comes whole while the retry waits: its time is added to the deadline

@@ -125,7 +125,7 @@ def _say(bench: GrpcBench, side: Peer, what: str, rest: list[object]) -> None:
             side.protocol.connection_lost(None)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(st.lists(ACTIONS, max_size=40), st.booleans(), st.booleans())
 def test_nothing_that_is_said_breaks_anything(
     actions: list[tuple[object, ...]], default: bool, idempotent: bool
@@ -145,7 +145,7 @@ def test_nothing_that_is_said_breaks_anything(
         bench.loop.fire()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.one_of(st.binary(max_size=64), FRAMES), max_size=12), st.booleans())
 def test_raw_bytes_from_a_stranger(pieces: list[bytes], preface: bool) -> None:
     with grpc_bench() as bench:

@@ -124,7 +124,7 @@ def run(bench: GrpcBench, client: Side, servers: list[Side]) -> None:
         bench.loop.run_soon()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(CALLS, st.sampled_from([1000, 16_384, 65_535, 1_000_000]), st.sampled_from([1000, 65_535]), st.integers(1, 100))
 def test_every_byte_of_every_call_comes_through(
     calls: list[tuple[list[int], bool]], client_window: int, server_window: int, most: int

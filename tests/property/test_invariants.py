@@ -47,7 +47,7 @@ def attempt_on(made: Cluster, rng: random.Random) -> Attempt:
     return picked
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.sampled_from(AttemptResult),
     st.booleans(),
@@ -101,7 +101,7 @@ def test_nothing_is_sent_again_that_may_do_harm(
         assert verdict.denied is not None
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(st.sampled_from(NEVER_AGAINST), min_size=1, max_size=120),
     st.sampled_from([None, 0.0, 0.5]),

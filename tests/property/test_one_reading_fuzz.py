@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sidecar.telemetry.page import Page, create
 from tests.fuzz import run
 
-FUZZ = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=250, suppress_health_check=list(HealthCheck))
 SEEDS = st.integers(0, 1 << 48)
 
 

@@ -17,7 +17,7 @@ from tests.support.fleet import Driven, record
 KEYS = 1000
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(count=st.integers(1, 24), salt=st.integers(0, 10**6))
 def test_one_shard_more_takes_its_part_of_the_keys_and_moves_no_other(count: int, salt: int) -> None:
     before, after = ShardMap(count), ShardMap(count + 1)
@@ -28,7 +28,7 @@ def test_one_shard_more_takes_its_part_of_the_keys_and_moves_no_other(count: int
     assert abs(len(moved) - part) <= 6 * sqrt(part)  # more than six standard deviations: once in a billion
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(count=st.integers(2, 24), salt=st.integers(0, 10**6))
 def test_keys_spread_evenly(count: int, salt: int) -> None:
     shards = ShardMap(count)
@@ -68,7 +68,6 @@ def complete(held: dict[str, list[tuple[int, str, int, State]]], out: set[str], 
     return True
 
 
-@settings(deadline=None)
 @given(steps=st.lists(STEP, min_size=2, max_size=20))
 def test_who_is_picked_belongs_to_a_group_that_is_complete(steps: list[tuple[int, object]]) -> None:
     driven = Driven(models=[ModelPolicy("m", shards=ShardPolicy(ShardMode.TENSOR, SHARDS))])

@@ -49,7 +49,7 @@ def happen(driven: Driven, change: tuple[str, str, str, State]) -> None:
 
 
 @given(st.lists(_change, max_size=25))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_latest_is_the_newest_that_may_be_picked(changes: list[tuple[str, str, str, State]]) -> None:
     driven = Driven(models=[ModelPolicy("m", serve=ServePolicy(ServeRule.LATEST))])
     for change in changes:
@@ -67,7 +67,7 @@ def test_latest_is_the_newest_that_may_be_picked(changes: list[tuple[str, str, s
 
 
 @given(st.lists(_change, max_size=25), st.lists(st.integers(0, 3), min_size=5, max_size=5), st.binary(max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_split_gives_to_those_with_a_weight_and_somebody_there(
     changes: list[tuple[str, str, str, State]], weights: list[int], key: bytes
 ) -> None:

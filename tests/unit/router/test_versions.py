@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.policy import PolicyError, RolloutPolicy, ServePolicy, ServeRule, VersionShare
@@ -41,7 +41,6 @@ def test_a_v_and_zeros_behind_decide_only_between_equals() -> None:
     assert newest([]) is None
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.text(max_size=12) | st.from_regex(r"v?[0-9]{1,3}(\.[0-9]{1,2}){0,2}(-[a-c0-9.]{1,5})?", fullmatch=True))
 )
@@ -89,7 +88,6 @@ def test_a_growing_share_takes_keys_from_the_others_and_moves_no_other() -> None
     assert set(before) == {1}
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(0.1, 100), min_size=2, max_size=6),
     st.integers(0, 5),

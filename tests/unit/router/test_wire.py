@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.model import EndpointRecord, EndpointSeen, Replica, State
@@ -73,13 +73,11 @@ def sample() -> dict[str, str]:
     return stored(EndpointRecord("e", "http://e:1", epoch="x", revision=3, replicas=(Replica("m", "1"),)))
 
 
-@settings(deadline=None)
 @given(RECORDS)
 def test_what_is_written_is_read(record: EndpointRecord) -> None:
     assert decode_fields(record.id, stored(record)) == record
 
 
-@settings(deadline=None)
 @given(RECORDS, RECORDS)
 def test_changes_applied_to_the_old_give_the_new(before: EndpointRecord, after: EndpointRecord) -> None:
     old, new = encode_fields(before), encode_fields(after)
@@ -190,7 +188,6 @@ def test_an_id_is_short_and_an_error_does_not_repeat_a_long_one() -> None:
         assert len(str(caught.value)) < 300
 
 
-@settings(deadline=None)
 @given(RECORDS)
 def test_a_record_that_is_read_fits_a_datagram(record: EndpointRecord) -> None:
     most = replace(record, revision=MAX_INTEGER, free_memory_bytes=MAX_INTEGER, total_memory_bytes=MAX_INTEGER)
@@ -264,7 +261,6 @@ def test_other_payloads_raise_only_the_documented_error(payload: str | bytes) ->
         decode_delta(payload)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60) | st.text(max_size=60))
 def test_no_payload_raises_anything_else(payload: bytes | str) -> None:
     with pytest.raises(WireError):

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.http1.model_field import (
@@ -249,7 +249,6 @@ def documents(draw: st.DrawFn) -> bytes:
     return f"{mark}{blank}{write(top)}{blank}".encode()
 
 
-@settings(deadline=None)  # that it ends in time is another test's business
 @given(documents(), st.data())
 def test_all_readings_of_good_json_agree(body: bytes, data: st.DataObject) -> None:
     expected = reference(body)

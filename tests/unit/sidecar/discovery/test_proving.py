@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.model import State
@@ -191,7 +191,6 @@ def test_what_an_answer_comes_to(
 Step = tuple[str, float]
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -167,7 +167,7 @@ def joined(contexts: tuple[ssl.SSLContext, ssl.SSLContext], size: int = 1 << 20)
 MESSAGES = st.lists(st.tuples(st.booleans(), st.integers(0, 70_000)), max_size=6)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=MESSAGES, size=st.sampled_from([1, 3, 100, 5000, 1 << 20]), pause_at=st.integers(0, 100_000))
 def test_bytes_come_through_in_any_pieces_and_whoever_stops_reading(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext], messages: list[tuple[bool, int]], size: int, pause_at: int
