@@ -42,7 +42,7 @@ from sidecar.settings.warmups import shape_policy
 
 
 class Policy(Base, frozen=True):
-    """The router's tunables; the defaults stand in router/policy.py."""
+    """The router's tunables; the defaults stand in router/policy/."""
 
     scoring: ScoringPolicy = msgspec.field(default_factory=ScoringPolicy)
     freshness: FreshnessPolicy = msgspec.field(default_factory=FreshnessPolicy)
