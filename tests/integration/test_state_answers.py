@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
@@ -14,20 +13,11 @@ from router.wire import Keys
 from sidecar.channel import AnswerAsked, AnswerFound, AnswerKept
 from sidecar.settings import StateStore
 from sidecar.state.answers import MOST_QUEUED, SharedAnswers, record_of
+from tests.support.loops import beside
 from tests.support.redis_server import RedisServer
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n"
 PREFIX = Keys("prod").answers
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    one = RedisServer(tmp_path)
-    one.start()
-    try:
-        yield one
-    finally:
-        one.stop()
 
 
 def kept(
@@ -41,14 +31,8 @@ def tier(server: RedisServer, scenario: Callable[[SharedAnswers, asyncio.Queue[A
         replies: asyncio.Queue[AnswerFound] = asyncio.Queue()
         settings = StateStore(url=server.url, namespace="prod")
         answers = SharedAnswers(settings, lambda _, found: replies.put_nowait(found))
-        task = asyncio.create_task(answers.run())
-        try:
-            async with asyncio.timeout(10):
-                await scenario(answers, replies)
-        finally:
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+        async with asyncio.timeout(10), beside(answers.run()):
+            await scenario(answers, replies)
 
     asyncio.run(run())
 

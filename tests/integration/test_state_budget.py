@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,12 +28,14 @@ from sidecar.state import connect, store
 from sidecar.state.latencies import LatencyExchange
 from sidecar.state.store import RECONCILE_S, RedisSource
 from sidecar.state.view import Count
-from sidecar.tasks import end_all
+from tests.support.loops import beside, until
 from tests.support.redis_server import RedisServer
 
 ENDPOINTS, MODELS, SIDECARS = 1000, 20, 10
 BEATS = 3
 """Seconds of heartbeats that are driven."""
+WITHIN_S = 20.0
+"""Longest for all sidecars to have read or heard what they should."""
 KEYS = Keys("prod")
 KIB = 1024
 
@@ -49,14 +49,6 @@ BUDGET = {
     "KiB for one sidecar to join": 2_600,
 }
 """Most that all of it together may cost."""
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    one = RedisServer(tmp_path)
-    one.start()
-    yield one
-    one.stop()
 
 
 def fleet() -> list[EndpointRecord]:
@@ -157,28 +149,16 @@ class Sidecar:
     def heard(self) -> int:
         return self.source.view.counts[Count.DELTAS]
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.source.run(lambda _: None))
-        try:
-            yield
-        finally:
-            await end_all([task])
-
-
-async def until(condition: Callable[[], bool], what: str, within_s: float = 20.0) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < within_s, f"{what}: not within {within_s} s"
-        await asyncio.sleep(0.01)
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return beside(self.source.run(lambda _: None))
 
 
 async def knows_all(one: Sidecar) -> None:
-    await until(lambda: len(one.source.view.ids) == ENDPOINTS, "it knows the fleet")
+    await until(lambda: len(one.source.view.ids) == ENDPOINTS, "it knows the fleet", WITHIN_S)
 
 
 async def heard_by_all(sidecars: list[Sidecar], deltas: int) -> None:
-    await until(lambda: all(one.heard >= deltas for one in sidecars), f"{deltas} messages heard")
+    await until(lambda: all(one.heard >= deltas for one in sidecars), f"{deltas} messages heard", WITHIN_S)
 
 
 def measured() -> list[Row]:
@@ -229,7 +209,9 @@ async def count(url: str) -> Costs:
         reads = sidecars[0].source.view.counts[Count.READS]
         for one in sidecars:
             one.source._wake.set()
-        await until(lambda: all(one.source.view.counts[Count.READS] > reads for one in sidecars), "all reconciled")
+        await until(
+            lambda: all(one.source.view.counts[Count.READS] > reads for one in sidecars), "all reconciled", WITHIN_S
+        )
         reconciled = await workers.usage()
         rows = measured()
         for one in sidecars:
@@ -237,7 +219,9 @@ async def count(url: str) -> Costs:
             await one.exchange._tell(client, KEYS)
         told = sum(one.exchange.told for one in sidecars)
         await until(
-            lambda: all(one.exchange.heard.taken == told - one.exchange.told for one in sidecars), "all heard all"
+            lambda: all(one.exchange.heard.taken == told - one.exchange.told for one in sidecars),
+            "all heard all",
+            WITHIN_S,
         )
         ended = await workers.usage()
     await client.aclose()

@@ -9,9 +9,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import wraps
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from router.wire import Keys
 from sidecar.settings import StateStore
 from sidecar.state.hints import HintExchange
 from sidecar.state.store import RedisSource
-from sidecar.tasks import end_all
+from tests.support.loops import beside, in_loop, until
 from tests.support.redis_server import RedisServer
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
 from tests.support.sidecars import until as until_so
@@ -33,14 +32,6 @@ from tests.support.state_writer import StateWriter, worker_record
 
 KEYS = Keys("test")
 A, B = Hint("a", "e1", "m", "1"), Hint("b", "e1", "m", "1")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    one = RedisServer(tmp_path)
-    one.start()
-    yield one
-    one.stop()
 
 
 class Sidecar:
@@ -59,29 +50,9 @@ class Sidecar:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.source.run(lambda _: None))
-        try:
+        async with beside(self.source.run(lambda _: None)):
             await until(lambda: self.source.counts.connects > 0, "connected")
             yield
-        finally:
-            await end_all([task])
-
-
-def in_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
-    """Have a test run on a loop of its own."""
-
-    @wraps(test)
-    def run(*args: object, **kwargs: object) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
-async def until(condition: Callable[[], bool], what: str, within_s: float = 5.0) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < within_s, f"{what}: not within {within_s} s"
-        await asyncio.sleep(0.01)
 
 
 @in_loop

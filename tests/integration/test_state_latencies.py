@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
-from functools import wraps
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
@@ -18,7 +15,7 @@ from router.wire import Keys
 from sidecar.settings import StateStore
 from sidecar.state.latencies import LatencyExchange
 from sidecar.state.store import RedisSource
-from sidecar.tasks import end_all
+from tests.support.loops import beside, in_loop, until
 from tests.support.redis_server import RedisServer
 from tests.support.state_writer import StateWriter
 
@@ -27,14 +24,6 @@ LATENCY = LatencyPolicy(window_s=1.2)
 INTERVAL_S = 0.1
 A = ReplicaKey("a", "e1", "m", "1", 0)
 B = ReplicaKey("b", "e1", "m", "1", 0)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    one = RedisServer(tmp_path)
-    one.start()
-    yield one
-    one.stop()
 
 
 class Sidecar:
@@ -64,30 +53,8 @@ class Sidecar:
         self.exchange.heard.expire(time.monotonic())
         return {row.key: row.pairs for row in self.exchange.heard.all()}
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.source.run(lambda _: None))
-        try:
-            yield
-        finally:
-            await end_all([task])
-
-
-def in_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
-    """Have a test run on a loop of its own."""
-
-    @wraps(test)
-    def run(*args: object, **kwargs: object) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
-
-
-async def until(condition: Callable[[], bool], what: str, within_s: float = 5.0) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < within_s, f"{what}: not within {within_s} s"
-        await asyncio.sleep(0.01)
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return beside(self.source.run(lambda _: None))
 
 
 @in_loop

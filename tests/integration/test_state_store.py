@@ -7,7 +7,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -22,20 +22,13 @@ from sidecar.discovery.source import Found
 from sidecar.settings import StateStore
 from sidecar.state.store import RedisSource
 from sidecar.state.view import Count
+from tests.support.loops import beside, until
 from tests.support.redis_server import RedisServer
 from tests.support.state_writer import StateWriter, worker_record
 
 NAMESPACE = "test"
 POLICY = FreshnessPolicy(heartbeat_s=0.2, full_s=0.4, ttl_s=1.0, empty_store_grace_s=1.5)
 A, B = worker_record("a"), worker_record("b", port=9002)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    one = RedisServer(tmp_path)
-    one.start()
-    yield one
-    one.stop()
 
 
 class Watched:
@@ -54,11 +47,7 @@ class Watched:
         return [(event.id, event.reason) for event in self.events if isinstance(event, EndpointGone)]
 
     async def until(self, condition: Callable[[], bool], what: str, within_s: float = 8.0) -> float:
-        began = time.monotonic()
-        while not condition():
-            assert time.monotonic() - began < within_s, f"{what}: not within {within_s} s"
-            await asyncio.sleep(0.02)
-        return time.monotonic() - began
+        return await until(condition, what, within_s)
 
     async def until_knows(self, *names: str) -> None:
         await self.until(lambda: set(self.source.view.ids) == set(names), f"knows {names}")
@@ -71,14 +60,8 @@ class Watched:
 async def watching(settings: StateStore) -> AsyncIterator[Watched]:
     source = RedisSource(settings, POLICY, clock=time.monotonic, rng=random.Random(1).random)
     watched = Watched(source)
-    task = asyncio.create_task(source.run(watched.events.append))
-    try:
+    async with beside(source.run(watched.events.append)):
         yield watched
-        assert not task.done(), task
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def follow(server: RedisServer, scenario: Callable[[Watched, StateWriter], Awaitable[None]]) -> None:
@@ -348,14 +331,8 @@ def test_an_error_nobody_thought_of_costs_the_session_and_is_said_with_its_place
             told.append(event)
 
         writer = StateWriter(server.url, NAMESPACE)
-        async with writer.beating(A, every_s=0.2):
-            task = asyncio.create_task(source.run(emit))
-            try:
-                await Watched(source).until(lambda: source.counts.connects > 0, "connects in spite of it")
-            finally:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+        async with writer.beating(A, every_s=0.2), beside(source.run(emit)):
+            await Watched(source).until(lambda: source.counts.connects > 0, "connects in spite of it")
 
     asyncio.run(main())
     down = [record for record in caplog.records if record.message == "store.down"]

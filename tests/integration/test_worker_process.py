@@ -29,16 +29,6 @@ ECHO = ("--engine", "deterministic", "--model", "m", "--id", "w1", "--namespace"
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    redis_server = RedisServer(tmp_path)
-    redis_server.start()
-    try:
-        yield redis_server
-    finally:
-        redis_server.stop()
-
-
-@pytest.fixture
 def client(server: RedisServer) -> Iterator[redis.Redis]:
     connection = redis.Redis.from_url(server.url, decode_responses=True)
     try:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 
@@ -13,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sidecar.telemetry.page import Page, create
+from sidecar.telemetry.page import Page
 from tests.fuzz import run
+from tests.support.pages import begun_page
 
 FUZZ = settings(max_examples=250, suppress_health_check=list(HealthCheck))
 SEEDS = st.integers(0, 1 << 48)
@@ -22,12 +22,8 @@ SEEDS = st.integers(0, 1 << 48)
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    fd = create("fuzz")
-    made = Page(fd)
-    made.begin(os.getpid(), 0.0)
-    yield made
-    made.close()
-    os.close(fd)
+    with begun_page() as made:
+        yield made
 
 
 @FUZZ

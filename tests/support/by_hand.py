@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,10 +19,11 @@ from sidecar.http1.forwarding import VIA
 from sidecar.http1.plane import Plane
 from sidecar.http1.steps import StepMaker
 from sidecar.settings import Limits, Timeouts
-from sidecar.telemetry.page import Page, create
+from sidecar.telemetry.page import Page
 from sidecar.upstreams.connection import UpstreamConnection
 from sidecar.upstreams.pool import Upstream
 from tests.support.fake_transport import FakeTransport
+from tests.support.pages import begun_page
 
 
 class HandLoop:
@@ -193,13 +193,9 @@ class Bench:
 def bench(
     limits: Limits = SMALL, *, idempotent: bool = True, bounded: bool = False, step_makers: Sequence[StepMaker] = ()
 ) -> Iterator[Bench]:
-    fd = create("fuzz")
-    page = Page(fd)
-    page.begin(os.getpid(), 0.0)
-    made = Bench(page, limits, idempotent=idempotent, bounded=bounded, step_makers=step_makers)
-    try:
-        yield made
-    finally:
-        made.loop.close()
-        page.close()
-        os.close(fd)
+    with begun_page() as page:
+        made = Bench(page, limits, idempotent=idempotent, bounded=bounded, step_makers=step_makers)
+        try:
+            yield made
+        finally:
+            made.loop.close()

@@ -35,6 +35,7 @@ from sidecar.http1.plane import Plane
 from sidecar.settings import Admission, Limits, Model, ModelTimeouts, Timeouts
 from sidecar.telemetry.page import BUCKETS_S, MODEL_OUTCOMES, Page, Scalar, create
 from tests.support.fleet import first_only
+from tests.support.loops import turns
 
 P = ParamSpec("P")
 SCENARIO_S = 15.0
@@ -494,7 +495,7 @@ async def data_path(
             client.writer.transport.abort()
         for origin in origins:
             await origin.stop()
-        await asyncio.sleep(0)
+        await turns(1)
         page.close()
         os.close(fd)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -28,10 +27,11 @@ from sidecar.http1.plane import Plane
 from sidecar.http2 import frames
 from sidecar.http2.frames import HEAD, PREFACE, WINDOW, frame, headers_frames, settings_frame
 from sidecar.settings import Limits, Timeouts
-from sidecar.telemetry.page import Page, create
+from sidecar.telemetry.page import Page
 from tests.support.by_hand import HandLoop
 from tests.support.fake_transport import FakeTransport
 from tests.support.fleet import first_only
+from tests.support.pages import begun_page
 
 METHOD = b"/test.Echo/Unary"
 HeadFields = list[tuple[bytes, bytes]]
@@ -351,20 +351,16 @@ def grpc_bench(
     *, limits: Limits | None = None, timeouts: Timeouts | None = None, default: bool = True, idempotent: bool = False
 ) -> Iterator[GrpcBench]:
     """Make one; at the end everything must have come to rest."""
-    fd = create("grpc")
-    page = Page(fd)
-    page.begin(os.getpid(), 0.0)
-    made = GrpcBench(page, limits or Limits(), timeouts or Timeouts(), default=default, idempotent=idempotent)
+    with begun_page() as page:
+        made = GrpcBench(page, limits or Limits(), timeouts or Timeouts(), default=default, idempotent=idempotent)
 
-    def count(*arguments: Any) -> Call:
-        made.opened.append(Call(*arguments))
-        return made.opened[-1]
+        def count(*arguments: Any) -> Call:
+            made.opened.append(Call(*arguments))
+            return made.opened[-1]
 
-    try:
-        with mock.patch("sidecar.grpc.downstream.Call", count):
-            yield made
-        made.check_rest()
-    finally:
-        made.loop.close()
-        page.close()
-        os.close(fd)
+        try:
+            with mock.patch("sidecar.grpc.downstream.Call", count):
+                yield made
+            made.check_rest()
+        finally:
+            made.loop.close()

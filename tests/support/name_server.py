@@ -10,6 +10,8 @@ import dns.rcode
 import dns.rdatatype
 import dns.rrset
 
+from tests.support.loops import turns
+
 
 class NameServer(asyncio.DatagramProtocol):
     """``records``: by (name with its final dot, type in capitals), a list of values, or a response code.
@@ -36,7 +38,7 @@ class NameServer(asyncio.DatagramProtocol):
     async def stop(self) -> None:
         if self.transport is not None:
             self.transport.close()
-            await asyncio.sleep(0)  # it closes in the loop's next turn
+            await turns(1)  # it closes in the loop's next turn
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         query = dns.message.from_wire(data)

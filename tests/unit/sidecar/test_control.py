@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from sidecar import tasks
+from tests.support.loops import turns
 
 
 async def _swallows_one() -> None:
@@ -25,7 +26,7 @@ def test_a_task_that_swallows_a_cancellation_is_ended_all_the_same(monkeypatch: 
 
     async def main() -> None:
         running = [asyncio.create_task(one()) for one in (_swallows_one, _obeys)]
-        await asyncio.sleep(0)
+        await turns(1)
         await asyncio.wait_for(tasks.end_all(running), 5)
         assert all(task.cancelled() for task in running)
 

@@ -18,8 +18,9 @@ from sidecar.config.load import parse_settings
 from sidecar.http1.ladders import Ladders
 from sidecar.http1.shared_answers import FILLS_PER_S, MOST_WAITING, SharedTier
 from sidecar.settings import Cache, Model, SharedCache, StaticAnswer
-from sidecar.telemetry.page import MODEL_LADDER, LadderWord, Page, create
+from sidecar.telemetry.page import MODEL_LADDER, LadderWord, Page
 from tests.support.by_hand import HandLoop
+from tests.support.pages import begun_page
 
 REPLICA, FALLBACK, CACHE, STATIC, REFUSE = LadderStep
 FULL = Model(name="m", fallback=("b",), cache=Cache(), static_answer=StaticAnswer(body="[]"))
@@ -29,12 +30,8 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "degradation.md"
 
 @pytest.fixture
 def page() -> Iterator[Page]:
-    fd = create("ladders")
-    one = Page(fd)
-    one.begin(os.getpid(), 0.0)
-    yield one
-    one.close()
-    os.close(fd)
+    with begun_page() as one:
+        yield one
 
 
 def gauge(page: Page, word: LadderWord, model: str = "m") -> int:

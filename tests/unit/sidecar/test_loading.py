@@ -13,6 +13,7 @@ from router.model import EndpointRecord, EndpointSeen, Replica, State
 from router.policy import ModelPolicy, OnNoCandidate, Policies
 from sidecar.loading import RETRY_MOST_S, SETTLE_S, Loader
 from sidecar.upstreams.adapters import Answer, Question
+from tests.support.loops import beside, turns
 
 INDEX = "/v2/repository/index"
 LOAD = "/v2/repository/models/m/load"
@@ -76,13 +77,10 @@ def settled(fleet: Fleet, *wanted: str) -> dict[str, int]:
     """Say that models are wanted, and return how that ended."""
 
     async def run() -> None:
-        task = asyncio.create_task(fleet.loader.run())
-        for model in wanted:
-            fleet.loader.wanted(model, "")
-        for _ in range(50):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with beside(fleet.loader.run()):
+            for model in wanted:
+                fleet.loader.wanted(model, "")
+            await turns(50)
 
     fleet.runner.run(run())
     return dict(fleet.loader.counts)

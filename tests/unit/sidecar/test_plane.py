@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from collections.abc import Iterator
@@ -33,8 +32,8 @@ from sidecar.telemetry.page import (
     MODEL_OUTCOMES,
     Page,
     Scalar,
-    create,
 )
+from tests.support.pages import begun_page
 
 MODELS = (ModelPolicy("m"), ModelPolicy("fallback", default=True))
 
@@ -75,12 +74,8 @@ class Bench:
 
 @pytest.fixture
 def page() -> Iterator[Page]:
-    fd = create("test")
-    made = Page(fd)
-    made.begin(os.getpid(), 0.0)
-    yield made
-    made.close()
-    os.close(fd)
+    with begun_page() as made:
+        yield made
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ Load reports in answers, records and messages of the store, latencies of other s
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,8 +33,9 @@ from sidecar.http1.plane import Plane
 from sidecar.http1.reports import REFUSED, take_report
 from sidecar.settings import Limits, Timeouts, model_policies, router_policies
 from sidecar.state.view import Count, StoreView
-from sidecar.telemetry.page import Page, Scalar, create
+from sidecar.telemetry.page import Page, Scalar
 from sidecar.upstreams.orca import REASONS
+from tests.support.pages import begun_page
 
 GOOD = """\
 version: 1
@@ -283,10 +283,8 @@ TABLE: list[tuple[str, Way, str]] = [
 
 @pytest.fixture
 def sidecar() -> Iterator[Sidecar]:
-    page = Page(create("test"))
-    page.begin(os.getpid(), 0.0)
-    yield Sidecar(page)
-    page.close()
+    with begun_page() as page:
+        yield Sidecar(page)
 
 
 @pytest.mark.parametrize(("way", "why"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])

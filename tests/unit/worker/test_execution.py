@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from tests.support.loops import turns
 from worker.engines import Cancellation, GivenUpError
 from worker.execution import Executor, QueueFullError
 
@@ -72,7 +73,7 @@ def test_a_caller_that_leaves_cancels_what_runs_and_unqueues_what_waits() -> Non
         first = asyncio.create_task(executor.run(running))
         await asyncio.to_thread(running.started.wait, 10)
         second = asyncio.create_task(executor.run(waiting))
-        await asyncio.sleep(0)
+        await turns(1)
         assert executor.queue_depth == 1
         second.cancel()
         await asyncio.wait({second})
@@ -140,7 +141,7 @@ def test_closing_gives_everything_up() -> None:
         first = asyncio.create_task(executor.run(running))
         await asyncio.to_thread(running.started.wait, 10)
         second = asyncio.create_task(executor.run(waiting))
-        await asyncio.sleep(0)
+        await turns(1)
         executor.close()
         results = await asyncio.gather(first, second, return_exceptions=True)
         assert isinstance(results[0], GivenUpError)
@@ -172,16 +173,16 @@ def test_what_calls_waited_for_a_thread_is_measured_but_for_those_of_the_backgro
         held = Held()
         first = asyncio.create_task(executor.run(held))
         await asyncio.to_thread(held.started.wait, 10)
-        await asyncio.sleep(0)
+        await turns(1)
         with executor.place(background=True) as place:
             apart = asyncio.create_task(place.run(lambda _: None))
             second = asyncio.create_task(executor.run(lambda _: None))
-            await asyncio.sleep(0)
+            await turns(1)
             now += 0.2
             held.release.set()
             await asyncio.gather(first, second, apart)
         await threads_through(executor)
-        await asyncio.sleep(0)
+        await turns(1)
         assert executor.queue_time_ms() == pytest.approx(100.0)  # one waited for nobody, one for 200 ms
         now += 120.0
         executor.queue_time_ms()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router.model import State
+from tests.support.loops import turns
 from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, ReadableLog
 from worker.engines import EngineError
 from worker.loading import LoadError
@@ -128,7 +129,7 @@ def test_a_drain_gives_the_load_up() -> None:
     async def scenario() -> Bench:
         bench = Bench(engine=FixedEngine(DoublingModel(), hold=threading.Event()))
         task = asyncio.create_task(bench.replica.bring_up())
-        await asyncio.sleep(0)  # the task's first step
+        await turns(1)  # the task's first step
         assert state(bench) is State.LOADING
         bench.replica.drain()
         assert state(bench) is State.DRAINING

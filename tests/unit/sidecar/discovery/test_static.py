@@ -13,6 +13,7 @@ from sidecar.discovery.source import Found
 from sidecar.discovery.static import FIRST_PROBES_S, SUCCESSOR_PROBES_S, StaticSource
 from sidecar.settings import Settings
 from sidecar.upstreams.adapters import Answer, Question
+from tests.support.loops import turns
 
 ONE, TWO = "http://127.0.0.1:9001", "http://127.0.0.1:9002"
 
@@ -134,8 +135,8 @@ def play(parts: dict[str, Any], *statuses: int | None) -> tuple[list[EndpointSee
         source = StaticSource(static_endpoints(settings(**parts)), ask, clock=lambda: 5.0)
         assert (source.tried, source.complete) == (False, False)
         task = asyncio.create_task(source.run(events.append))
-        await asyncio.wait_for(ask.spent.wait() if statuses else asyncio.sleep(0), 5)
-        await asyncio.sleep(0)
+        await asyncio.wait_for(ask.spent.wait() if statuses else turns(1), 5)
+        await turns(1)
         assert not task.done()
         assert (source.tried, source.complete) == (True, True)
         task.cancel()
@@ -188,13 +189,8 @@ class Probed:
 
     async def __call__(self, address: str, questions: Sequence[Question], timeout_s: float) -> list[Answer]:
         self.asked += [(address, question.path) for question in questions]
-        await asyncio.sleep(0)
+        await turns(1)
         return [Answer(self.statuses.get(question.path.strip("/"), 200), "") for question in questions]
-
-
-async def turns(count: int = 10) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 def reconfigure(first: dict[str, Any], *others: dict[str, Any], **statuses: int) -> tuple[list[list[Found]], Probed]:
@@ -294,7 +290,7 @@ class Engine:
 
     async def __call__(self, address: str, questions: Sequence[Question], timeout_s: float) -> list[Answer]:
         self.rounds += 1
-        await asyncio.sleep(0)
+        await turns(1)
         said = {
             "/health": Answer(200),
             "/metrics": Answer(200, body=b"vllm:num_requests_waiting %d\nvllm:kv_cache_usage_perc NaN\n" % self.rounds),

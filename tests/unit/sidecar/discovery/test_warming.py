@@ -25,6 +25,7 @@ from sidecar.discovery.warming import WarmedSource, question_of, read_body
 from sidecar.settings import BODY_FILE_BYTES, Warmup, WarmupRequest
 from sidecar.upstreams.adapters import Answer, Question
 from sidecar.upstreams.pace import Pace
+from tests.support.loops import beside, turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -88,13 +89,9 @@ class Rig:
         self.said.append(event)
         self.news.set()
 
-    async def turn(self) -> None:
-        for _ in range(10):
-            await asyncio.sleep(0)
-
     async def reply(self, status: int | None = 200, took_s: float = 0.05) -> None:
         self.replies.put_nowait((Answer(status, "refused"), took_s))
-        await self.turn()
+        await turns()
 
     def seen(self, *records: EndpointRecord) -> None:
         for one in records:
@@ -115,13 +112,9 @@ class Rig:
 @asynccontextmanager
 async def rig(plans: dict[str, Warmup] | None = None, first_s: float = 2.0) -> AsyncIterator[Rig]:
     out = Rig(plans, first_s)
-    task = asyncio.create_task(out.stage.run(out.take))
-    await out.turn()
-    try:
+    async with beside(out.stage.run(out.take)):
+        await turns()
         yield out
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def test_what_is_ready_is_warming_until_the_required_class_is_proven() -> None:
@@ -129,7 +122,7 @@ def test_what_is_ready_is_warming_until_the_required_class_is_proven() -> None:
         async with rig() as at:
             at.seen(record())
             assert (at.last().state, at.last().reason) == (State.WARMING, "not warmed up yet")
-            await at.turn()
+            await turns()
             tried = [at.stage.tried]
             await at.reply(took_s=2.0)
             late = "warm-up b1: took 2 s, more than its within_s of 0.1"
@@ -154,7 +147,7 @@ def test_models_without_a_warm_up_and_what_is_not_ready_pass_as_they_are() -> No
     async def main() -> None:
         async with rig() as at:
             at.seen(record(model="n"), record("f", state=State.LOADING))
-            await at.turn()
+            await turns()
             assert not at.sent
             assert at.last() == Replica("n")
             assert at.last("f").state is State.LOADING
@@ -183,7 +176,7 @@ def test_an_ejection_makes_it_warming_at_once_and_new_proof_brings_it_back() -> 
             at.stage.ejected(EndpointEjected("nobody", EjectCause.QUARANTINE, at.now + 1, 1, at.now))
             assert len(at.said) == said, "no news"
             at.now += 0.01
-            await at.turn()
+            await turns()
             await at.reply()
             assert at.last().state is State.WARM
             assert (at.last().proven_at or 0) > (first.proven_at or 0)
@@ -199,17 +192,17 @@ def test_another_process_or_another_address_begins_anew_and_who_left_is_asked_no
                 await at.reply()
             at.seen(record(epoch="b"))
             assert at.last().state is State.WARMING
-            await at.turn()
+            await turns()
             await at.reply()
             assert at.last().state is State.WARM
             at.seen(replace(record(epoch="b"), address="http://elsewhere:1"))
             assert at.last().state is State.WARMING
-            await at.turn()
+            await turns()
             assert at.sent[-1][0] == "http://elsewhere:1"
             at.source.emit(EndpointGone("e", GoneReason.REMOVED, at.now))
             sent, said = len(at.sent), len(at.said)
             await at.reply()
-            await at.turn()
+            await turns()
             assert (len(at.sent), len(at.said)) == (sent, said)
 
     asyncio.run(main())
@@ -219,7 +212,7 @@ def test_it_does_not_wait_for_ever_for_the_first_proof() -> None:
     async def main() -> None:
         async with rig(first_s=2.0) as at:
             at.seen(record())
-            await at.turn()
+            await turns()
             assert not at.stage.tried
             at.now += 2.0
             assert at.stage.tried
@@ -234,14 +227,14 @@ def test_a_new_configuration_keeps_what_is_proven_and_lets_go_where_nothing_is_t
             assert at.last() == Replica("m"), "nothing to prove"
             at.stage.configure({"m": PLAN})
             assert at.last().reason == "not warmed up yet", "which is no news to who serves from it"
-            await at.turn()
+            await turns()
             for _ in range(2):
                 await at.reply()
             assert at.last().state is State.WARM
             other = msgspec.convert({"requests": [{"name": "b1", "path": "/infer", "json": {"n": 1}}]}, Warmup)
             at.stage.configure({"m": other})
             assert at.last().state is State.WARMING, "another request"
-            await at.turn()
+            await turns()
             await at.reply()
             assert at.last().state is State.WARM
             at.stage.configure({})
@@ -254,7 +247,7 @@ def test_requests_at_once_are_as_many_as_may_be() -> None:
     async def main() -> None:
         async with rig({"m": msgspec.structs.replace(PLAN, parallel=2)}) as at:
             at.seen(record())
-            await at.turn()
+            await turns()
             assert len(at.sent) == 2
             assert {question.body for _, question in at.sent} == {b'{"n":1}', b'{"n":8}'}
 
@@ -271,11 +264,11 @@ def test_keep_warm_requests_follow_idleness() -> None:
             at.now += 61.0
             at.stage.answered_at = lambda id_: at.now if id_ == "e" else 0.0  # it has answered a request just now
             at.seen(record())
-            await at.turn()
+            await turns()
             assert len(at.sent) == 2
             at.stage.answered_at = lambda _: at.now - 61.0
             at.seen(record())
-            await at.turn()
+            await turns()
             assert len(at.sent) == 3
             began = at.now
             await at.reply()
@@ -329,7 +322,7 @@ def test_of_a_group_the_shard_that_takes_requests_is_proven_alone() -> None:
         async with rig() as at:
             at.stage.configure({"m": PLAN}, {"m": 0})
             at.seen(member(0), member(1))
-            await at.turn()
+            await turns()
             assert (at.last("e0").state, at.last("e1").state) == (State.WARMING, State.WARM)
             assert {address for address, _ in at.sent} == {"http://e0:1"}
             await at.reply()

@@ -11,6 +11,7 @@ import pytest
 
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.names import MOST_ADDRESSES, MOST_NAMES, Names, is_address
+from tests.support.loops import turns
 
 
 class Resolving:
@@ -54,11 +55,10 @@ class Rig:
 
     async def connect(self, host: str = "w.test") -> None:
         await self.names.connect(asyncio.Protocol, host, 80)
-        await asyncio.sleep(0)  # a lookup beside it may end
+        await turns(1)  # a lookup beside it may end
 
     async def settle(self) -> None:
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await turns(5)
 
 
 def test_addresses_are_never_looked_up() -> None:
