@@ -15,11 +15,10 @@ from router.choosing import Choosing
 from router.ejections import outlier_event, spares, switch_event
 from router.filters import default_filters
 from router.fleet import Fleet
-from router.model import BreakerRule, EjectCause, EndpointEjected, EndpointReturned, Event, PrefixesSeen
+from router.model import BreakerRule, EjectCause, EndpointEjected, EndpointReturned, Event, PrefixesSeen, ReplicaKey
 from router.pickers import HandPicker
 from router.policy import ConcurrencyMode
 from router.scorers import default_scorers
-from router.sketches import ReplicaKey
 from router.tables import IDLE_REBUILD_S, Tables
 
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from router.endpoint import Candidate, Endpoint
     from router.fleet import Fleet
     from router.glance import View
-    from router.model import StoreMode
+    from router.model import ReplicaKey, StoreMode
     from router.policy import Policies
     from router.protocols import Rng
     from router.routes import Route
-    from router.sketches import ReplicaKey
     from router.tables import Tables
 
 

@@ -9,10 +9,19 @@ from router.affinity import Affinity
 from router.breaker import GuardState
 from router.ejections import outlier_event, quarantine_event, spares, switch_event, trials_event
 from router.known import Known
-from router.model import EjectCause, EndpointEjected, Event, Hint, ModelObservation, Observation, PrefixesSeen
+from router.model import (
+    EjectCause,
+    EndpointEjected,
+    Event,
+    Hint,
+    ModelObservation,
+    Observation,
+    PrefixesSeen,
+    ReplicaKey,
+    ReplicaSketch,
+)
 from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, TOO_MUCH, UNANSWERED, AttemptResult, Blame
 from router.routes import BACKGROUND, PROBE, TRIAL, Attempt, Route
-from router.sketches import ReplicaKey, Row
 from router.stats import LEAST_MS, MOST_MS
 
 if TYPE_CHECKING:
@@ -280,14 +289,14 @@ class Learning(Known):
         found.sort(key=_since, reverse=True)
         return tuple(hint for _, hint in found)
 
-    def measured(self) -> Iterator[Row]:
+    def measured(self) -> Iterator[ReplicaSketch]:
         """Yield what was measured at each replica: what other sidecars are to be told of."""
         for endpoint in self._fleet.endpoints.values():
             for candidate in endpoint.candidates.values():
                 latency = candidate.latency
                 if latency.counts:
                     of = (candidate.model, candidate.version, candidate.shard)
-                    yield Row(ReplicaKey(endpoint.id, endpoint.epoch, *of), latency.changes, latency.counts)
+                    yield ReplicaSketch(ReplicaKey(endpoint.id, endpoint.epoch, *of), latency.changes, latency.counts)
 
 
 def _observed(candidate: Candidate, now: float) -> ModelObservation | None:

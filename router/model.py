@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from router.policy import ServeRule, VersionShare
 
@@ -105,6 +106,27 @@ class EndpointRecord:
     idle_for_s: float | None = None
     draining: bool = False
     static: bool = False
+
+
+class ReplicaKey(NamedTuple):
+    """Which replica of which process it is: a new process under an id has another ``epoch``.
+
+    What is all of a version has the shard WHOLE.
+    """
+
+    endpoint: str
+    epoch: str
+    model: str
+    version: str
+    shard: int
+
+
+class ReplicaSketch(NamedTuple):
+    """What this sidecar measured at one replica, by bucket; ``changes`` tells whether it is another than last time."""
+
+    key: ReplicaKey
+    changes: int
+    counts: dict[int, int]
 
 
 class GoneReason(StrEnum):

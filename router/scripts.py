@@ -1,4 +1,4 @@
-"""What runs inside of the shared state: the scripts that write, remove and read records, and that keep answers."""
+"""What runs inside of the shared state: scripts that write, remove and read records, keep answers, tell latencies."""
 
 from __future__ import annotations
 
@@ -105,4 +105,27 @@ redis.call('ZADD', KEYS[1], now + ARGV[4], ARGV[2])
 redis.call('HSET', KEYS[2], ARGV[2], size)
 redis.call('INCRBY', KEYS[3], size)
 return 1
+"""
+
+SKETCHES_LUA = """
+-- KEYS: sidecar's hash, index.  ARGV: sidecar, ttl_ms, channel, schema version, form, then field/sketch pairs.
+-- Sets the rows, takes back those with an empty sketch, refreshes the TTL and publishes them. A hash of another form is
+-- begun anew. Index entries whose time is over are dropped.
+if redis.call('HGET', KEYS[1], 'form') ~= ARGV[5] then
+  redis.call('DEL', KEYS[1])
+  redis.call('HSET', KEYS[1], 'form', ARGV[5])
+end
+local rows = {}
+for i = 6, #ARGV, 2 do
+  if ARGV[i + 1] == '' then redis.call('HDEL', KEYS[1], ARGV[i])
+  else redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+  rows[ARGV[i]] = ARGV[i + 1]
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+redis.call('ZADD', KEYS[2], now + ARGV[2], ARGV[1])
+redis.call('PUBLISH', ARGV[3], cjson.encode({v = tonumber(ARGV[4]), from = ARGV[1], form = ARGV[5], rows = rows}))
+return #ARGV
 """

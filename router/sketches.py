@@ -23,9 +23,9 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from router.model import WHOLE
+from router.model import WHOLE, ReplicaKey, ReplicaSketch
 from router.stats import LEAST_MS, MOST_MS, LogBuckets
-from router.wire import MAX_ID_CHARS, WireError
+from router.wire import MAX_ID_CHARS, UNREADABLE, WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,7 +52,6 @@ MAX_ROWS: Final = 65536
 MAX_SIDECARS: Final = 256
 
 _PAIR: Final = re.compile(r"-?[0-9]{1,6}:[0-9]{1,16}")
-_UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 
 Pairs = tuple[tuple[int, int], ...]
 """A sketch: (bucket, count), in order of bucket."""
@@ -75,54 +74,12 @@ class SketchError(WireError):
         self.reason = reason
 
 
-class ReplicaKey(NamedTuple):
-    """Whose latency it is. A new process under an id has another ``epoch``; what is no part has shard WHOLE."""
-
-    endpoint: str
-    epoch: str
-    model: str
-    version: str
-    shard: int
-
-
-class Row(NamedTuple):
-    """One replica's sketch as it is now; ``changes`` tells whether it is another than last time."""
-
-    key: ReplicaKey
-    changes: int
-    counts: Mapping[int, int]
-
-
 class Merged(NamedTuple):
     """What all other sidecars together measured at one replica; ``sidecars``: how many of them there are."""
 
     key: ReplicaKey
     pairs: Pairs
     sidecars: int
-
-
-SKETCHES_LUA: Final = """
--- KEYS: sidecar's hash, index.  ARGV: sidecar, ttl_ms, channel, schema version, form, then field/sketch pairs.
--- Sets the rows, takes back those with an empty sketch, refreshes the TTL and publishes them. A hash of another form is
--- begun anew. Index entries whose time is over are dropped.
-if redis.call('HGET', KEYS[1], 'form') ~= ARGV[5] then
-  redis.call('DEL', KEYS[1])
-  redis.call('HSET', KEYS[1], 'form', ARGV[5])
-end
-local rows = {}
-for i = 6, #ARGV, 2 do
-  if ARGV[i + 1] == '' then redis.call('HDEL', KEYS[1], ARGV[i])
-  else redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
-  rows[ARGV[i]] = ARGV[i + 1]
-end
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-redis.call('ZADD', KEYS[2], now + ARGV[2], ARGV[1])
-redis.call('PUBLISH', ARGV[3], cjson.encode({v = tonumber(ARGV[4]), from = ARGV[1], form = ARGV[5], rows = rows}))
-return #ARGV
-"""
 
 
 def form_of(policy: LatencyPolicy) -> str:
@@ -220,7 +177,7 @@ def decode_key(text: object) -> ReplicaKey:
         )
     except SketchError:
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise SketchError(Refused.MALFORMED, f"{str(text)[:64]!r} names no replica") from error
 
 
@@ -252,27 +209,28 @@ class Telling:
 
     def __init__(self, policy: LatencyPolicy) -> None:
         self._told: dict[ReplicaKey, tuple[int, float]] = {}  # its changes then, and when
+        self._set(policy)
+
+    def _set(self, policy: LatencyPolicy) -> None:
         self.form = form_of(policy)
         self.ttl_s = policy.window_s / 2
         self._most = most_count(policy.window_s)
 
     def configure(self, policy: LatencyPolicy) -> None:
         """Go by another policy from now on; where its form is another, everything is to be told anew."""
-        form = form_of(policy)
-        if form != self.form:
+        if form_of(policy) != self.form:
             self._told.clear()
-        self.form = form
-        self.ttl_s = policy.window_s / 2
+        self._set(policy)
 
     def forget(self) -> None:
         """What was told is lost: the store was emptied, or another connection has to begin."""
         self._told.clear()
 
-    def due(self, rows: Iterable[Row], now: float) -> list[list[str]]:
+    def due(self, rows: Iterable[ReplicaSketch], now: float) -> list[list[str]]:
         """Return what to tell, in messages of fields and sketches in turn. ``rows`` are all that there are."""
         told = self._told
         left = set(told)
-        waiting: list[tuple[float, Row]] = []
+        waiting: list[tuple[float, ReplicaSketch]] = []
         for row in rows:
             if not row.counts:
                 continue
@@ -293,7 +251,7 @@ class Telling:
         return out.messages
 
 
-def _waited(waiting: tuple[float, Row]) -> float:
+def _waited(waiting: tuple[float, ReplicaSketch]) -> float:
     return waiting[0]
 
 
@@ -370,7 +328,7 @@ class Heard:
                 raise SketchError(Refused.MALFORMED, "rows are no object")
         except SketchError as error:
             self._refuse(error)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self._refuse(SketchError(Refused.MALFORMED, f"{type(error).__name__} in a message"))
         else:
             self._take(told_by, form, rows, now)

@@ -53,7 +53,7 @@ _RECORD_FRAME_BYTES = 256
 _REPLICA_FRAME_BYTES = 184
 _WARMTH_FRAME_BYTES = 16
 
-_UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 """What reading foreign JSON may raise: missing, of another kind, infinite, nested without end."""
 
 
@@ -165,7 +165,7 @@ def decode_fields(id: str, fields: Mapping[str, str]) -> EndpointRecord:  # noqa
         _check_memory(record)
     except WireError as error:
         raise WireError(f"endpoint {_shown(id)}: {error}") from error
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise WireError(f"endpoint {_shown(id)}: {type(error).__name__}: {_cut(str(error))}") from error
     size = record_bytes(record)
     if size > MAX_RECORD_BYTES:
@@ -227,7 +227,7 @@ def decode_delta(payload: bytes | str) -> Delta:
         )
     except WireError as error:
         raise WireError(f"delta: {error}") from error
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise WireError(f"delta: {type(error).__name__}: {_cut(str(error))}") from error
 
 

@@ -13,7 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from router.sketches import INTERVAL_S, MAX_SIDECARS, SKETCHES_LUA, VERSION, Heard, Telling
+from router.scripts import SKETCHES_LUA
+from router.sketches import INTERVAL_S, MAX_SIDECARS, VERSION, Heard, Telling
 from sidecar.telemetry.logs import Throttle, get_log
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     import redis.asyncio as aioredis
     from redis.asyncio.client import PubSub
 
+    from router.model import ReplicaKey, ReplicaSketch
     from router.policy import LatencyPolicy
     from router.protocols import Rng
-    from router.sketches import ReplicaKey, Row
     from router.wire import Keys
 
 JITTER = 0.2
@@ -46,7 +47,7 @@ class LatencyExchange:
         own: str,
         policy: LatencyPolicy,
         *,
-        rows: Callable[[], Iterable[Row]],
+        rows: Callable[[], Iterable[ReplicaSketch]],
         known: Callable[[ReplicaKey], bool],
         clock: Callable[[], float],
         rng: Rng,

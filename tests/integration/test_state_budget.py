@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import redis.asyncio as aioredis
 
-from router.model import EndpointRecord, Replica
+from router.model import EndpointRecord, Replica, ReplicaKey, ReplicaSketch
 from router.policy import FreshnessPolicy, LatencyPolicy
 from router.scripts import WRITE_LUA
-from router.sketches import INTERVAL_S, ReplicaKey, Row
+from router.sketches import INTERVAL_S
 from router.wire import SCHEMA_VERSION, Keys, changed_fields, encode_fields
 from sidecar.settings import StateStore
 from sidecar.state import connect, store
@@ -134,7 +134,7 @@ class Sidecar:
             clock=time.monotonic,
             rng=rng,
         )
-        self.rows: list[Row] = []
+        self.rows: list[ReplicaSketch] = []
         self.source.latencies = self.exchange = LatencyExchange(
             f"sidecar-{number}",
             LatencyPolicy(),
@@ -161,11 +161,11 @@ async def heard_by_all(sidecars: list[Sidecar], deltas: int) -> None:
     await until(lambda: all(one.heard >= deltas for one in sidecars), f"{deltas} messages heard", WITHIN_S)
 
 
-def measured() -> list[Row]:
+def measured() -> list[ReplicaSketch]:
     """Return latencies of every model on every endpoint."""
     rng = random.Random(7)
     return [
-        Row(
+        ReplicaSketch(
             ReplicaKey(f"worker-{number:04}", f"{number:016x}", f"model-{model:02}", "1", 0),
             1,
             {rng.randrange(30, 80): rng.randrange(1, 9) for _ in range(12)},

@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from router.model import ReplicaKey, ReplicaSketch
 from router.policy import FreshnessPolicy, LatencyPolicy
-from router.sketches import ReplicaKey, Row
 from router.wire import Keys
 from sidecar.settings import StateStore
 from sidecar.state.latencies import LatencyExchange
@@ -41,8 +41,8 @@ class Sidecar:
         self.source = RedisSource(settings, FreshnessPolicy(), clock=time.monotonic, rng=rng)
         self.source.latencies = self.exchange
 
-    def rows(self) -> list[Row]:
-        return [Row(key, self.changes, counts) for key, counts in self.windows.items()]
+    def rows(self) -> list[ReplicaSketch]:
+        return [ReplicaSketch(key, self.changes, counts) for key, counts in self.windows.items()]
 
     def measure(self, key: ReplicaKey, counts: dict[int, int]) -> None:
         self.changes += 1

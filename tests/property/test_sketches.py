@@ -8,13 +8,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.model import ReplicaKey, ReplicaSketch
 from router.policy import LatencyPolicy
 from router.sketches import (
     MAX_BUCKETS,
     Heard,
     Pairs,
-    ReplicaKey,
-    Row,
     SketchError,
     Telling,
     bounded,
@@ -123,7 +122,7 @@ def test_whatever_changes_when_everything_is_told_in_the_end(
         for endpoint, model, ms in samples[number::rounds]:
             windows.setdefault(ReplicaKey(f"e{endpoint}", "", f"m{model}", "1", 0), Counter())[BUCKETS.index(ms)] += 1
         now += 5.0
-        rows = [Row(key, sum(counts.values()), counts) for key, counts in windows.items()]
+        rows = [ReplicaSketch(key, sum(counts.values()), counts) for key, counts in windows.items()]
         for message in telling.due(rows, now):
             said.update(zip(message[::2], message[1::2], strict=True))
     assert said == {encode_key(key): encode_sketch(counts, MOST) for key, counts in windows.items()}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from router.model import WHOLE, FleetMeasured, ModelObservation, Observation, PeerObserved, ReplicaMeasured
+from router.model import WHOLE, FleetMeasured, ModelObservation, Observation, PeerObserved, ReplicaKey, ReplicaMeasured
 from router.outcomes import AttemptResult
 from router.policy import LatencyPolicy, Policies
-from router.sketches import ReplicaKey
 from router.stats import LogBuckets
 from tests.support.fleet import Driven, record
 

@@ -6,14 +6,13 @@ import json
 
 import pytest
 
+from router.model import ReplicaKey, ReplicaSketch
 from router.policy import LatencyPolicy
 from router.sketches import (
     MAX_MESSAGE_BYTES,
     MAX_MESSAGES,
     MAX_SIDECARS,
     Heard,
-    ReplicaKey,
-    Row,
     SketchError,
     Telling,
     decode_key,
@@ -30,7 +29,7 @@ A = ReplicaKey("a", "e1", "m", "1", 0)
 B = ReplicaKey("b", "e1", "m", "1", 0)
 
 
-def told(telling: Telling, now: float, *rows: Row) -> dict[str, str]:
+def told(telling: Telling, now: float, *rows: ReplicaSketch) -> dict[str, str]:
     out: dict[str, str] = {}
     for message in telling.due(rows, now):
         out.update(zip(message[::2], message[1::2], strict=True))
@@ -54,17 +53,22 @@ def all_of(heard: Heard) -> dict[ReplicaKey, tuple[tuple[tuple[int, int], ...], 
 
 def test_only_what_changed_is_told_and_all_of_it_again_in_time() -> None:
     telling = Telling(POLICY)
-    assert told(telling, 0.0, Row(A, 1, {5: 2}), Row(B, 1, {7: 1})) == {encode_key(A): "5:2", encode_key(B): "7:1"}
-    assert told(telling, 5.0, Row(A, 1, {5: 2}), Row(B, 2, {7: 1, 9: 3})) == {encode_key(B): "7:1,2:3"}
-    assert told(telling, 14.9, Row(A, 1, {5: 2})) == {encode_key(B): ""}
-    assert told(telling, 15.0, Row(A, 1, {5: 2})) == {encode_key(A): "5:2"}
-    assert told(telling, 16.0, Row(A, 2, {})) == {encode_key(A): ""}
+    assert told(telling, 0.0, ReplicaSketch(A, 1, {5: 2}), ReplicaSketch(B, 1, {7: 1})) == {
+        encode_key(A): "5:2",
+        encode_key(B): "7:1",
+    }
+    assert told(telling, 5.0, ReplicaSketch(A, 1, {5: 2}), ReplicaSketch(B, 2, {7: 1, 9: 3})) == {
+        encode_key(B): "7:1,2:3"
+    }
+    assert told(telling, 14.9, ReplicaSketch(A, 1, {5: 2})) == {encode_key(B): ""}
+    assert told(telling, 15.0, ReplicaSketch(A, 1, {5: 2})) == {encode_key(A): "5:2"}
+    assert told(telling, 16.0, ReplicaSketch(A, 2, {})) == {encode_key(A): ""}
     assert telling.due((), 17.0) == []
 
 
 def test_all_is_told_anew_to_another_store_or_in_another_form() -> None:
     telling = Telling(POLICY)
-    row = Row(A, 1, {5: 2})
+    row = ReplicaSketch(A, 1, {5: 2})
     assert told(telling, 0.0, row)
     telling.configure(LatencyPolicy(ewma_decay_s=3.0))
     assert not told(telling, 1.0, row)
@@ -74,9 +78,19 @@ def test_all_is_told_anew_to_another_store_or_in_another_form() -> None:
     assert told(telling, 1.0, row)
 
 
+def test_a_shorter_window_bounds_what_is_told_by_what_is_heard_under_it() -> None:
+    shorter = LatencyPolicy(window_s=6.0)
+    heard, telling = Heard("own", shorter, {A, B}.__contains__), Telling(POLICY)
+    telling.configure(shorter)
+    heard.message(message("other", told(telling, 0.0, ReplicaSketch(A, 1, {5: most_count(60.0)})), telling.form), 0.0)
+    assert (heard.complaints, heard.taken) == ([], 1)
+
+
 def test_more_than_fits_is_told_in_turns_and_messages_are_bounded() -> None:
     telling = Telling(POLICY)
-    rows = [Row(ReplicaKey(f"endpoint-{n:05}", "e" * 16, "model", "1", 0), 1, {n % 90: 1}) for n in range(3000)]
+    rows = [
+        ReplicaSketch(ReplicaKey(f"endpoint-{n:05}", "e" * 16, "model", "1", 0), 1, {n % 90: 1}) for n in range(3000)
+    ]
     seen: set[str] = set()
     rounds = 0
     while len(seen) < len(rows):

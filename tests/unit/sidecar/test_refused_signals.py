@@ -21,11 +21,12 @@ from router.model import (
     FleetMeasured,
     LoadReport,
     Replica,
+    ReplicaKey,
     ReplicaMeasured,
     Tick,
 )
 from router.policy import ScoringPolicy
-from router.sketches import FORM_FIELD, Heard, ReplicaKey, encode_key
+from router.sketches import FORM_FIELD, Heard, encode_key
 from router.wire import encode_fields
 from sidecar.config.load import parse_settings
 from sidecar.configuration import Configuration
