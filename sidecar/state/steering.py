@@ -55,6 +55,13 @@ class Stage(StrEnum):
     OVERRULED = "overruled"  # by an operator
 
 
+_ROLLED: Final = {
+    Stage.RUNNING: "rollout.stepped",
+    Stage.PROMOTED: "rollout.promoted",
+    Stage.ROLLED_BACK: "rollout.rolled_back",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Steered:
     """What is steered of one model. ``basis`` is the configuration that it was said upon, and goes with.
@@ -351,7 +358,7 @@ class Steering:
         self.progress.pop(model, None)
         self._changed(model, ROLLOUT)
         say = _log.warning if stage is Stage.ROLLED_BACK else _log.info
-        say(f"rollout.{'stepped' if stage is Stage.RUNNING else stage.value}", model=model, step=step, why=why)
+        say(_ROLLED[stage], model=model, step=step, why=why)
 
     def _forget_departed(self) -> None:
         """Let go what was counted of versions that nobody holds any more."""

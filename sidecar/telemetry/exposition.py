@@ -64,11 +64,16 @@ if TYPE_CHECKING:
     from sidecar.discovery.warming import WarmedSource
     from sidecar.loading import Loader
     from sidecar.settings import Settings
+    from sidecar.state.answers import SharedAnswers
     from sidecar.state.keeper import Keeper
     from sidecar.state.steering import Steering
     from sidecar.state.store import RedisSource
     from sidecar.tls.expiry import ExpiryWatch
     from sidecar.upstreams.probes import Costs
+
+# here and not with the layout, which the supervisor loads too: it needs neither enum
+assert len(Refusal) <= REFUSAL_WORDS  # noqa: S101
+assert LadderWord.REFUSED + len(Refused) <= LadderWord.SHARED_FILLS  # noqa: S101
 
 _BUCKETS = len(BUCKETS_S) + 1
 _OUTCOMES = [outcome.value for outcome in Outcome]
@@ -173,6 +178,7 @@ class Seen(Protocol):
     keeper: Keeper
     pages: Sequence[Page]
     store: RedisSource | None
+    answers: SharedAnswers | None
     static: StaticSource
     warmed: WarmedSource
     streams: LoadStreams
@@ -191,9 +197,10 @@ def render(seen: Seen, now: float) -> bytes:
     """Return the whole exposition as of ``now`` (monotonic seconds)."""
     out = Exposition(f.FAMILIES)
     pages = [page for page in seen.pages if page.words[0] == MAGIC]
-    _models(out, pages)
-    _ladders(out, seen.pages)
-    _queues(out, pages, seen)
+    models = _model_sums(pages)
+    _models(out, models)
+    _ladders(out, seen.pages, models)
+    _queues(out, models, seen)
     _endpoints(out, pages, seen)
     _scalars(out, seen, now)
     _fleet(out, seen, now)
@@ -217,12 +224,17 @@ def _config(out: Exposition, state: ConfigState) -> None:
         out.add(f.CONFIG_RELOADS, getattr(state, result), result)
 
 
-def _models(out: Exposition, pages: Sequence[Page]) -> None:
+def _model_sums(pages: Sequence[Page]) -> dict[str, list[int]]:
+    """Return each model's row, added up over the processes, in order of name."""
     sums: dict[str, list[int]] = {}
     for page in pages:
         for key, row in page.models():
             _add_row(sums, key, page.words[row : row + MODEL_WORDS].tolist())
-    for key, row_sum in sorted(sums.items()):
+    return dict(sorted(sums.items()))
+
+
+def _models(out: Exposition, sums: dict[str, list[int]]) -> None:
+    for key, row_sum in sums.items():
         for index, outcome in enumerate(_OUTCOMES):
             if row_sum[index] or index == 0:
                 out.add(f.REQUESTS, row_sum[index], key, outcome)
@@ -231,19 +243,18 @@ def _models(out: Exposition, pages: Sequence[Page]) -> None:
             _histogram(out, f.FIRST_BYTE, row_sum, MODEL_FIRST_BYTE, key)
 
 
-def _ladders(out: Exposition, pages: Sequence[Page]) -> None:
-    sums: dict[str, list[int]] = {}
+def _ladders(out: Exposition, pages: Sequence[Page], sums: dict[str, list[int]]) -> None:
     for index, page in enumerate(pages):
         if page.words[0] != MAGIC:
             continue
         for key, row in page.models():
-            at = row + MODEL_LADDER
-            words = page.words[at : at + LADDER_WORDS].tolist()
-            if words[LadderWord.STEP_NOW]:
-                out.add(f.LADDER_STEP, words[LadderWord.STEP_NOW], str(index), key)
-            if any(words):
-                _add_row(sums, key, words)
-    for key, words in sorted(sums.items()):
+            step = page.words[row + MODEL_LADDER + LadderWord.STEP_NOW]
+            if step:
+                out.add(f.LADDER_STEP, step, str(index), key)
+    for key, row_sum in sums.items():
+        words = row_sum[MODEL_LADDER : MODEL_LADDER + LADDER_WORDS]
+        if not any(words):
+            continue
         for step, word in BY_STEP.items():
             out.add(f.LADDER_ANSWERS, words[word], key, step.name.lower())
         for family, word in _LADDER_FAMILIES:
@@ -256,13 +267,9 @@ def _ladders(out: Exposition, pages: Sequence[Page]) -> None:
                 out.add(f.CACHE_REFUSED, words[LadderWord.REFUSED + why], key, why.name.lower())
 
 
-def _queues(out: Exposition, pages: Sequence[Page], seen: Seen) -> None:
+def _queues(out: Exposition, sums: dict[str, list[int]], seen: Seen) -> None:
     kinds = kinds_of(seen.settings.policies.admission)
-    sums: dict[str, list[int]] = {}
-    for page in pages:
-        for key, row in page.models():
-            _add_row(sums, key, page.words[row : row + MODEL_WORDS].tolist())
-    for key, row_sum in sorted(sums.items()):
+    for key, row_sum in sums.items():
         waited = any(row_sum[MODEL_QUEUED : MODEL_QUEUED + _BUCKETS])
         refused = any(row_sum[MODEL_TURNED_AWAY:MODEL_TURNED_AWAY_END])
         if waited or refused or row_sum[MODEL_QUEUE_NOW]:
@@ -449,6 +456,8 @@ def _store(out: Exposition, seen: Seen) -> None:
         out.add(f.STORE_MODE, seen.keeper.roster.mode is mode, mode.value)
     if seen.store is None:
         return
+    if seen.answers is not None:
+        out.add(f.CACHE_SHARED_LOST, seen.answers.dropped)
     out.add(f.STORE_MODE_CHANGES, seen.store.modes.changes)
     out.add(f.STORE_CONNECTS, seen.store.counts.connects)
     out.add(f.STORE_FAILURES, seen.store.counts.failures)

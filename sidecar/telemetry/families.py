@@ -63,6 +63,11 @@ CACHE_MISSES = Family("warmroute_cache_misses_total", _C, "Requests for which no
 CACHE_SHARED = Family(
     "warmroute_cache_shared_total", _C, "What came of the second tier, in the store.", ("model", "result")
 )
+CACHE_SHARED_LOST = Family(
+    "warmroute_cache_shared_lost_total",
+    _C,
+    "Answers for the second tier that the store did not take in time, or at all.",
+)
 CACHE_REFUSED = Family(
     "warmroute_cache_refused_total", _C, "Answers not kept, and requests not looked up, by reason.", ("model", "reason")
 )

@@ -20,10 +20,8 @@ from bisect import bisect_left
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from router.admission import Refusal
 from router.outcomes import AttemptResult, Outcome
 from router.overload import Resource
-from sidecar.cache.terms import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -189,10 +187,8 @@ PAGE_BYTES = PAGE_WORDS * 8
 
 assert len(Outcome) <= MODEL_OUTCOMES  # noqa: S101  the layout must be enlarged with the enum
 assert len(AttemptResult) <= ENDPOINT_RESULTS  # noqa: S101
-assert len(Refusal) <= REFUSAL_WORDS  # noqa: S101
 assert MODEL_TURNED_AWAY_END <= MODEL_WORDS  # noqa: S101
 assert len(Scalar) <= SCALAR_WORDS  # noqa: S101
-assert LadderWord.REFUSED + len(Refused) <= LadderWord.SHARED_FILLS  # noqa: S101
 assert MODEL_LADDER + LADDER_WORDS <= MODEL_WORDS  # noqa: S101
 
 OVERFLOW_KEY = "_other"

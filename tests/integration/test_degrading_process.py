@@ -131,6 +131,33 @@ def test_the_switch_of_the_cache_is_live(tmp_path: Path) -> None:
         server.server_close()
 
 
+def test_what_the_store_does_not_take_is_counted_and_logged(tmp_path: Path) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Origin)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    store = RedisServer(tmp_path)
+    model: dict[str, Any] = {
+        "name": "m",
+        "endpoints": [f"http://127.0.0.1:{server.server_address[1]}"],
+        "cache": {"redis": {}},
+    }
+    try:
+        with sidecar_process(tmp_path, {"models": [model], "state": {"url": store.start()}}) as running:
+
+            def lost() -> bytes:
+                metrics = running.read("/metrics")[1]
+                return bytes(metrics.partition(b"\nwarmroute_cache_shared_lost_total ")[2].partition(b"\n")[0])
+
+            assert lost() == b"0"
+            store.stop()
+            assert infer(running, b"one")[::2] == (200, b"one")
+            until(lambda: lost() == b"1", "counted")
+            until(lambda: bool(running.process.events("answers.down")), "logged")
+    finally:
+        server.shutdown()
+        server.server_close()
+        store.stop()
+
+
 def test_another_sidecar_tells_what_this_one_kept(tmp_path: Path) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Origin)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()

@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,8 @@ from sidecar.telemetry.logs import MAX_VALUE_CHARS, Throttle, get_log, setup_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
@@ -112,3 +116,13 @@ def test_throttle_lets_one_through_per_interval_and_counts_the_rest() -> None:
     assert throttle.admit(109.9) is None
     assert throttle.admit(110.0) == 2
     assert throttle.admit(121.0) == 0
+
+
+def test_every_event_that_is_documented_is_logged() -> None:
+    text = (ROOT / "docs" / "observability.md").read_text().partition("| event | component | when |")[2]
+    rows = re.findall(r"^\| (`[a-z_]+\..*?`) \|", text, re.MULTILINE)
+    documented = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert len(documented) > 80
+    sources = [*(ROOT / "sidecar").rglob("*.py"), *(ROOT / "worker").rglob("*.py")]
+    written = {name for path in sources for name in re.findall(r'"([a-z_]+\.[a-z_]+)"', path.read_text())}
+    assert documented - written == set()
