@@ -138,6 +138,7 @@ class CallerConnection(Connection):
         return self._heads.read(fields, oversized=oversized)
 
     def _opened(self, stream_id: int, head: Head, *, end: bool) -> None:
+        self.last_id = stream_id
         if stream_id > self._final_id:
             return
         plane = self._plane

@@ -5,6 +5,7 @@ A call ends with the worker's own status, with one of warmroute's, or with a res
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,8 @@ from sidecar.http1.transports import unsent
 from sidecar.http2.frames import Code, name_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from router.routes import Attempt
     from sidecar.grpc.downstream import CallerConnection
     from sidecar.grpc.heads import CallHead
@@ -33,7 +36,7 @@ SOON_S: Final = 0.5
 """A deadline this near gets a timer of its own; the sweep sees to the others until then."""
 
 
-class CallEnds:
+class CallEnds(ABC):
     """The state of one call. ``down`` is its stream on the caller's connection, ``up`` the one on a worker's."""
 
     __slots__ = (
@@ -115,17 +118,17 @@ class CallEnds:
 
     # --- what the call itself says ------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _retry(self, failed: Failed) -> None:
         """Send it once more, elsewhere."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _fall_back(self, outcome: Outcome) -> bool:
         """Send it to another model, where its own has one for this end; False where that cannot be."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _withdraw(self) -> None:
         """Wait in no pool's queue any longer."""
-        raise NotImplementedError
 
     # --- an answer's end ----------------------------------------------------------------------------------------------
 
@@ -399,7 +402,7 @@ class CallEnds:
         self._plane.shared.request_ended(self._target.row, Outcome.CLIENT_TIMEOUT, now - self._started)
         self._over()
 
-    def _timer_for(self, delay_s: float, then: object) -> None:
+    def _timer_for(self, delay_s: float, then: Callable[[], None]) -> None:
         """Wait, but not beyond the deadline."""
         if self._timer is not None:
             self._timer.cancel()
@@ -409,10 +412,10 @@ class CallEnds:
         else:
             self._timer = loop.call_later(delay_s, self._run, then)
 
-    def _run(self, then: object) -> None:
+    def _run(self, then: Callable[[], None]) -> None:
         self._timer = None
         try:
-            then()  # type: ignore[operator]
+            then()
         except Exception as error:  # noqa: BLE001
             self.crashed(error)
 

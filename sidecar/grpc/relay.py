@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import OUTCOME_OF, AttemptResult, Outcome
@@ -32,9 +33,9 @@ class CallRelay(CallEnds):
 
     __slots__ = ()
 
+    @abstractmethod
     def _matched(self, data: bytes) -> None:
         """Look at what there is of the first message, and go on where it says enough, or never will."""
-        raise NotImplementedError
 
     # --- the request --------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from sidecar.grpc.heads import AnswerHead
 from sidecar.grpc.phases import ANSWERING
 from sidecar.http2 import frames
 from sidecar.http2.connection import LINGER_S, Connection
+from sidecar.http2.frames import ProtocolError
 from sidecar.tls.transport import RefusedError, TruncatedError
 
 if TYPE_CHECKING:
@@ -186,6 +187,9 @@ class WorkerConnection(Connection):
 
     def _parse(self, fields: list[Field], *, oversized: bool) -> Head:
         return AnswerHead(fields, oversized=oversized)
+
+    def _opened(self, stream_id: int, head: Head, *, end: bool) -> None:
+        raise ProtocolError(frames.Code.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}, which was never opened")
 
     def _headers(self, stream: Stream, head: Head, *, end: bool) -> None:
         call: Call = stream.call

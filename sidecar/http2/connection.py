@@ -6,6 +6,7 @@ the loop leaves in one write. Nothing here makes a task or a timer; a sweep look
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, cast
 
 from sidecar.http2 import frames
@@ -47,7 +48,7 @@ class Head:
     malformed: str
 
 
-class Connection(Sender):
+class Connection(Sender, ABC):
     """The state of one connection. ``client``: the role here."""
 
     __slots__ = (
@@ -96,25 +97,25 @@ class Connection(Sender):
 
     # --- what subclasses say ----------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _parse(self, fields: list[Field], *, oversized: bool) -> Head:
         """Return what a header block means; it may be kept and given again for an equal block."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _opened(self, stream_id: int, head: Head, *, end: bool) -> None:
-        """The client opened a stream."""
-        raise NotImplementedError
+        """The peer opened a stream, which has a higher id than any before."""
 
+    @abstractmethod
     def _headers(self, stream: Stream, head: Head, *, end: bool) -> None:
         """A header block came on an open stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _data(self, stream: Stream, data: bytes, *, end: bool) -> None:
         """Bytes came on an open stream; they are to be credited when they have gone on (``credit``)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _reset(self, stream: Stream, code: int) -> None:
         """The peer reset a stream, which is gone already."""
-        raise NotImplementedError
 
     def _late_reset(self) -> None:
         """The peer reset a stream that had ended."""
@@ -128,9 +129,9 @@ class Connection(Sender):
     def _pinged(self, payload: bytes) -> None:
         """The peer answered a ping."""
 
+    @abstractmethod
     def crashed(self, error: Exception) -> None:
         """Report an error of warmroute's own and end the connection."""
-        raise NotImplementedError
 
     def suspect(self) -> None:
         """A call's time ran out in silence."""
@@ -347,9 +348,6 @@ class Connection(Sender):
             if end and stream.local_done:
                 self._forget(stream)
         elif stream_id > self.last_id:
-            if self._client:
-                raise ProtocolError(Code.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}, which was never opened")
-            self.last_id = stream_id
             self._opened(stream_id, head, end=end)
         elif stream_id not in self._recent and not self._client:
             raise ProtocolError(Code.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which has ended")
