@@ -19,8 +19,8 @@ from sidecar.grpc.renaming import renamed_message
 from sidecar.grpc.statuses import format_timeout, status_of_http
 from sidecar.http1.keying import no_key
 from sidecar.http1.ladders import NOT_STARTED
-from sidecar.http1.special import NOT_BEGUN
-from sidecar.http1.versions import is_split
+from sidecar.http1.retrying import NOT_BEGUN
+from sidecar.http1.versions import fallback_route
 from sidecar.http2.frames import FRAME_BYTES
 from sidecar.http2.hpack import literal
 from sidecar.telemetry.page import Scalar
@@ -111,9 +111,8 @@ class Call(CallRelay):
         split = plane.splits.get(target)
         if split is not None:
             self._split = target
-            source = split.key_source
-            key = None if source is None else source.of_metadata(self.head.asked.forward)
-            self._target = target = split.target_for(plane.shared, key, now, plane.plain)
+            key = self._key_from(split.key_source)
+            self._target = target = split.target_for(plane.shared, key, now, plane.shared.targets.plain)
         return target
 
     def _turns_to_other_version(self, failed: Failed, own: Route, now: float) -> bool:
@@ -130,9 +129,13 @@ class Call(CallRelay):
             self._dispatch(now, failed)
         return True
 
+    def _key_from(self, source: KeySource | None) -> bytes | None:
+        """Return the call's key, None where it has none or nothing goes by one."""
+        return None if source is None else source.of_metadata(self.head.asked.forward)
+
     def _to_shard(self, route: Route, source: KeySource | None) -> bool:
         """Turn to the shard that has the call's key; False where it has none, and has ended."""
-        key = None if source is None else source.of_metadata(self.head.asked.forward)
+        key = self._key_from(source)
         if source is None or key is None:
             why = "" if source is None else no_key(route, source)
             self.fail(Outcome.BAD_REQUEST, f"{why}; a call has its key in its metadata")
@@ -176,18 +179,17 @@ class Call(CallRelay):
         if route is None:
             return
         source = self._target.key_source
-        key = None if source is None else source.of_metadata(self.head.asked.forward)
+        key = None if source is None else self._key_from(source)  # this is every call
         attempt = shared.cluster.choose(route, now, shared.rng, None if failed is None else failed.endpoint, key)
         if isinstance(attempt, NoCandidate):
             if failed is not None:
                 if self._turns_to_other_version(failed, route, now):
                     return
-                if not self._fall_back(failed.outcome):
-                    self.fail(failed.outcome, failed.detail + NOBODY_ELSE)
+                self._end_unanswered(failed.outcome, failed.detail + NOBODY_ELSE)
                 return
             waits = shared.admission.keeps(self, attempt) or (not self._entry and self._waits_for(route, attempt, now))
-            if not waits and not self._fall_back(attempt.outcome):
-                self.fail(attempt.outcome, attempt.detail or attempt.reason.value, retry_after_s=attempt.retry_after_s)
+            if not waits:
+                self._end_unanswered(attempt.outcome, attempt.detail or attempt.reason.value, attempt.retry_after_s)
             return
         self._attempt = attempt
         self._upstream = upstream = attempt.endpoint.shell or plane.pool(attempt.endpoint)
@@ -224,14 +226,12 @@ class Call(CallRelay):
         while self._fallen < len(ladder.fallbacks):
             name, version = ladder.fallbacks[self._fallen]
             self._fallen += 1
-            route = shared.cluster.route(name, version, PROTOCOL)
-            if is_split(route) and route is not None:
-                route = shared.cluster.version_of(route, now, shared.rng).route
+            route = fallback_route(shared, name, version, now, PROTOCOL)
             if route is None or route is asked.route or not shared.cluster.route_is_routable(route, now):
                 continue
             if not self._rename(name.encode(), version.encode()):
                 return False
-            self._target = target = plane.plain(Surface.PLAIN, route)
+            self._target = target = shared.targets.plain(Surface.PLAIN, route)
             target.row = asked.row  # it is a call for the model that was asked
             self._quiet_since = now
             self._rearm(now)
@@ -298,8 +298,7 @@ class Call(CallRelay):
         """End a call that may not wait, or not any longer."""
         self._timer = None
         try:
-            if not self._fall_back(outcome):
-                self.fail(outcome, detail, retry_after_s=retry_after_s)
+            self._end_unanswered(outcome, detail, retry_after_s)
         except Exception as error:  # noqa: BLE001
             self.crashed(error)
 

@@ -192,8 +192,7 @@ class CallEnds(ABC):
         self._tries += 1
         delay_s = self._delay_of_retry(attempt, result, now, self._tries)
         if delay_s is None:
-            if not self._fall_back(OUTCOME_OF[result]):
-                self.fail(OUTCOME_OF[result], detail)
+            self._end_unanswered(OUTCOME_OF[result], detail)
         else:
             failed = Failed(attempt.endpoint, OUTCOME_OF[result], detail)
             self._timer_for(delay_s, lambda: self._retry(failed))
@@ -210,6 +209,11 @@ class CallEnds(ABC):
             now=now,
             left_s=self._deadline - now,
         )
+
+    def _end_unanswered(self, outcome: Outcome, detail: str, retry_after_s: float | None = None) -> None:
+        """No worker has an answer to the call: a fallback of its model takes it, or it ends with a status of ours."""
+        if not self._fall_back(outcome):
+            self.fail(outcome, detail, retry_after_s=retry_after_s)
 
     def fail(
         self, outcome: Outcome, detail: str, *, status: int | None = None, retry_after_s: float | None = None

@@ -106,13 +106,13 @@ class GrpcPlane:
             and not (model and cluster.missing(model, version, PROTOCOL) is Reason.WRONG_VERSION)
         ):
             route = cluster.default_route_of(PROTOCOL)
-        target = self.plain(Surface.PLAIN, route)
+        targets = self.shared.targets
+        target = targets.plain(Surface.PLAIN, route)
         target.why = why
         step = self.shared.admission.step_of(target)
         if step is None and not is_split(route):
             return target
-        outer = self.plain(Surface.PLAIN, None)
-        outer.row, outer.times = target.row, target.times
+        outer = targets.before(target)
         if is_split(route):
             self.splits[outer] = Split(target)
         if step is not None:
@@ -126,17 +126,12 @@ class GrpcPlane:
             return split.target.route
         return target.route if target.special is None else target.special.target.route
 
-    def plain(self, surface: Surface, route: Route | None) -> Target:
-        """Return a target of calls on a route that are picked for at once."""
-        name = NO_MODEL if route is None else route.model
-        return Target(surface, route, self.shared.page.model_row(name), "", self.shared.times_of(name))
-
     def of_shard(self, route: Route, key: bytes) -> Target:
         """Return what calls with this key mean, where each shard of a model answers for itself."""
         shard = self.shared.cluster.shard_route(route, key)
         found = self._shards.get(shard)
         if found is None:
-            found = self._shards[shard] = self.plain(Surface.PLAIN, shard)
+            found = self._shards[shard] = self.shared.targets.plain(Surface.PLAIN, shard)
         return found
 
     @staticmethod

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from router.outcomes import OUTCOME_OF, AttemptResult, Outcome
 from router.policy import LatencyOf
-from router.retry import Failed
 from sidecar.grpc.ends import CallEnds
 from sidecar.grpc.matching import MESSAGE_HEAD
 from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, WAITING
 from sidecar.grpc.statuses import judge, judge_http
 from sidecar.http1.reports import take_metadata
+from sidecar.http1.retrying import not_ready_there
 from sidecar.http2.frames import Code
 from sidecar.http2.sending import keep
 from sidecar.telemetry.page import LadderWord
@@ -225,18 +225,14 @@ class CallRelay(CallEnds):
 
     def _not_ready_there(self, attempt: Attempt, head: AnswerHead, now: float) -> bool:
         """The model is not ready at this endpoint: try another one where that is safe and there is one."""
-        shared = self._plane.shared
-        if not shared.cluster.has_others(attempt, now):
-            return False
         delay_s = self._delay_of_retry(attempt, AttemptResult.NOT_READY, now, self._tries + 1)
         if delay_s is None:
             return False
-        shared.attempt_ended(attempt, AttemptResult.NOT_READY, now, head.pushback_s)
+        self._plane.shared.attempt_ended(attempt, AttemptResult.NOT_READY, now, head.pushback_s)
         self._http = 0  # nothing of this answer counts for the next
         self._first_s = -1.0
         self._tries += 1
-        failed = Failed(attempt.endpoint, Outcome.NO_CANDIDATE, f"{attempt.endpoint.id}: the model is not ready there")
-        self._timer_for(delay_s, lambda: self._retry(failed))
+        self._timer_for(delay_s, lambda: self._retry(not_ready_there(attempt)))
         return True
 
     def _learn_load(self, head: AnswerHead, endpoint: Endpoint) -> None:

@@ -24,7 +24,7 @@ from sidecar.http1.keying import within
 from sidecar.http1.ladders import NOT_STARTED
 from sidecar.http1.renaming import reframed, renamed
 from sidecar.http1.special import SpecialConnection, without_chunks
-from sidecar.http1.versions import is_split
+from sidecar.http1.versions import fallback_route
 from sidecar.telemetry.ladder_words import BY_STEP
 from sidecar.telemetry.page import LadderWord
 
@@ -150,6 +150,12 @@ class DegradingConnection(SpecialConnection):
 
     __slots__ = ()
 
+    @property
+    def _descent(self) -> Descent | None:
+        """How far down its model's ladder the request in hand has come, None where that has none."""
+        course = self._course
+        return None if course is None else course.descent
+
     # --- down -------------------------------------------------------------------------------------------------------
 
     def begin_on_ladder(self, course: Course, model: ModelLadder, now: float) -> bool:
@@ -185,9 +191,7 @@ class DegradingConnection(SpecialConnection):
 
     def _step_down(self, outcome: Outcome, detail: str, retry_after_s: float | None = None) -> bool:
         """Have a step below answer; False where the request has none, or this end is not one that they stand in for."""
-        watch = self._watch
-        course = None if watch is None else watch.course
-        descent = None if course is None else course.descent
+        watch, course, descent = self._watch, self._course, self._descent
         if watch is None or course is None or descent is None or course.over or self._phase >= ANSWERING:
             return False
         if outcome not in descent.model.on:
@@ -219,8 +223,7 @@ class DegradingConnection(SpecialConnection):
 
     def _delay_of_retry(self, attempt: Attempt, result: AttemptResult, now: float, tries: int) -> float | None:
         """Wait for no retry where nobody else is there for it: a step below answers at once."""
-        watch = self._watch
-        descent = None if watch is None or watch.course is None else watch.course.descent
+        descent = self._descent
         if (
             descent is not None
             and OUTCOME_OF[result] in descent.model.on
@@ -323,8 +326,7 @@ class DegradingConnection(SpecialConnection):
 
     def _goes_down(self) -> bool:
         """Return whether the request waits for no room: its route is degraded, or it is with another model."""
-        watch = self._watch
-        descent = None if watch is None or watch.course is None else watch.course.descent
+        descent = self._descent
         return descent is not None and (descent.step is not LadderStep.REPLICA or descent.model.degraded(descent.place))
 
     # --- another model ----------------------------------------------------------------------------------------------
@@ -348,9 +350,7 @@ class DegradingConnection(SpecialConnection):
         while descent.next_fallback < len(model.fallbacks):
             name, version = model.fallbacks[descent.next_fallback]
             descent.next_fallback += 1
-            route = plane.cluster.route(name, version)
-            if is_split(route) and route is not None:
-                route = plane.cluster.version_of(route, now, plane.rng).route
+            route = fallback_route(plane, name, version, now)
             if route is not None:
                 route = within(plane.cluster, self._head, self._body_of(course), route)
                 descent.unfit = descent.unfit or route is None or route is asked.route
@@ -405,8 +405,7 @@ class DegradingConnection(SpecialConnection):
 
     def whole_request(self) -> tuple[bytes, bytes] | None:
         """Return it as its own model is asked, None also where another one is."""
-        course = None if self._watch is None else self._watch.course
-        descent = None if course is None else course.descent
+        descent = self._descent
         if descent is not None and descent.head:
             return None
         return super().whole_request()
@@ -418,25 +417,19 @@ class DegradingConnection(SpecialConnection):
         """
         if HedgingConnection.set_aside(self, head):
             return True
-        watch = self._watch
-        course = None if watch is None else watch.course
-        descent = None if course is None else course.descent
-        attempt = self._attempt
+        course, descent, attempt = self._course, self._descent, self._attempt
         if course is None or descent is None or attempt is None or course.over:
             return False
         result = self._meaning_of(head)
         outcome = _OUTCOMES.get(result)
         if outcome is None or outcome not in descent.model.on or self._phase >= ANSWERING:
             return False
-        plane = self._plane
-        now = plane.clock()
+        now = self._plane.clock()
         descent.began = descent.began or result is not AttemptResult.BUSY
         if not self._has_below(course, descent, now):
             return False
-        self._upstream = self._attempt = None
-        self._peer_full = False
+        self._leave_answer(attempt, result, head, now)
         self._tries += 1
-        plane.attempt_ended(attempt, result, now, head.retry_after_s)
         self._step_down(outcome, f"{attempt.endpoint.id}: status {head.status}")
         return True
 
@@ -559,18 +552,6 @@ class DegradingConnection(SpecialConnection):
         if descent is not None and descent.recorder is not None:
             descent.recorder = None
             descent.model.refuse(Refused.CUT)
-
-    # --- ends -------------------------------------------------------------------------------------------------------
-
-    def _must_close(self) -> bool:
-        head = self._head
-        return self.last or not self.request_done or not head.keep_alive or self._plane.draining or head.minor == 0
-
-    def _tell(self, answer: bytes, outcome: Outcome, now: float) -> None:
-        """End the request with an answer that is here."""
-        self._say(answer)
-        self._plane.request_ended(self._target.row, outcome, now - self._started)
-        self._next(now)
 
 
 _NO_ANSWER: Final = "; no step of the ladder has an answer"

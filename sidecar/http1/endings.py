@@ -118,8 +118,8 @@ class EndingConnection(TunnelConnection):
         self._settle(result, now)
         if self._phase == ANSWERING:
             self._cut(Outcome.DEADLINE_EXCEEDED, broken, watch.limit)
-        elif not self._step_down(Outcome.DEADLINE_EXCEEDED, watch.limit):
-            self._end_with(Outcome.DEADLINE_EXCEEDED, watch.limit)
+        else:
+            self.end_unanswered(Outcome.DEADLINE_EXCEEDED, watch.limit)
 
     def _time_over(self) -> None:
         """The caller's time is over, to the millisecond."""
@@ -187,38 +187,41 @@ class EndingConnection(TunnelConnection):
         """
         return False
 
+    def end_unanswered(self, outcome: Outcome, detail: str, retry_after_s: float | None = None) -> None:
+        """No worker has an answer to the request: a step below takes it, or it ends with one of warmroute's own."""
+        if not self._step_down(outcome, detail, retry_after_s):
+            self._end_with(outcome, detail, retry_after_s)
+
+    def _must_close(self) -> bool:
+        """Return whether an answer of warmroute's own is the last on its connection."""
+        head = self._head
+        return self.last or not self.request_done or not head.keep_alive or self._plane.draining or head.minor == 0
+
+    def _tell(self, answer: bytes, outcome: Outcome, now: float) -> None:
+        """End the request with an answer that is here."""
+        self._say(answer)
+        self._plane.request_ended(self._target.row, outcome, now - self._started)
+        self._next(now)
+
     def _end_with(
         self, outcome: Outcome, detail: str, retry_after_s: float | None = None, *, status: int = 0, code: str = ""
     ) -> None:
         """End the request with an answer of warmroute's own."""
-        plane = self._plane
         head = self._head
-        target = self._target
-        now = plane.clock()
-        close = (
-            OUTCOMES[outcome].close
-            or self.last
-            or not self.request_done
-            or not head.keep_alive
-            or plane.draining
-            or head.minor == 0
+        now = self._plane.clock()
+        self._close_after = close = OUTCOMES[outcome].close or self._must_close()
+        answer = error_answer(
+            self._target.surface,
+            outcome,
+            detail,
+            request_id=self._request_id or head.request_id(),
+            retry_after_s=retry_after_s,
+            close=close,
+            head_only=head.method == b"HEAD",
+            status=status,
+            code=code,
         )
-        self._close_after = close
-        self._say(
-            error_answer(
-                target.surface,
-                outcome,
-                detail,
-                request_id=self._request_id or head.request_id(),
-                retry_after_s=retry_after_s,
-                close=close,
-                head_only=head.method == b"HEAD",
-                status=status,
-                code=code,
-            )
-        )
-        plane.request_ended(target.row, outcome, now - self._started)
-        self._next(now)
+        self._tell(answer, outcome, now)
 
     def _answer_for_server(self, path: bytes, body: bytes, now: float) -> None:
         """Answer what clients ask a server as a whole (V2: metadata, live, ready; OpenAI: its models)."""
@@ -230,19 +233,10 @@ class EndingConnection(TunnelConnection):
             if not plane.cluster.routable(now):
                 self._end_with(Outcome.NO_CANDIDATE, "no model has a replica that can be picked")
                 return
-        self._close_after = (
-            self.last or plane.draining or not self.request_done or not self._head.keep_alive or self.old_client
-        )
-        self._say(
-            own_answer(
-                body,
-                request_id=self._request_id or self._head.request_id(),
-                close=self._close_after,
-                head_only=self.method == b"HEAD",
-            )
-        )
-        plane.request_ended(self._target.row, Outcome.OK, now - self._started)
-        self._next(now)
+        self._close_after = close = self._must_close()
+        request_id = self._request_id or self._head.request_id()
+        answer = own_answer(body, request_id=request_id, close=close, head_only=self.method == b"HEAD")
+        self._tell(answer, Outcome.OK, now)
 
     def _next(self, now: float) -> None:
         """The request is over: close, or read the next one."""

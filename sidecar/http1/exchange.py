@@ -21,7 +21,7 @@ from sidecar.http1.forwarding import VIA, numbered
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE, ResponseHead
 from sidecar.http1.parsing import without_fields
 from sidecar.http1.reports import asks, take_report
-from sidecar.http1.retrying import retry_after
+from sidecar.http1.retrying import not_ready_there, retry_after
 from sidecar.http1.watch import Watch
 from sidecar.telemetry.page import Scalar
 
@@ -83,10 +83,9 @@ class ExchangeConnection(EndingConnection):
     def _nobody_left(self, none: NoCandidate, failed: Failed | None) -> None:
         """Nobody can be picked: say so, or how the attempt before this one ``failed``."""
         if failed is not None:
-            if not self._step_down(failed.outcome, failed.detail + NOBODY_ELSE):
-                self._end_with(failed.outcome, failed.detail + NOBODY_ELSE)
-        elif not self._step_down(none.outcome, none.detail or none.reason.value, none.retry_after_s):
-            self._end_with(none.outcome, none.detail or none.reason.value, none.retry_after_s)
+            self.end_unanswered(failed.outcome, failed.detail + NOBODY_ELSE)
+        else:
+            self.end_unanswered(none.outcome, none.detail or none.reason.value, none.retry_after_s)
 
     def _send(self, upstream: Upstream, now: float) -> bool:
         """Send the request on a pooled connection, or have one made; False where no more may be made."""
@@ -226,22 +225,25 @@ class ExchangeConnection(EndingConnection):
 
     def _not_ready_here(self, head: ResponseHead) -> bool:
         """The model is not ready at this endpoint: try another one where that is safe and there is one."""
-        plane, attempt = self._plane, self._attempt
-        now = plane.clock()
-        if attempt is None or not plane.cluster.has_others(attempt, now):
+        attempt = self._attempt
+        now = self._plane.clock()
+        if attempt is None:
             return False
         delay_s = self._delay_of_retry(attempt, AttemptResult.NOT_READY, now, self._tries + 1)
         if delay_s is None:
             return False
+        self._leave_answer(attempt, AttemptResult.NOT_READY, head, now)
+        self._tries += 1
+        self._plain = False
+        self._retry_in(delay_s, not_ready_there(attempt), now)
+        return True
+
+    def _leave_answer(self, attempt: Attempt, result: AttemptResult, head: ResponseHead, now: float) -> None:
+        """Nobody wants the answer of the try in hand: settle that by what the answer says of its endpoint."""
         self._upstream = self._attempt = self._meant = None
         self._peer_full = False
         self._ticket += 1
-        plane.attempt_ended(attempt, AttemptResult.NOT_READY, now, head.retry_after_s)
-        self._tries += 1
-        self._plain = False
-        failed = Failed(attempt.endpoint, Outcome.NO_CANDIDATE, f"{attempt.endpoint.id}: the model is not ready there")
-        self._retry_in(delay_s, failed, now)
-        return True
+        self._plane.attempt_ended(attempt, result, now, head.retry_after_s)
 
     def begin_answer(self, head: ResponseHead) -> bytes:
         """Return the head that goes downstream."""
@@ -384,11 +386,9 @@ class ExchangeConnection(EndingConnection):
         if delay_s is not None:
             self._retry_in(delay_s, Failed(attempt.endpoint, OUTCOME_OF[result], detail), now)
         elif self._watch is not None and self._watch.ends_at <= now:
-            detail = f"{self._watch.limit}; {detail}"
-            if not self._step_down(Outcome.DEADLINE_EXCEEDED, detail):
-                self._end_with(Outcome.DEADLINE_EXCEEDED, detail)
-        elif not self._step_down(OUTCOME_OF[result], detail):
-            self._end_with(OUTCOME_OF[result], detail)
+            self.end_unanswered(Outcome.DEADLINE_EXCEEDED, f"{self._watch.limit}; {detail}")
+        else:
+            self.end_unanswered(OUTCOME_OF[result], detail)
 
     def _delay_of_retry(self, attempt: Attempt, result: AttemptResult, now: float, tries: int) -> float | None:
         """Return after how long the request is tried again, None where it is not; that is counted."""
@@ -496,7 +496,6 @@ class ExchangeConnection(EndingConnection):
         name = attempt.endpoint.id + ": " if attempt is not None else ""
         self._drop_upstream()
         if attempt is None:
-            if not self._step_down(Outcome.UPSTREAM_TIMEOUT, detail):
-                self._end_with(Outcome.UPSTREAM_TIMEOUT, detail)
+            self.end_unanswered(Outcome.UPSTREAM_TIMEOUT, detail)
         else:
             self.attempt_failed(result, name + detail)

@@ -295,10 +295,7 @@ class HedgingConnection(ExchangeConnection):
         result = self._meaning_of(head)
         if result not in NO_WINNER:
             return False
-        plane = self._plane
-        self._upstream = self._attempt = None
-        self._peer_full = False
-        plane.attempt_ended(attempt, result, plane.clock(), head.retry_after_s)
+        self._leave_answer(attempt, result, head, self._plane.clock())
         return self._hedge_takes_over(watch)
 
     def _hedge_takes_over(self, watch: Watch) -> bool:

@@ -52,9 +52,9 @@ class KeyStep:
             return True
         if source.body is not None and (course.body is None or len(course.body) > source.body_bytes):
             most = f"over {source.body_bytes} bytes (models[].key.body_bytes)"
-            caller.refuse(Outcome.BODY_TOO_LARGE, f"{most}, and {source.text} must say which shard has it")
+            caller.end_unanswered(Outcome.BODY_TOO_LARGE, f"{most}, and {source.text} must say which shard has it")
         else:
-            caller.refuse(Outcome.BAD_REQUEST, no_key(route, source))
+            caller.end_unanswered(Outcome.BAD_REQUEST, no_key(route, source))
         return False
 
 

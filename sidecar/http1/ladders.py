@@ -17,6 +17,7 @@ from router.outcomes import Outcome
 from sidecar.cache.keeping import DEGRADED
 from sidecar.cache.store import Answers
 from sidecar.cache.terms import MOST_BODY_BYTES, Refused, Terms
+from sidecar.http1.retrying import NOT_BEGUN
 from sidecar.http1.steps import CACHED
 from sidecar.telemetry.logs import Throttle, get_log
 from sidecar.telemetry.page import MODEL_LADDER, LadderWord
@@ -33,9 +34,7 @@ if TYPE_CHECKING:
     from sidecar.settings import Cache, Model, SharedCache, StaticAnswer
     from sidecar.telemetry.page import Page
 
-NOT_STARTED: Final = frozenset(
-    {Outcome.NO_CANDIDATE, Outcome.OVERLOADED, Outcome.CONNECT_FAILED, Outcome.CONNECT_TIMEOUT}
-)
+NOT_STARTED: Final = NOT_BEGUN | {Outcome.NO_CANDIDATE, Outcome.OVERLOADED}
 """Ends after which surely no worker began with the request."""
 LOGGED_S: Final = 1.0
 """Moves of one model's ladders that come faster are counted, not logged."""
@@ -267,21 +266,12 @@ class ModelLadder:
 class OnLadder:
     """The step that requests of a model with a ladder take."""
 
-    __slots__ = ("_body_bytes", "_model")
+    __slots__ = ("_model", "body_bytes", "rank")
 
     def __init__(self, model: ModelLadder, surface: Surface) -> None:
+        self.rank = CACHED
+        self.body_bytes = model.body_bytes(surface)
         self._model = model
-        self._body_bytes = model.body_bytes(surface)
-
-    @property
-    def rank(self) -> int:
-        """Its place among the steps."""
-        return CACHED
-
-    @property
-    def body_bytes(self) -> int:
-        """How long a body it waits for may be."""
-        return self._body_bytes
 
     def take(self, caller: SpecialConnection, course: Course, now: float) -> bool:
         """Begin with the step that answers now; True where that is a replica of the model."""

@@ -57,7 +57,7 @@ class QueueingConnection(DegradingConnection):
         self._plain = False
         if not self.request_done:
             self._pause_reading()
-        under_way = None if watch is None else watch.course
+        under_way = self._course
         permit = None
         if under_way is not None:
             permit = next((one for one in under_way.hears if isinstance(one, Permit)), None)
@@ -100,7 +100,6 @@ class QueueingConnection(DegradingConnection):
         """End a request that may not wait, or not any longer."""
         self._timer = None
         try:
-            if not self._step_down(outcome, detail, retry_after_s):
-                self._end_with(outcome, detail, retry_after_s)
+            self.end_unanswered(outcome, detail, retry_after_s)
         except Exception as error:  # noqa: BLE001
             self.crashed(error)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from router.outcomes import AttemptResult
-from router.retry import RetryDenied
+from router.outcomes import AttemptResult, Outcome
+from router.retry import Failed, RetryDenied
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
     from router.routes import Attempt
     from sidecar.http1.plane import Plane
+
+NOT_BEGUN: Final = frozenset({Outcome.CONNECT_FAILED, Outcome.CONNECT_TIMEOUT})
+"""How an attempt failed that no worker saw."""
 
 
 def retry_after(
@@ -38,6 +41,8 @@ def retry_after(
     """
     if result is AttemptResult.CANCELLED or first != 1:
         return None
+    if result is AttemptResult.NOT_READY and not plane.cluster.has_others(attempt, now):
+        return None  # its answer is better than none
     verdict = plane.cluster.retry(
         attempt,
         result,
@@ -54,3 +59,8 @@ def retry_after(
     if verdict.denied is RetryDenied.BUDGET:
         plane.count(Scalar.RETRIES_DENIED_TOTAL)
     return None
+
+
+def not_ready_there(attempt: Attempt) -> Failed:
+    """Return what a request is told that was tried again because of ``NOT_READY``, where nobody else takes it."""
+    return Failed(attempt.endpoint, Outcome.NO_CANDIDATE, f"{attempt.endpoint.id}: the model is not ready there")

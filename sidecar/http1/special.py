@@ -10,6 +10,7 @@ from sidecar.http1.chunked import ChunkScanner
 from sidecar.http1.hedging import HedgingConnection
 from sidecar.http1.look import Look
 from sidecar.http1.parsing import without_fields
+from sidecar.http1.retrying import NOT_BEGUN
 from sidecar.http1.steps import CACHED, Course
 from sidecar.telemetry.page import Scalar
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 MEMORY_PARTS: Final = 4
 """Bodies that are kept back may take one part in so many of what memory this process may have."""
-NOT_BEGUN: Final = frozenset({Outcome.CONNECT_FAILED, Outcome.CONNECT_TIMEOUT})
-"""How an attempt failed that no worker saw."""
 _EXPECT: Final = re.compile(rb"\r\nexpect:", re.IGNORECASE)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -34,6 +33,12 @@ class SpecialConnection(HedgingConnection):
     """A caller's connection whose requests may need more than a pick."""
 
     __slots__ = ()
+
+    @property
+    def _course(self) -> Course | None:
+        """The course of the request in hand, None where it needs no more than a pick."""
+        watch = self._watch
+        return None if watch is None else watch.course
 
     def _begin_special(self, special: Special, now: float) -> None:
         """Take a request whose target is special; what there is of its body stands in ``_seen``."""
@@ -91,8 +96,7 @@ class SpecialConnection(HedgingConnection):
 
     def proceed(self, course: Course) -> None:
         """Go on with a request that waited in a step; nothing where it is over by now."""
-        watch = self._watch
-        if watch is None or watch.course is not course or course.over:
+        if self._course is not course or course.over:
             return
         now = self._plane.clock()
         try:
@@ -130,8 +134,7 @@ class SpecialConnection(HedgingConnection):
         on it (its shard, its shape class), is found out again; what belongs to the request (a place under its model's
         limit, a copy for the mirror) stays.
         """
-        watch = self._watch
-        course = None if watch is None else watch.course
+        course = self._course
         if course is None or course.turned or failed.outcome not in NOT_BEGUN:
             return False
         if course.descent is not None and course.descent.next_fallback:
@@ -157,8 +160,8 @@ class SpecialConnection(HedgingConnection):
             course.mirror.whole(self, course)
 
     def _most_kept(self) -> int:
-        watch = self._watch
-        if watch is not None and watch.course is not None and watch.course.mirror is not None:
+        course = self._course
+        if course is not None and course.mirror is not None:
             return self._plane.replay_bytes
         return super()._most_kept()
 
@@ -185,17 +188,11 @@ class SpecialConnection(HedgingConnection):
 
     def attempt_of(self, course: Course) -> Attempt | None:
         """Return the attempt under way of a course's request, None where that is over, or nobody was asked."""
-        watch = self._watch
-        return self._attempt if watch is not None and watch.course is course else None
+        return self._attempt if self._course is course else None
 
     def whole_request(self) -> tuple[bytes, bytes] | None:
         """Return head and body of the request in hand as they go to workers, None where not all of it is kept."""
         return (self._sent_head, self._seen) if self.request_done and self._whole else None
-
-    def refuse(self, outcome: Outcome, detail: str, retry_after_s: float | None = None) -> None:
-        """End the request with an answer of warmroute's own, before anybody was asked."""
-        if not self._step_down(outcome, detail, retry_after_s):
-            self._end_with(outcome, detail, retry_after_s)
 
     # --- bodies that are kept back --------------------------------------------------------------------------------
 

@@ -145,9 +145,14 @@ class Targets:
         special = None if route is None else special_of(self._step_makers, target)
         if special is None:
             return target
-        outer = self.plain(surface, None)
-        outer.row, outer.times = target.row, target.times
+        outer = self.before(target)
         outer.special = special
+        return outer
+
+    def before(self, target: Target) -> Target:
+        """Return a target without a route to stand before one whose requests need more than a pick."""
+        outer = self.plain(target.surface, None)
+        outer.row, outer.times = target.row, target.times
         return outer
 
     def plain(self, surface: Surface, route: Route | None) -> Target:

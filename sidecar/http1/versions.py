@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote_to_bytes
 
 from router.matching import Surface
+from router.model import HTTP
 from router.policy import ServeRule
 from sidecar.http1.keys import KeySource
 from sidecar.http1.steps import VERSION
@@ -101,6 +102,14 @@ def version_step(target: Target) -> Step | None:
         return VersionStep(Split(target))
     told = route is not None and route.serve is not None and route.mixed > 0 and target.surface is Surface.V2
     return VersionStep(None) if told else None
+
+
+def fallback_route(plane: Plane, name: str, version: str, now: float, protocol: str = HTTP) -> Route | None:
+    """Return the route of a fallback, None where there is none; where it is split, that of a version that is drawn."""
+    route = plane.cluster.route(name, version, protocol)
+    if route is None or not is_split(route):
+        return route
+    return plane.cluster.version_of(route, now, plane.rng).route
 
 
 def is_split(route: Route | None) -> bool:

@@ -176,7 +176,7 @@ def test_a_step_may_refuse() -> None:
     class Refusing(Recording):
         def take(self, caller: SpecialConnection, course: Course, now: float) -> bool:
             super().take(caller, course, now)
-            caller.refuse(Outcome.OVERLOADED, "no room", 1.0)
+            caller.end_unanswered(Outcome.OVERLOADED, "no room", 1.0)
             return False
 
     step = Refusing()
