@@ -205,10 +205,14 @@ class DataProcess:
         for message in self._entrances.listening(self._plan):
             self._channel.send(message)
 
+    def _send(self, message: object) -> None:
+        """Tell the control process, or count that the channel takes nothing now."""
+        if not self._channel.send(message):
+            self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
+
     def _share(self, events: tuple[Event, ...]) -> None:
         for event in events:
-            if not self._channel.send(event):
-                self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
+            self._send(event)
             log_event(event)
 
     def _read_channel(self) -> None:
@@ -268,8 +272,7 @@ class DataProcess:
             self._plane.admission.divide(before, len(alive) + (index not in alive))
 
     def _want_load(self, model: str, version: str) -> None:
-        if not self._channel.send(LoadWanted(model, version)):
-            self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
+        self._send(LoadWanted(model, version))
 
     def _set_mode(self, mode: StoreMode, now: float) -> None:
         self._cluster.apply(StoreChanged(mode, now), now)
@@ -361,18 +364,15 @@ class DataProcess:
 
     def _observe(self, now: float) -> None:
         for message in observation_messages(self._plan.index, self._cluster.observe(now), now):
-            if not self._channel.send(message):
-                self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
+            self._send(message)
         for prefixes in self._cluster.take_prefixes():
-            if not self._channel.send(prefixes):
-                self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
+            self._send(prefixes)
         self._say_guards()
 
     def _say_guards(self) -> None:
         if self._snapshot:  # before that we know of no ejection, which does not mean that there is none
             for part in guard_messages(self._cluster.guards()):
-                if not self._channel.send(part):
-                    self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
+                self._send(part)
 
     # --- the end ------------------------------------------------------------------------------------------------
 
