@@ -337,7 +337,3 @@ class AdmissionQueue:
     def waiters(self) -> list[Waiter]:
         """Return all that wait, by class, the highest first, then by age."""
         return [waiter for rank in sorted(self._classes, reverse=True) for waiter in self._classes[rank].waiters]
-
-    def by_rank(self) -> dict[int, int]:
-        """Return how many wait of each class that has any, the highest first."""
-        return {rank: len(self._classes[rank].waiters) for rank in sorted(self._classes, reverse=True)}

@@ -7,6 +7,7 @@ looks at a clock; a shell calls it from one thread. It stands in layers, each on
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from router import model
@@ -24,7 +25,6 @@ from router.tables import IDLE_REBUILD_S, Tables
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from router.endpoint import Candidate
     from router.model import BreakersHinted, FleetMeasured, LoadsReported, PeerObserved, Tick
     from router.policy import ModelPolicy, Policies
     from router.protocols import Filter, PickerFactory, Rng, Scorer
@@ -157,11 +157,7 @@ class Cluster(Choosing):
             candidate = self.replica(ReplicaKey(hint.id, hint.epoch, hint.model, hint.version, hint.shard))
             if candidate is None:
                 continue
-
-            def spared(candidate: Candidate = candidate) -> bool:
-                return spares(candidate, self.policies.breaker, now)
-
-            if candidate.breaker.hinted(event.at, now, spared):
+            if candidate.breaker.hinted(event.at, now, partial(spares, candidate, self.policies.breaker, now)):
                 self._fleet.judge(candidate.endpoint, now)
                 out.append(switch_event(candidate, now))
         return tuple(out)

@@ -12,7 +12,7 @@ from router.hedging import HeadTimes
 from router.model import HTTP
 from router.policy import UNSPLIT, ModelPolicy, ShardMode
 from router.rollout import in_force
-from router.routes import Route
+from router.routes import Route, route_key
 from router.stats import LogBuckets
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Directory:
 
     def find(self, model: str, version: str, protocol: str, now: float) -> Route | None:
         """Return a route of another protocol than HTTP; a configured model has one, even while nobody serves it."""
-        found = self.routes_by.get(protocol, {}).get(f"{model}@{version}" if version else model)
+        found = self.routes_by.get(protocol, {}).get(route_key(model, version))
         if found is None and not version and model in self._models:
             found = self._route_for(model, "", protocol, now)
             found.empty_since = -inf
@@ -146,7 +146,7 @@ class Directory:
             self._regard_serving(route)
 
     def _route_for(self, model: str, version: str, protocol: str, now: float) -> Route:
-        key = f"{model}@{version}" if version else model
+        key = route_key(model, version)
         routes = self.routes_by.setdefault(protocol, {})
         route = routes.get(key)
         if route is None:

@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 def quarantine_event(endpoint: Endpoint, now: float) -> Event:
     """Return the event for siblings after an endpoint's quarantine began, went on or ended."""
-    quarantine = endpoint.quarantine
-    if quarantine.active:
-        return EndpointEjected(endpoint.id, EjectCause.QUARANTINE, quarantine.until, quarantine.level, now)
+    if endpoint.quarantine.active:
+        return quarantined_event(endpoint, now)
     return EndpointReturned(endpoint.id, EjectCause.QUARANTINE, now)
+
+
+def quarantined_event(endpoint: Endpoint, at: float) -> EndpointEjected:
+    """Return the event for a quarantine that is in force, since ``at``."""
+    quarantine = endpoint.quarantine
+    return EndpointEjected(endpoint.id, EjectCause.QUARANTINE, quarantine.until, quarantine.level, at)
 
 
 def switch_event(candidate: Candidate, now: float) -> Event:

@@ -6,7 +6,7 @@ that turn into JSON as they are. Where a field is None, it is unknown or has no 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -237,10 +237,18 @@ def explain(view: View, route: Route, now: float, rng: Rng, key: bytes | None = 
 def route_row(view: View, route: Route, now: float, *, default: bool) -> RouteRow:
     """Show one route."""
     standing = _look(view, route, now, None)
-    rows, policy, name = _rows(standing, now), route.policy, standing.balancer.name
-    of = (route.key, route.model, route.version, route.protocol)
-    row = RouteRow(*of, default, policy.idempotent, name, rows, entry=policy.shards.entry)
-    return replace(row, panic=standing.panic) if standing.panic else row
+    return RouteRow(
+        key=route.key,
+        model=route.model,
+        version=route.version,
+        protocol=route.protocol,
+        default=default,
+        idempotent=route.policy.idempotent,
+        balancer=standing.balancer.name,
+        candidates=_rows(standing, now),
+        entry=route.policy.shards.entry,
+        panic=standing.panic,
+    )
 
 
 def _overlook_busy(

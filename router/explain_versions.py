@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.explain import Explanation, RouteRow, VersionRow, explain, route_row
-from router.outcomes import Reason
+from router.glance import TAKEN_UP
 from router.policy import ServePolicy, ServeRule, VersionShare
 from router.versions import served_version, share_at_random, share_by_key, version_key
 
@@ -42,7 +42,7 @@ def version_rows(view: View, route: Route, now: float) -> tuple[VersionRow, ...]
     for glance in open_:
         ready[glance.version] = ready.get(glance.version, 0) + 1
     for glance, reason in out:
-        if reason in (Reason.BUSY, Reason.AT_LIMIT):
+        if reason in TAKEN_UP:
             ready[glance.version] = ready.get(glance.version, 0) + 1
     for candidate in route.candidates:
         replicas[candidate.version] = replicas.get(candidate.version, 0) + 1

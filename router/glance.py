@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from router.routes import Route
 
 _EJECTED = frozenset({Reason.QUARANTINED, Reason.BREAKER_OPEN, Reason.OUTLIER})
-_WARM_ALL_THE_SAME = _EJECTED | {Reason.BUSY, Reason.AT_LIMIT}
+TAKEN_UP = frozenset({Reason.BUSY, Reason.AT_LIMIT})
+"""Reasons that say that others are picked for a moment: such a replica is one that may be picked, all the same."""
+_WARM_ALL_THE_SAME = _EJECTED | TAKEN_UP
 """Reasons that say of now, not of whether a replica could serve."""
 
 
@@ -148,7 +150,7 @@ class View:
         if serve is None:
             return open_, out
         pickable = {glance.version for glance in open_}
-        pickable |= {glance.version for glance, reason in out if reason in (Reason.BUSY, Reason.AT_LIMIT)}
+        pickable |= {glance.version for glance, reason in out if reason in TAKEN_UP}
         served = served_version(serve, pickable)
         stay: list[Glance] = []
         left: list[tuple[Glance, Reason]] = []

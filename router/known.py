@@ -9,6 +9,7 @@ from router import explain as explaining
 from router.explain_versions import explained, version_rows, versions_row
 from router.model import HTTP
 from router.outcomes import Reason
+from router.routes import route_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +100,7 @@ class Known:
             found = self._fleet.find(model, version, protocol, self._swept_at)
             self.generation = self._fleet.generation
             return found
-        return self._fleet.routes.get(f"{model}@{version}" if version else model)
+        return self._fleet.routes.get(route_key(model, version))
 
     def shard_route(self, route: Route, key: bytes) -> Route:
         """Return the route of the shard that has ``key``, where each shard answers for itself; else ``route``."""
@@ -124,7 +125,7 @@ class Known:
 
     def is_held(self, model: str, version: str) -> bool:
         """Return whether an endpoint of any protocol has a version of a model."""
-        key = f"{model}@{version}" if version else model
+        key = route_key(model, version)
         return any(key in routes and routes[key].candidates for routes in self._fleet.routes_by.values())
 
     def explain(self, route: Route, now: float, rng: Rng, key: bytes | None = None) -> explaining.Explanation:
@@ -149,7 +150,7 @@ class Known:
         return tuple(
             self._row(view, route, now, default=default is not None and route.key == default.key)
             for route in sorted(self._fleet.all_routes(), key=_by_key)
-            if not route.shards and (route.candidates or not self._served_otherwise(route))
+            if not route.shards and (route.candidates or not self.is_held(route.model, route.version))
         )
 
     def versions(self, model: str, now: float) -> tuple[explaining.VersionRow, ...] | None:
@@ -176,11 +177,6 @@ class Known:
         return {
             version: one if shard is None else one.shards[shard] for version, one in found.items() if one is not None
         }
-
-    def _served_otherwise(self, route: Route) -> bool:
-        """Return whether another protocol's endpoints serve what this route is for."""
-        key = f"{route.model}@{route.version}" if route.version else route.model
-        return any(of_protocol[key].candidates for of_protocol in self._fleet.routes_by.values() if key in of_protocol)
 
 
 def _by_key(route: Route) -> tuple[str, str, str, int]:

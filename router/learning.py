@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import exp
 from typing import TYPE_CHECKING, Final
 
 from router.affinity import Affinity
 from router.breaker import GuardState
-from router.ejections import outlier_event, quarantine_event, spares, switch_event, trials_event
+from router.ejections import outlier_event, quarantine_event, quarantined_event, spares, switch_event, trials_event
 from router.known import Known
 from router.model import (
-    EjectCause,
     EndpointEjected,
     Event,
     Hint,
@@ -121,10 +121,7 @@ class Learning(Known):
         self, candidate: Candidate, now: float, successes: int, failures: int, unanswered: int, slow: int
     ) -> tuple[Event, ...]:
         """Count calls with a candidate's breaker; return events for siblings where that opened it."""
-
-        def spared() -> bool:
-            return spares(candidate, self.policies.breaker, now)
-
+        spared = partial(spares, candidate, self.policies.breaker, now)
         if candidate.gone or not candidate.breaker.count(successes, failures, now, unanswered, slow, spared):
             return ()
         self._fleet.judge(candidate.endpoint, now)
@@ -181,10 +178,6 @@ class Learning(Known):
         )
         if endpoint.quarantine.record(result, now, self._rng, started=began, probe=bool(permits & PROBE), alone=alone):
             events.append(quarantine_event(endpoint, now))
-
-        def spared() -> bool:
-            return spares(candidate, self.policies.breaker, now)
-
         if not candidate.gone and candidate.breaker.record(
             blame,
             now,
@@ -192,7 +185,7 @@ class Learning(Known):
             trial=bool(permits & TRIAL),
             unanswered=unanswered,
             slow=slow,
-            spared=spared,
+            spared=partial(spares, candidate, self.policies.breaker, now),
         ):
             events.append(switch_event(candidate, now))
         if events or permits or became_busy:
@@ -258,13 +251,8 @@ class Learning(Known):
         """Return every ejection in force here, those included that only wait for a probe or a trial to pass."""
         out: list[EndpointEjected] = []
         for endpoint in self._fleet.endpoints.values():
-            quarantine = endpoint.quarantine
-            if quarantine.active:
-                out.append(
-                    EndpointEjected(
-                        endpoint.id, EjectCause.QUARANTINE, quarantine.until, quarantine.level, quarantine.since
-                    )
-                )
+            if endpoint.quarantine.active:
+                out.append(quarantined_event(endpoint, endpoint.quarantine.since))
             out += [
                 trials_event(candidate)
                 for candidate in endpoint.candidates.values()

@@ -16,7 +16,7 @@ from router.policy import (
     ServeRule,
     VersionShare,
 )  # in annotations that the compiled build evaluates, or may
-from router.stats import LogBuckets
+from router.stats import LogBuckets, quantiles_of
 from router.versions import newest
 
 if TYPE_CHECKING:
@@ -209,11 +209,10 @@ def is_slower(new: Sample, old: Sample, ratio: float, alarm: float, buckets: Log
     return least_ratio(slow, sum(new.buckets.values()), alarm / 2) > 1 - QUANTILE
 
 
-def quantile_ms(counts: Mapping[int, int], buckets: LogBuckets) -> float | None:
+def quantile_ms(counts: dict[int, int], buckets: LogBuckets) -> float | None:
     """Return the P95 of counts by bucket, None where there are none."""
-    total = sum(counts.values())
-    index = _at_rank(counts, ceil(QUANTILE * total))
-    return None if index is None else buckets.value(index)
+    values = quantiles_of(counts, buckets, (QUANTILE,))
+    return None if values is None else values[0]
 
 
 def highest_quantile_ms(counts: Mapping[int, int], alarm: float, buckets: LogBuckets) -> float:

@@ -153,7 +153,7 @@ class Route:
         protocol: str = HTTP,
         shard: int | None = None,
     ) -> None:
-        key = f"{model}@{version}" if version else model
+        key = route_key(model, version)
         self.key = key if shard is None else f"{key}#{shard}"
         self.shard = shard
         self.shards: tuple[Route, ...] = ()
@@ -248,6 +248,11 @@ class Route:
         made.queued = self.queued
         self.shaped = (*self.shaped, made)
         return made
+
+
+def route_key(model: str, version: str) -> str:
+    """Return what the route of a model, or of one version of it, goes by."""
+    return f"{model}@{version}" if version else model
 
 
 def proven_for(replica: Replica, shape: str) -> bool:

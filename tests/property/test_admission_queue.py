@@ -100,7 +100,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert len(queue) == len(self.inside) <= 6
         assert queue.bytes == sum(one.bytes for one in self.inside) <= 30
         assert set(queue.waiters()) == set(self.inside)
-        assert queue.by_rank() == dict(sorted(Counter(one.rank for one in self.inside).items(), reverse=True))
+        assert [one.rank for one in queue.waiters()] == sorted((one.rank for one in self.inside), reverse=True)
         assert queue.next_deadline() == min((one.deadline for one in self.inside), default=float("inf"))
         assert all(count == 1 for count in self.ended.values())
         assert len({one.place for one in self.inside if one.rank == 0}) <= 4  # three, and what the others share
