@@ -6,6 +6,7 @@ counts, as for most that read JSON. What is no JSON, or has something else at th
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -58,6 +59,16 @@ class JsonPathError(ValueError):
     """A path that names no field of a body; the text says what would."""
 
 
+@lru_cache(maxsize=64)
+def _decoder_of(path: str) -> msgspec.json.Decoder[object]:
+    """Return what reads the value at a path. Making one takes as long as a request, and each fallback asks for one."""
+    kind: type = msgspec.Raw
+    for name in reversed(path.split(".")):
+        default = msgspec.Raw() if kind is msgspec.Raw else None
+        kind = msgspec.defstruct("Level", [("value", kind, msgspec.field(default=default, name=name))])
+    return msgspec.json.Decoder(kind)
+
+
 class JsonKey:
     """Where bodies have their key. ``path`` is names with dots between them, outermost first.
 
@@ -71,12 +82,8 @@ class JsonKey:
         names = path.split(".")
         if not all(names) or len(names) > MAX_DEPTH or len(path) > MAX_PATH:
             raise JsonPathError(f"must be names with dots between them, at most {MAX_DEPTH}, for example user.id")
-        kind: type = msgspec.Raw
-        for name in reversed(names):
-            default = msgspec.Raw() if kind is msgspec.Raw else None
-            kind = msgspec.defstruct("Level", [("value", kind, msgspec.field(default=default, name=name))])
         self._depth = len(names)
-        self._decoder: msgspec.json.Decoder[object] = msgspec.json.Decoder(kind)
+        self._decoder = _decoder_of(path)
 
     def of(self, body: bytes) -> bytes | None:
         """Return the key of a whole body, None where it has none: a text's UTF-8, or a number as it is written."""
