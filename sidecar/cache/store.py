@@ -115,12 +115,10 @@ class Answers:
         self._gone.clear()
         self._bytes = self._small_bytes = 0
 
-    def shed(self) -> int:
-        """Give back a quarter of what is kept, because memory is short; return how many answers that were."""
-        before = len(self)
+    def shed(self) -> None:
+        """Give back a quarter of what is kept, because memory is short."""
         self._shrink_to(self._most, self._bytes - self._bytes // 4)
         self._gone.clear()
-        return before - len(self)
 
     def expire(self, now: float) -> None:
         """Forget what may not be told any more, of as many answers as one call should look at; later ones go on."""

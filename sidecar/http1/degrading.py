@@ -305,7 +305,10 @@ class DegradingConnection(SpecialConnection):
         key = self._key(course, descent)
         if isinstance(key, Refused):
             return False
-        return ladders.tier.ask(policy, terms, key, lambda found: self._shared_answered(course, descent, found))
+        asked = ladders.tier.ask(policy, terms, key, lambda found: self._shared_answered(course, descent, found))
+        if not asked:
+            descent.model.count(LadderWord.SHARED_DROPPED)
+        return asked
 
     def _shared_answered(self, course: Course, descent: Descent, found: Kept | Refused | None) -> None:
         """The second tier has an answer, or none, or one that may not be told, or did not say in time."""

@@ -136,7 +136,7 @@ class LadderWord(IntEnum):
     EVICTED = 11
     REFUSED = 12  # by sidecar.cache.terms.Refused, one word each, up to here:
     SHARED_FILLS = 27  # of the second tier: answers sent there,
-    SHARED_DROPPED = 28  # and those that were not: too long, too many
+    SHARED_DROPPED = 28  # those that were not: too long, too many; and questions that were not: too many
     SHARED_HITS = 29
     SHARED_MISSES = 30  # or no answer in time
     SHARED_REFUSED = 31  # something was there that may not be told by the terms in force

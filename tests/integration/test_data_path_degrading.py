@@ -313,6 +313,7 @@ class Store:
         self.sent: list[AnswerKept] = []
         self.asked: list[AnswerAsked] = []
         self.answers = answers
+        self.takes = True
         self.tier = SharedTier(asyncio.get_running_loop(), time.monotonic, self.take)
         assert path.plane.ladders is not None
         path.plane.ladders.tier = self.tier
@@ -320,11 +321,11 @@ class Store:
     def take(self, message: object) -> bool:
         if isinstance(message, AnswerKept):
             self.sent.append(message)
-        elif isinstance(message, AnswerAsked):
+        elif isinstance(message, AnswerAsked) and self.takes:
             self.asked.append(message)
             if self.answers:
                 asyncio.get_running_loop().call_soon(self.reply, message)
-        return True
+        return self.takes
 
     def reply(self, asked: AnswerAsked) -> None:
         for kept in self.sent:
@@ -411,6 +412,19 @@ def test_a_second_tier_that_is_silent_is_not_waited_for() -> None:
         gone.reset()
         await path.until(lambda: "client_abort" in path.outcomes, "gone")
         await asyncio.sleep(0.03)
+
+    scenario()
+
+
+def test_a_second_tier_that_cannot_be_asked_is_passed_over_and_counted() -> None:
+    @on_data_path(Refusing, models=MODELS, ladders=(SHARED,), policies=SLOW)
+    async def scenario(path: DataPath) -> None:
+        store = Store(path)
+        store.takes = False
+        client = await path.connect()
+        assert (await infer(client)).value(b"warmroute-degraded") == b"static"
+        assert not store.asked
+        assert (word(path, LadderWord.SHARED_DROPPED), word(path, LadderWord.SHARED_MISSES)) == (1, 0)
 
     scenario()
 
