@@ -69,8 +69,9 @@ class Control:
         self._runner: AppRunner | None = None
         clock, rng, settings = time.monotonic, random.SystemRandom().random, plan.settings
         policies = router_policies(settings)
+        models = model_policies(settings)
         self._prober = HttpProber(settings.upstream_tls)
-        self._warmer = HttpProber(settings.upstream_tls)
+        self._asker = HttpProber(settings.upstream_tls)  # what it asks is no probe, nor among their costs
         first_s = FIRST_PROBES_S if plan.admin_open else SUCCESSOR_PROBES_S
         static = StaticSource(
             static_endpoints(settings, warmups=False),
@@ -83,11 +84,11 @@ class Control:
         self._warmed = WarmedSource(
             static,
             warmups(settings),
-            self._warmer,
+            self._asker,
             static.pace,
             clock=clock,
             rng=rng,
-            prober=self._warmer,
+            prober=self._asker,
             first_s=first_s,
             asked=asked_shards(settings),
         )
@@ -96,6 +97,7 @@ class Control:
             store = RedisSource(settings.state, policies.freshness, clock=clock, rng=rng)
         self._sources: list[DiscoverySource] = [self._warmed] if store is None else [self._warmed, store]
         memory = Memory(plan.memory_fd)
+        remembered = memory.load()
         self._dns = DnsSource(
             dns_plans(settings),
             settings.dns,
@@ -103,28 +105,28 @@ class Control:
             self._take_endpoints,
             clock=clock,
             rng=rng,
-            first_s=FIRST_PROBES_S if plan.admin_open else SUCCESSOR_PROBES_S,
-            recalled=memory.load().names,
+            first_s=first_s,
+            recalled=remembered.names,
         )
         self._sources.append(self._dns)
         keeper = Keeper(
-            Cluster(policies, model_policies(settings), clock(), decides=False),
+            Cluster(policies, models, clock(), decides=False),
             [Channel.from_fd(fd) for fd in plan.channel_fds],
             self._sources,
             memory,
+            remembered,
             clock=clock,
-            models=model_policies(settings),
+            models=models,
         )
         self._streams = LoadStreams(
             static_endpoints(settings), self._prober, keeper.loads_reported, clock=clock, rng=rng
         )
         keeper.on_ejected = self._warmed.ejected
+        self._warmed.answered_at = keeper.answered_at
         self._answers: SharedAnswers | None = None
         if store is not None:
             self._answers = SharedAnswers(settings.state, keeper.feed.answer)
             keeper.on_answer = self._answers.from_data
-        self._warmed.answered_at = keeper.answered_at
-        if store is not None:
             store.answered_at = keeper.answered_at
             if settings.state.share_latencies:
                 store.latencies = exchange = LatencyExchange(
@@ -144,8 +146,7 @@ class Control:
                     clock=clock,
                     rng=rng,
                 )
-        self._load_asker = HttpProber(settings.upstream_tls)
-        loader = Loader(keeper.cluster, self._load_asker, clock=clock, bounds=load_bounds(settings), rng=rng)
+        loader = Loader(keeper.cluster, self._asker, clock=clock, bounds=load_bounds(settings), rng=rng)
         keeper.load_wanted = loader.wanted
         self.context = Context(
             settings=settings,
@@ -232,7 +233,7 @@ class Control:
         context.loader.configure(load_bounds(settings))
         self._take_endpoints()
         context.certificates.configure(settings)
-        for prober in (self._prober, self._warmer, self._load_asker):
+        for prober in (self._prober, self._asker):
             prober.configure(settings.upstream_tls)
         _log.info("config.in_force", revision=plan.config.revision)
 

@@ -12,6 +12,7 @@ from sidecar.telemetry.logs import get_log
 from sidecar.tls.material import plain
 from sidecar.upstreams.orca import ReportError, parse_message
 from sidecar.upstreams.orca_stream import NotServedError, stream_reports
+from sidecar.upstreams.probes import host_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,6 +57,7 @@ class LoadStreams:
         self._rng = rng
         self._tasks: asyncio.TaskGroup | None = None
         self._followed: dict[Key, asyncio.Task[None]] = {}
+        self._some = asyncio.Event()  # are followed
         self._held: dict[Key, tuple[LoadReport, float]] = {}
         self._fresh: dict[str, LoadReport] = {}
         self.open_now = 0
@@ -82,9 +84,14 @@ class LoadStreams:
             self._followed.pop(key).cancel()
         for key in self._wanted.keys() - self._followed.keys():
             self._followed[key] = self._tasks.create_task(self._follow(key), name=f"orca-{key[0]}")
+        if self._followed:
+            self._some.set()
+        else:
+            self._some.clear()
 
     async def _tell_on(self) -> None:
         while True:
+            await self._some.wait()
             await asyncio.sleep(TOLD_S)
             self.tell_on()
 
@@ -129,8 +136,7 @@ class LoadStreams:
         try:
             async with asyncio.timeout(silent_s) as limit:
                 reader, writer = await self._prober.connect(address, orca.port or 0, http2=True)
-                authority = address.partition("://")[2].rstrip("/") or "localhost"
-                async for message in stream_reports(reader, writer, authority, orca.interval_s):
+                async for message in stream_reports(reader, writer, host_of(address), orca.interval_s):
                     limit.reschedule(asyncio.get_running_loop().time() + silent_s)
                     self._take(key, message)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 if TYPE_CHECKING:
+    from redis.asyncio.client import PubSub
+
     from sidecar.settings import StateStore
 
 CONNECT_TIMEOUT_S = 1.0
@@ -52,6 +55,20 @@ def open_client(settings: StateStore, *, text: bool = True) -> aioredis.Redis:
     if not settings.url.startswith("unix://"):
         options["socket_keepalive"] = True
     return aioredis.Redis.from_url(settings.url, **options)
+
+
+async def subscribed(pubsub: PubSub, channel: str) -> None:
+    """Wait until the server says that the subscription to ``channel``, which was asked for, is there.
+
+    Raises:
+        NoPermissionError: it refuses it.
+        TimeoutError: it does not answer.
+    """
+    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        while True:
+            answer = await pubsub.get_message(timeout=CONNECT_TIMEOUT_S)
+            if answer is not None and answer["type"] == "subscribe" and answer["channel"] == channel:
+                return
 
 
 def _password(name: str) -> str:

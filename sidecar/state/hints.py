@@ -17,6 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from router.hints import LEAST_S, REPEAT_S, HintError, decode, encode
 from sidecar.config.addresses import is_loopback
+from sidecar.state.connect import subscribed
 from sidecar.telemetry.logs import Throttle, get_log
 
 if TYPE_CHECKING:
@@ -69,15 +70,11 @@ class HintExchange:
         self._last_at = float("-inf")
         self._complained = Throttle(LOG_EVERY_S)
 
-    async def subscribe(self, pubsub: PubSub, keys: Keys, timeout_s: float) -> None:
+    async def subscribe(self, pubsub: PubSub, keys: Keys) -> None:
         """Hear what is told from here on, where the store lets us. The endpoints are yet to be subscribed to."""
         await pubsub.subscribe(keys.hint_channel)
         try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    answer = await pubsub.get_message(timeout=timeout_s)
-                    if answer is not None and answer["type"] == "subscribe" and answer["channel"] == keys.hint_channel:
-                        return
+            await subscribed(pubsub, keys.hint_channel)
         except NoPermissionError as error:
             self._complain("hints.refused", cannot="hear", error=str(error)[:300])
 

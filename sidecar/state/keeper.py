@@ -97,7 +97,8 @@ class DataProcess:
 class Keeper:
     """The fleet as the control process keeps it. ``clock`` gives monotonic seconds.
 
-    ``runs`` says whether a process lives. ``load_wanted`` hears of models that requests wait for and nobody has loaded.
+    ``remembered`` is what ``memory`` held at the start. ``runs`` says whether a process lives. ``load_wanted`` hears of
+    models that requests wait for and nobody has loaded.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Keeper:
         channels: Sequence[Channel],
         sources: Sequence[DiscoverySource],
         memory: Memory,
+        remembered: Remembered,
         *,
         clock: Callable[[], float],
         models: Iterable[ModelPolicy] = (),
@@ -139,7 +141,6 @@ class Keeper:
         """All that other sidecars measured, for a process that is new; set by the composition."""
         self._contested = Throttle(10.0)
         self._memory = memory
-        remembered = memory.load()
         self.roster.held.update(remembered.held)
         self.roster.faults.update((rule.id, rule) for rule in remembered.faults)
         self._recalled = remembered.records

@@ -15,6 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from router.scripts import SKETCHES_LUA
 from router.sketches import INTERVAL_S, MAX_SIDECARS, VERSION, Heard, Telling
+from sidecar.state.connect import subscribed
 from sidecar.telemetry.logs import Throttle, get_log
 
 if TYPE_CHECKING:
@@ -70,13 +71,11 @@ class LatencyExchange:
         self.heard.configure(policy)
         self._telling.configure(policy)
 
-    async def subscribe(self, pubsub: PubSub, keys: Keys, timeout_s: float) -> None:
-        """Hear what is told from here on, where the store lets us. Nothing else may be subscribed to yet."""
+    async def subscribe(self, pubsub: PubSub, keys: Keys) -> None:
+        """Hear what is told from here on, where the store lets us. The endpoints are yet to be subscribed to."""
         await pubsub.subscribe(keys.latency_channel)
         try:
-            async with asyncio.timeout(timeout_s):
-                while (answer := await pubsub.get_message(timeout=timeout_s)) is None or answer["type"] != "subscribe":
-                    pass
+            await subscribed(pubsub, keys.latency_channel)
         except NoPermissionError as error:
             self._say_refused("hear", error)
 

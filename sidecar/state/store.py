@@ -20,7 +20,7 @@ from router.model import EndpointGone, EndpointSeen, StoreChanged
 from router.scripts import READ_LUA
 from router.urls import masked_url
 from router.wire import Keys, WireError
-from sidecar.state.connect import CONNECT_TIMEOUT_S, PasswordFileError, open_client
+from sidecar.state.connect import PasswordFileError, open_client, subscribed
 from sidecar.state.modes import StoreModes
 from sidecar.state.view import StoreView
 from sidecar.tasks import end_all
@@ -190,15 +190,11 @@ class RedisSource:
         """Subscribe, read everything and tell the modes."""
         run_id, uptime_s = await self._server(client)
         if self.latencies is not None:
-            await self.latencies.subscribe(pubsub, self._keys, CONNECT_TIMEOUT_S)
+            await self.latencies.subscribe(pubsub, self._keys)
         if self.hints is not None:
-            await self.hints.subscribe(pubsub, self._keys, CONNECT_TIMEOUT_S)
+            await self.hints.subscribe(pubsub, self._keys)
         await pubsub.subscribe(self._keys.channel)
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            while (answer := await pubsub.get_message(timeout=CONNECT_TIMEOUT_S)) is None or (
-                answer["type"] != "subscribe" or answer["channel"] != self._keys.channel
-            ):
-                pass
+        await subscribed(pubsub, self._keys.channel)
         self.view.reconnected()
         if self._run_id and run_id and run_id != self._run_id:
             self.view.forget()

@@ -153,7 +153,7 @@ class _Visit:
     def __init__(self, prober: HttpProber, address: str) -> None:
         self._prober = prober
         self.address = address
-        self._host = address.partition("://")[2].rstrip("/") or "localhost"
+        self._host = host_of(address)
         self._port = 0
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -284,6 +284,11 @@ class _Visit:
         piece = await reader.read(_PIECE_BYTES)
         self.read_bytes += len(piece)
         return piece
+
+
+def host_of(address: str) -> str:
+    """Return what requests to an address name as their host."""
+    return address.partition("://")[2].rstrip("/") or "localhost"
 
 
 _DEFAULTS: Final = (("User-Agent", "warmroute-probe"), ("Accept", "*/*"))

@@ -58,8 +58,9 @@ class Bench:
         self.control = [Channel(control) for control, _ in pairs]
         self.source = Source()
         cluster = Cluster(Policies(), [ModelPolicy("m")], self.now)
+        memory = memory or Memory(None)
         self.keeper = Keeper(
-            cluster, self.control, [self.source], memory or Memory(None), clock=lambda: self.now, runs=runs
+            cluster, self.control, [self.source], memory, memory.load(), clock=lambda: self.now, runs=runs
         )
 
     def seen(self, name: str, epoch: str = "e1") -> EndpointSeen:
