@@ -211,9 +211,16 @@ class DataProcess:
             self._plane.count(Scalar.CHANNEL_DROPPED_TOTAL)
 
     def _share(self, events: tuple[Event, ...]) -> None:
+        if events:
+            self._say_trials()  # before what came of them
         for event in events:
             self._send(event)
             log_event(event)
+
+    def _say_trials(self) -> None:
+        if self._cluster.half_opened:
+            log_trials(self._cluster.half_opened)
+            self._cluster.half_opened.clear()
 
     def _read_channel(self) -> None:
         try:
@@ -314,9 +321,7 @@ class DataProcess:
         if self._membership.settle(now):
             self._bury()
         self._share(self._cluster.apply(Tick(), now))
-        if self._cluster.half_opened:
-            log_trials(self._cluster.half_opened)
-            self._cluster.half_opened.clear()
+        self._say_trials()
         self._plane.admission.tick(now)
         if self._cluster.panicked:
             log_panic(self._cluster.panicked)

@@ -33,7 +33,9 @@ class Expectation(Base, frozen=True):
     status: Annotated[
         Annotated[int, Meta(ge=100, le=599)] | None, doc(Reload.LIVE, "this status; null: any 2xx", "status")
     ] = None
-    body_contains: Annotated[str | None, doc(Reload.LIVE, "text within the first 64 KiB of the body; null: any")] = None
+    body_contains: Annotated[
+        str | None, doc(Reload.LIVE, "text that the body holds, of a probe's answer within its first 64 KiB; null: any")
+    ] = None
 
 
 class OrcaStream(Base, frozen=True):

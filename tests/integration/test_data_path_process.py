@@ -288,6 +288,8 @@ def test_it_tells_of_the_steps_of_a_breaker(tmp_path: Path) -> None:
         closed = data.process.await_event("breaker.closed")
         assert (closed["endpoint"], closed["model"]) == ("o0", "m")
         assert data.process.events("breaker.opened") == []  # the sibling that opened it has said so
+        text = data.process.text()
+        assert text.index("breaker.half_open") < text.index("breaker.closed")
         one.fails = True
         data.until(lambda: data.once() == 503, "open of its own")
         line = data.process.await_event("breaker.opened", level="warning")
