@@ -10,6 +10,7 @@ says (``checked``), and, the router, what endpoints report (``take``).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from itertools import accumulate
 from math import exp, inf
@@ -149,7 +150,7 @@ class Turn:
         self.began = now
 
 
-class Usual:
+class Usual(ABC):
     """What the usual laws share: they count attempts in flight, leave out what a check found down, and try once more.
 
     A retry goes to another endpoint at once; what the router may repeat, they may too.
@@ -164,9 +165,9 @@ class Usual:
                 self._by_model.setdefault(model, []).append(self._places[id_])
         self._open = {model: list(places) for model, places in self._by_model.items()}
 
+    @abstractmethod
     def pick(self, model: str, places: list[Place], now: float) -> Place:
         """Return one of ``places``, of which there is at least one."""
-        raise NotImplementedError
 
     def choose(self, model: str, now: float, tried: Pick | None) -> Pick | None:
         places = self._open[model]
@@ -185,7 +186,7 @@ class Usual:
     def retry(self, pick: Pick, result: AttemptResult, tries: int, now: float) -> float | None:
         return 0.0 if tries == 1 and (result in NOT_STARTED or result in MAYBE_STARTED) else None
 
-    def take(self, event: Event, now: float) -> None:
+    def take(self, event: Event, now: float) -> None:  # noqa: B027  every law has it
         """Nothing: these hear no reports."""
 
     def checked(self, id_: str, passed: bool, now: float) -> None:

@@ -103,9 +103,7 @@ class Process:
 
     def observe(self, index: int, now: float) -> None:
         """Tell siblings what was seen in the last second."""
-        for event in self.law.observe(index, now):
-            for sibling in self.siblings:
-                self._timeline.at(now + CHANNEL_S, sibling.take, event)
+        self._share(self.law.observe(index, now))
 
 
 class Sidecar:

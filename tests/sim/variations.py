@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from router.cluster import Cluster
 from router.routes import Attempt, NoCandidate, Route
+from router.tables import USED_FOR
 from tests.sim.laws import LAWS, WARM, Routed
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class _Varied(Cluster):
             if all(now < each.open_until for each in drawn) and best.endpoint.in_flight < best.most:
                 self._calls.add(1, 0, now)
                 best.endpoint.in_flight += 1
-                route.used = 10
+                route.used = USED_FOR
                 return Attempt(best, route, now)
         return super().choose(route, now, rng, tried, key)
 
