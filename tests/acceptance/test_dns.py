@@ -8,12 +8,12 @@ import signal
 import threading
 import urllib.request
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import dns.rcode
 import pytest
 
+from tests.support.http_origin import Handler, HttpOrigin
 from tests.support.name_server import NameServer
 from tests.support.product import Sidecar, running
 from tests.support.sidecars import until
@@ -27,31 +27,11 @@ pytestmark = pytest.mark.acceptance
 SERVICE = "_http._tcp.workers.test"
 
 
-class Named(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Named(Handler):
+    """A worker that answers with its port."""
 
-    def do_GET(self) -> None:
-        body = str(self.server.server_port).encode()  # type: ignore[attr-defined]
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@contextmanager
-def worker() -> Iterator[int]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Named)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    def get(self) -> None:
+        self.answer(str(self.server.server_port).encode())  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -84,7 +64,8 @@ def served_by(sidecar: Sidecar) -> int:
 
 
 def test_workers_come_and_go_by_name_and_a_silent_name_server_empties_no_route(tmp_path: Path) -> None:
-    with worker() as one, worker() as two, name_server() as (names, port):
+    with HttpOrigin(Named) as first, HttpOrigin(Named) as second, name_server() as (names, port):
+        one, two = first.port, second.port
         names.records = listed(one)
         settings = {
             "dns": {"servers": [f"127.0.0.1:{port}"], "timeout_s": 0.5},

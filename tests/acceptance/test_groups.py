@@ -8,12 +8,12 @@ import json
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
 
 from router.model import EndpointRecord, Replica, State
+from tests.support.http_origin import Echo, HttpOrigin
 from tests.support.product import running
 from tests.support.redis_server import RedisServer
 from tests.support.sidecars import until
@@ -78,33 +78,6 @@ class Group:
                     asyncio.run(self._writer.beat(record))
 
 
-class Entry(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@contextmanager
-def entry() -> Iterator[int]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Entry)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def ask(sidecar: Sidecar) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(sidecar.listen, timeout=5)
     try:
@@ -120,7 +93,7 @@ def test_a_member_that_dies_takes_its_group_out_within_one_reconcile(tmp_path: P
         server = RedisServer(tmp_path)
         server.start()
         stack.callback(server.stop)
-        group = Group(server, stack.enter_context(entry()))
+        group = Group(server, stack.enter_context(HttpOrigin(Echo)).port)
         for shard in range(4):
             group.join(shard)
         stack.enter_context(group.speaking())

@@ -13,19 +13,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.http_origin import Handler, HttpOrigin
 from tests.support.sidecar_process import SidecarProcess, free_port, sidecar_process
 from tests.support.sidecars import until
 
 WARMROUTE = str(Path(sys.executable).with_name("warmroute"))
 
 
-class Server:
+class Server(HttpOrigin):
     """A server that speaks the V2 protocol with explicit loading, as Triton does; ``gate`` holds its answers back."""
 
     def __init__(self, *, loaded: bool) -> None:
@@ -37,10 +36,8 @@ class Server:
         self._lock = threading.Lock()
         server = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
+        class Answers(Handler):
+            def get(self) -> None:
                 if self.path == "/v2":
                     self._say(200, {"name": "triton", "version": "2", "extensions": ["model_repository"]})
                 elif self.path.endswith("/ready"):
@@ -48,8 +45,8 @@ class Server:
                 else:
                     self._say(404, {"error": "not found"})
 
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+            def post(self) -> None:
+                body = self.body()
                 if self.path == "/v2/models/m/infer":
                     with server._lock:
                         server.inferred.append(body)
@@ -68,36 +65,13 @@ class Server:
                     self._say(404, {"error": "not found"})
 
             def _say(self, status: int, document: object) -> None:
-                text = json.dumps(document).encode()
-                try:
-                    self.send_response(status)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(text)))
-                    self.end_headers()
-                    self.wfile.write(text)
-                except OSError:  # who asked has gone
-                    self.close_connection = True
+                self.answer(json.dumps(document).encode(), status, {"Content-Type": "application/json"})
 
-            def log_message(self, *_: object) -> None: ...
+        super().__init__(Answers)
 
-        class Many(http.server.ThreadingHTTPServer):
-            request_queue_size = 64
-
-        self._http = Many(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-
-    @contextmanager
-    def running(self) -> Iterator[Server]:
-        thread = threading.Thread(target=self._http.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.gate.set()
-            self._http.shutdown()
-            thread.join()
-            self._http.server_close()
+    def stop(self) -> None:
+        self.gate.set()
+        super().stop()
 
 
 def infer(running: SidecarProcess, body: bytes) -> int:
@@ -119,7 +93,7 @@ def metric(running: SidecarProcess, line: str) -> float:
 
 
 def test_one_of_many_requests_has_a_cold_model_loaded(tmp_path: Path) -> None:
-    with Server(loaded=False).running() as server:
+    with Server(loaded=False) as server:
         model = {
             "name": "m",
             "endpoints": [server.url],
@@ -137,7 +111,7 @@ def test_one_of_many_requests_has_a_cold_model_loaded(tmp_path: Path) -> None:
 
 
 def test_what_waits_is_shown(tmp_path: Path) -> None:
-    with Server(loaded=True).running() as server:
+    with Server(loaded=True) as server:
         server.gate.clear()
         model = {"name": "m", "endpoints": [server.url], "admission": {"requests": 1}}
         settings = {
@@ -175,7 +149,7 @@ def test_what_waits_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_limit_of_the_sidecar_is_divided_anew_when_a_process_dies(tmp_path: Path) -> None:
-    with Server(loaded=True).running() as server:
+    with Server(loaded=True) as server:
         server.gate.clear()
         model = {"name": "m", "endpoints": [server.url], "admission": {"requests": 2}}
         listen = f"127.0.0.1:{free_port()}"

@@ -9,13 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.http_origin import Handler, HttpOrigin
 from tests.support.sidecar_process import free_port
 from tests.support.sidecars import Process, until
 
@@ -23,19 +23,11 @@ WARMROUTE = str(Path(sys.executable).with_name("warmroute"))
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE")}
 
 
-class Origin(http.server.BaseHTTPRequestHandler):
+class Origin(Handler):
     """A worker's part: 200 to everything."""
 
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"ok")
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (http.server's name)
-        """Stay quiet."""
+    def get(self) -> None:
+        self.answer(b"ok")
 
 
 class Running:
@@ -81,21 +73,13 @@ class Running:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("cli")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Origin)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        sidecar = Running(directory, f"127.0.0.1:{server.server_address[1]}")
+    with HttpOrigin(Origin) as origin:
+        sidecar = Running(directory, f"127.0.0.1:{origin.port}")
         with Process(sidecar.command, directory / "log", env=ENVIRON, cwd=directory) as process:
             until(lambda: sidecar.ask("health").returncode == 0, "ready")
             yield sidecar
             process.send(signal.SIGTERM)
             assert process.wait() == 0
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_any_path_reaches_the_worker(running: Running) -> None:

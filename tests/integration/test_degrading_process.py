@@ -8,13 +8,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import redis
 
 from router.wire import Keys
+from tests.support.http_origin import Handler, HttpOrigin
 from tests.support.redis_server import RedisServer
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
 from tests.support.sidecars import until
@@ -22,21 +22,11 @@ from tests.support.sidecars import until
 WARMROUTE = str(Path(sys.executable).with_name("warmroute"))
 
 
-class Origin(http.server.BaseHTTPRequestHandler):
-    """A worker's part: 200 and what it was sent."""
+class Origin(Handler):
+    """A worker's part: 200 and what it was sent; no connection outlives it."""
 
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (http.server's name)
-        """Stay quiet."""
+    def post(self) -> None:
+        self.answer(self.body(), fields={"Connection": "close"})
 
 
 def infer(running: SidecarProcess, body: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -58,19 +48,17 @@ def said(running: SidecarProcess, *arguments: str, admin: str) -> str:
 
 
 def test_what_is_seen_of_a_model_that_is_degraded(tmp_path: Path) -> None:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Origin)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    origin = HttpOrigin(Origin)
     model: dict[str, Any] = {
         "name": "m",
-        "endpoints": [f"http://127.0.0.1:{server.server_address[1]}"],
+        "endpoints": [origin.url],
         "cache": {},
         "static_answer": {"body": "[]"},
     }
-    with sidecar_process(tmp_path, {"models": [model], "policies": {"ladder": {"hold_s": 60}}}) as running:
+    with origin, sidecar_process(tmp_path, {"models": [model], "policies": {"ladder": {"hold_s": 60}}}) as running:
         admin = f"http://{running.admin}"
         assert infer(running, b"one")[::2] == (200, b"one")
-        server.shutdown()
-        server.server_close()
+        origin.stop()
         for _ in range(3):
             kept = infer(running, b"one")
             assert kept[::2] == (200, b"one")
@@ -103,15 +91,14 @@ def test_what_is_seen_of_a_model_that_is_degraded(tmp_path: Path) -> None:
 
 
 def test_the_switch_of_the_cache_is_live(tmp_path: Path) -> None:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Origin)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    origin = HttpOrigin(Origin)
     model: dict[str, Any] = {
         "name": "m",
-        "endpoints": [f"http://127.0.0.1:{server.server_address[1]}"],
+        "endpoints": [origin.url],
         "cache": {"ttl_s": 600},
     }
     settings: dict[str, Any] = {"models": [model]}
-    with sidecar_process(tmp_path, settings) as running:
+    with origin, sidecar_process(tmp_path, settings) as running:
 
         def kept() -> int:
             (one,) = json.loads(running.read("/cache")[1])["models"] or [{"entries": -1}]
@@ -127,21 +114,18 @@ def test_the_switch_of_the_cache_is_live(tmp_path: Path) -> None:
         del config["policies"]
         path.write_text(json.dumps(config))
         until(lambda: kept() == 0, "switched on again, and empty")
-        server.shutdown()
-        server.server_close()
 
 
 def test_what_the_store_does_not_take_is_counted_and_logged(tmp_path: Path) -> None:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Origin)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    origin = HttpOrigin(Origin)
     store = RedisServer(tmp_path)
     model: dict[str, Any] = {
         "name": "m",
-        "endpoints": [f"http://127.0.0.1:{server.server_address[1]}"],
+        "endpoints": [origin.url],
         "cache": {"redis": {}},
     }
     try:
-        with sidecar_process(tmp_path, {"models": [model], "state": {"url": store.start()}}) as running:
+        with origin, sidecar_process(tmp_path, {"models": [model], "state": {"url": store.start()}}) as running:
 
             def lost() -> bytes:
                 metrics = running.read("/metrics")[1]
@@ -153,29 +137,24 @@ def test_what_the_store_does_not_take_is_counted_and_logged(tmp_path: Path) -> N
             until(lambda: lost() == b"1", "counted")
             until(lambda: bool(running.process.events("answers.down")), "logged")
     finally:
-        server.shutdown()
-        server.server_close()
         store.stop()
 
 
 def test_another_sidecar_tells_what_this_one_kept(tmp_path: Path) -> None:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Origin)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    origin = HttpOrigin(Origin)
     store = RedisServer(tmp_path)
     url = store.start()
     client = redis.Redis(unix_socket_path=str(store.socket))
     model: dict[str, Any] = {
         "name": "m",
-        "endpoints": [f"http://127.0.0.1:{server.server_address[1]}"],
+        "endpoints": [origin.url],
         "cache": {"redis": {"wait_ms": 100}},
     }
     settings = {"models": [model], "state": {"url": url}}
     try:
-        with sidecar_process(tmp_path, settings) as first:
+        with origin, sidecar_process(tmp_path, settings) as first:
             assert infer(first, b"one")[::2] == (200, b"one")
             until(lambda: client.zcard(Keys("default").answers) == 1, "written")
-        server.shutdown()
-        server.server_close()
         (tmp_path / "second").mkdir()
         with sidecar_process(tmp_path / "second", settings) as second:
             status, fields, body = infer(second, b"one")

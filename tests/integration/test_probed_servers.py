@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,18 +14,19 @@ import pytest
 from router.model import EndpointRecord, EndpointSeen, LoadReport, PeerObserved, State
 from tests.support.control_process import ControlProcess
 from tests.support.fleet import observation
+from tests.support.http_origin import Handler, HttpOrigin
+from tests.support.sidecars import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
-    from typing import Self
 
 MODELS = '{"object":"list","data":[{"id":"m","object":"model","owned_by":"%s"}]}'
 Said = tuple[int, str]
+WITHIN_S = 10.0
 
 
-class Server:
+class Server(HttpOrigin):
     """A real HTTP server whose answers a test sets by path; a page that hangs is ``None``."""
 
     def __init__(self, **answers: Said | None) -> None:
@@ -35,40 +35,21 @@ class Server:
         self.released = threading.Event()
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
+        class Answers(Handler):
+            def get(self) -> None:
                 server.asked[self.path] += 1
                 said = server.answers.get(self.path, (404, "Not Found"))
                 if said is None:
                     server.released.wait(20)
                     said = (200, "")
                 status, text = said
-                body = text.encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.answer(text.encode(), status)
 
-            def log_message(self, *_: object) -> None: ...
+        super().__init__(Answers)
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self._http.socket.settimeout(0.5)  # who is gone again before accept must not hold up the end
-        self.port = self._http.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, of: TracebackType | None) -> None:
+    def stop(self) -> None:
         self.released.set()
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
+        super().stop()
 
 
 def triton() -> Server:
@@ -181,28 +162,25 @@ def test_what_probing_costs_and_what_is_refused_are_metrics_and_nothing_refused_
                 explained = control.ask("/routes/explain?model=m").json
                 return {row["endpoint"]: row for row in explained["rows"]}
 
-            until(lambda: all(row["reason"] is None for row in candidates().values()) and len(candidates()) == 2)
+            until(
+                lambda: all(row["reason"] is None for row in candidates().values()) and len(candidates()) == 2,
+                "both told",
+                WITHIN_S,
+            )
 
             def free(name: str) -> dict[str, Any]:
                 return next(t for t in candidates()[f"127.0.0.1:{server.port}"]["terms"] if t["name"] == name)
 
             assert free("free_memory")["score"] == 0.75
             server.answers["/metrics"] = (200, "vllm:num_requests_waiting -1\nvllm:kv_cache_usage_perc NaN\n")
-            until(lambda: 'source="probe",reason="nan"} 0' not in control.ask("/metrics").text)
-            until(lambda: free("free_memory")["unknown"])
+            until(lambda: 'source="probe",reason="nan"} 0' not in control.ask("/metrics").text, "refused", WITHIN_S)
+            until(lambda: free("free_memory")["unknown"], "unknown", WITHIN_S)
             assert free("free_memory")["score"] == 0.75, "the median of those that are known"
             text = control.ask("/metrics").text
             assert 'warmroute_signals_refused_total{source="probe",reason="negative"}' in text
             assert metric(control, "warmroute_probe_questions_total") > 8
             assert metric(control, "warmroute_probe_bytes_total") > 500
             assert metric(control, "warmroute_probe_seconds_total") > 0
-
-
-def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_load_report_that_a_data_process_saw_stands_over_what_probes_found(tmp_path: Path) -> None:
@@ -222,8 +200,16 @@ def test_a_load_report_that_a_data_process_saw_stands_over_what_probes_found(tmp
                 (row,) = control.ask("/endpoints").json["endpoints"]
                 return {name: row[name] for name in ("queue_depth", "cpu_load", "free_memory_ratio")}
 
-            until(lambda: shown() == {"queue_depth": 9, "cpu_load": 0.5, "free_memory_ratio": 0.125})
-            until(lambda: shown() == {"queue_depth": 3, "cpu_load": None, "free_memory_ratio": 0.75})
+            until(
+                lambda: shown() == {"queue_depth": 9, "cpu_load": 0.5, "free_memory_ratio": 0.125},
+                "what was observed",
+                WITHIN_S,
+            )
+            until(
+                lambda: shown() == {"queue_depth": 3, "cpu_load": None, "free_memory_ratio": 0.75},
+                "what probes found",
+                WITHIN_S,
+            )
 
 
 def test_sleep_names_and_a_page_that_hangs(tmp_path: Path) -> None:
@@ -236,7 +222,7 @@ def test_sleep_names_and_a_page_that_hangs(tmp_path: Path) -> None:
             server.answers |= {"/is_sleeping": (200, '{"is_sleeping":false}'), "/metrics": None}
             found = last(control, is_warm, "awake, whatever its metrics page does")
             assert found.replicas[1].reason == "it serves m, not other; check probe.served_as"
-            until(lambda: server.asked["/health"] > 5)
+            until(lambda: server.asked["/health"] > 5, "probes", WITHIN_S)
             assert server.asked["/v1/models"] < 3
 
 

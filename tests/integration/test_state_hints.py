@@ -7,11 +7,9 @@ import http.client
 import json
 import random
 import re
-import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from router.wire import Keys
 from sidecar.settings import StateStore
 from sidecar.state.hints import HintExchange
 from sidecar.state.store import RedisSource
+from tests.support.http_origin import Handler, HttpOrigin
 from tests.support.loops import beside, in_loop, until
 from tests.support.redis_server import RedisServer
 from tests.support.sidecar_process import SidecarProcess, sidecar_process
@@ -121,18 +120,11 @@ async def test_where_the_store_does_not_let_it_endpoints_are_followed_all_the_sa
         assert one.source.counts.failures == 0
 
 
-class Failing(BaseHTTPRequestHandler):
+class Failing(Handler):
     """A worker that fails every request."""
 
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self.send_response(500)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        pass
+    def get(self) -> None:
+        self.answer(b"", 500)
 
 
 def ask(running: SidecarProcess, times: int) -> list[int]:
@@ -159,9 +151,8 @@ def heard(running: SidecarProcess) -> int:
 
 
 def test_a_second_sidecar_opens_sooner_but_never_on_a_hint_alone(server: RedisServer, tmp_path: Path) -> None:
-    worker = ThreadingHTTPServer(("127.0.0.1", 0), Failing)
-    threading.Thread(target=worker.serve_forever, args=(0.01,), daemon=True).start()
-    asyncio.run(StateWriter(server.url, "t", ttl_s=300).put(worker_record("w", port=worker.server_address[1])))
+    worker = HttpOrigin(Failing)
+    asyncio.run(StateWriter(server.url, "t", ttl_s=300).put(worker_record("w", port=worker.port)))
     settings = {
         "state": {"url": server.url, "namespace": "t"},
         "models": [{"name": "m", "default": True}],
@@ -173,7 +164,11 @@ def test_a_second_sidecar_opens_sooner_but_never_on_a_hint_alone(server: RedisSe
     }
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    with sidecar_process(tmp_path / "one", settings) as one, sidecar_process(tmp_path / "two", settings) as two:
+    with (
+        worker,
+        sidecar_process(tmp_path / "one", settings) as one,
+        sidecar_process(tmp_path / "two", settings) as two,
+    ):
         assert ask(two, 9) == [500] * 9
         assert set(ask(one, 19)) == {500}
         assert heard(two) == 0
@@ -184,5 +179,3 @@ def test_a_second_sidecar_opens_sooner_but_never_on_a_hint_alone(server: RedisSe
         until_so(lambda: breaker(two)["state"] == "open", "shown")
         shown = breaker(two)
         assert (shown["rule"], shown["evidence"]["calls"], shown["evidence"]["failed"]) == ("general", 10, 10)
-    worker.shutdown()
-    worker.server_close()

@@ -12,15 +12,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from tests.support.http_origin import Handler, HttpOrigin
 from tests.support.sidecars import Process, gone, until
 
 
-class Origin:
+class Origin(HttpOrigin):
     """A worker's part: answers at once, or on ``/held`` once it is let go."""
 
     def __init__(self) -> None:
@@ -28,40 +28,24 @@ class Origin:
         self.let_go = threading.Event()
         origin = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
+        class Answers(Handler):
+            def get(self) -> None:
                 if self.path == "/held":
                     origin.started.set()
                     origin.let_go.wait(30)
-                body = b"answer"
-                self.send_response(200)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.answer(b"answer")
 
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
+        super().__init__(Answers)
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
-
-    def close(self) -> None:
+    def stop(self) -> None:
         self.let_go.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().stop()
 
 
 @pytest.fixture
 def origin() -> Iterator[Origin]:
-    started = Origin()
-    yield started
-    started.close()
+    with Origin() as started:
+        yield started
 
 
 @contextmanager

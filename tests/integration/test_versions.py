@@ -12,12 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.http_origin import Handler, HttpOrigin
 from tests.support.product import Sidecar, running, write_config
 from tests.support.sidecars import until
 
@@ -25,7 +25,7 @@ WARMROUTE = str(Path(sys.executable).with_name("warmroute"))
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE")}
 
 
-class Origin:
+class Origin(HttpOrigin):
     """A worker's part: answers with its version, or fails; notes the targets that it was asked, mirrored ones apart."""
 
     def __init__(self, version: str) -> None:
@@ -36,47 +36,23 @@ class Origin:
         self.mirrored: list[str] = []
         origin = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
+        class Answers(Handler):
+            def get(self) -> None:
+                self.answer(origin.version.encode(), 200 if origin.ready else 503)
 
-            def do_GET(self) -> None:
-                self.answer(200 if origin.ready else 503)
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
+            def post(self) -> None:
+                self.body()
                 seen = origin.mirrored if self.headers["warmroute-mirror"] == "1" else origin.asked
                 seen.append(self.path)
-                self.answer(origin.status)
+                self.answer(origin.version.encode(), origin.status)
 
-            def answer(self, status: int) -> None:
-                body = origin.version.encode()
-                self.send_response(status)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(Answers)
 
 
 @pytest.fixture
 def origins() -> Iterator[tuple[Origin, Origin]]:
-    made = Origin("9"), Origin("10")
-    yield made
-    for origin in made:
-        origin.close()
+    with Origin("9") as old, Origin("10") as new:
+        yield old, new
 
 
 def config(

@@ -182,3 +182,10 @@ class Driven:
         """Return the probability of one draw for each endpoint of a model's route."""
         explanation = self.cluster.explain(self.route(model), self.now, self.rng)
         return {row.endpoint: row.share for row in explanation.rows}
+
+
+def pair() -> Driven:
+    """Return a cluster that knows two endpoints, ``a`` and ``b``."""
+    driven = Driven()
+    driven.seen(record("a"), record("b"))
+    return driven

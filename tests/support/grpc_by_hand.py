@@ -34,6 +34,7 @@ from tests.support.fleet import first_only
 from tests.support.pages import begun_page
 
 METHOD = b"/test.Echo/Unary"
+INFER = b"/inference.GRPCInferenceService/ModelInfer"
 HeadFields = list[tuple[bytes, bytes]]
 
 
@@ -154,6 +155,14 @@ class Peer:
     def only(self, kind: int) -> Seen:
         (one,) = self.got(kind)
         return one
+
+
+def status(peer: Peer, stream: int = 1) -> tuple[int, str]:
+    """Return the status of the call that ended, and warmroute's outcome where it is its own."""
+    ends = [one for one in peer.got(frames.HEADERS) if one.end and one.stream == stream]
+    assert len(ends) == 1, ends
+    fields = dict(ends[0].fields)
+    return int(fields[b"grpc-status"]), fields.get(b"warmroute-outcome", b"").decode()
 
 
 class GrpcLoop(HandLoop):

@@ -7,14 +7,7 @@ import pytest
 from router.model import EndpointHeld, Replica, SnapshotBegan, SnapshotEnded, State, StoreChanged, StoreMode
 from router.outcomes import AttemptResult, Reason
 from router.policy import ModelPolicy
-from tests.support.fleet import Driven, record
-
-
-def pair() -> Driven:
-    driven = Driven()
-    driven.seen(record("a"), record("b"))
-    return driven
-
+from tests.support.fleet import Driven, pair, record
 
 # --- routes ----------------------------------------------------------------------------------------------------------
 

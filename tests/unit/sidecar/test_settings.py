@@ -12,6 +12,7 @@ from sidecar.config.load import Loaded, load, load_settings, parse_settings
 from sidecar.config.overrides import EVERY, Override
 from sidecar.config.problems import SettingsError
 from sidecar.settings import Limits, LogFormat, Model, Probe, Settings, model_policies, router_policies
+from tests.support.settings_texts import refused
 
 BASE = """\
 version: 1
@@ -26,12 +27,6 @@ models:
 
 def parsed(text: str, **environ: str) -> Settings:
     return parse_settings(text.encode(), "w.yaml", environ).settings
-
-
-def refused(text: str, **environ: str) -> list[str]:
-    with pytest.raises(SettingsError) as caught:
-        parse_settings(text.encode(), "w.yaml", environ)
-    return [str(problem) for problem in caught.value.problems]
 
 
 def test_values_and_defaults(tmp_path: Path) -> None:

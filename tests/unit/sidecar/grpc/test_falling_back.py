@@ -18,9 +18,8 @@ from sidecar.http1.ladders import Ladders
 from sidecar.http2 import frames
 from sidecar.settings import FallbackOn, Model
 from sidecar.telemetry.page import MODEL_LADDER, LadderWord
-from tests.support.grpc_by_hand import GrpcBench, Peer, call_fields, grpc_bench, infer, message
+from tests.support.grpc_by_hand import INFER, GrpcBench, Peer, call_fields, grpc_bench, infer, message
 
-INFER = b"/inference.GRPCInferenceService/ModelInfer"
 UNAVAILABLE = 14
 
 

@@ -19,7 +19,7 @@ from sidecar.http2.sending import MOST_UNSENT_BYTES, STUCK_S
 from sidecar.http2.stream import Stream
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
-from tests.support.grpc_by_hand import METHOD, GrpcBench, Peer, call_fields, grpc_bench, message
+from tests.support.grpc_by_hand import INFER, METHOD, GrpcBench, Peer, call_fields, grpc_bench, message
 
 H, D = frames.HEADERS, frames.DATA
 ALL = frames.END_HEADERS | frames.END_STREAM
@@ -346,8 +346,7 @@ def test_stream_ids_only_rise() -> None:
 
 def test_a_call_that_is_refused_is_read_no_further() -> None:
     with grpc_bench(default=False) as bench:
-        path = b"/inference.GRPCInferenceService/ModelInfer"
-        bench.caller.head(1, call_fields(path))
+        bench.caller.head(1, call_fields(INFER))
         part = b"\0\0\0\0\0" * 3000
         for _ in range(WINDOW // len(part) + 1):
             bench.caller.data(1, part)

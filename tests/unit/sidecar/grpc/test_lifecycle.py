@@ -17,7 +17,7 @@ from sidecar.http2.frames import MAX_STREAM, Code, frame, goaway_frame, settings
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.fake_transport import FakeTransport
-from tests.support.grpc_by_hand import GrpcBench, Peer, call_fields, grpc_bench, infer, message
+from tests.support.grpc_by_hand import INFER, GrpcBench, Peer, call_fields, grpc_bench, infer, message
 
 
 def ask(bench: GrpcBench, path: bytes, request: bytes = b"", stream: int = 1) -> tuple[bytes, int | None]:
@@ -75,7 +75,7 @@ def test_a_default_model_with_http_workers_alone_is_none_here(listener_s: str | 
         assert ask(bench, READY, b"", 5) == (message(b"\x08\x01"), 0)
         assert ask(bench, b"/test.Echo/Unary", b"", 7) == (b"", Status.UNIMPLEMENTED)
         unknown = infer(b"nobody")
-        assert ask(bench, b"/inference.GRPCInferenceService/ModelInfer", unknown, 9) == (b"", Status.NOT_FOUND)
+        assert ask(bench, INFER, unknown, 9) == (b"", Status.NOT_FOUND)
         grpc = EndpointRecord("g0", "grpc://a.test:2", protocol="grpc", replicas=(Replica("web"),), static=True)
         bench.cluster.apply(EndpointSeen(grpc, bench.now), bench.now)
         bench.answer(bench.call(11))
