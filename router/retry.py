@@ -52,6 +52,7 @@ class Failed:
 NOBODY_ELSE: Final = "; no other endpoint is left for a retry"
 """What is added to the detail then."""
 
+_AT_ONCE: Final = RetryVerdict(True)
 _DENIED: Final = {reason: RetryVerdict(False, 0.0, reason) for reason in RetryDenied}
 
 
@@ -124,8 +125,9 @@ def judge_retry(
 ) -> RetryVerdict:
     """Decide on one more try after ``tries`` of them, and withdraw it from the budget where it is allowed.
 
-    The wait is drawn evenly between the policy's bounds, and is at most half of ``left_s``, the time that is left for
-    the request.
+    The first retry waits for nothing: it goes to another endpoint, which the failure says nothing about, and the budget
+    holds back storms. The wait of a later one is drawn evenly between the policy's bounds, and is at most half of
+    ``left_s``, the time that is left for the request.
     """
     denied = may_repeat(result, answered=answered, idempotent=idempotent, replayable=replayable)
     if denied is None and tries > policy.attempts:
@@ -136,5 +138,7 @@ def judge_retry(
         denied = RetryDenied.BUDGET
     if denied is not None:
         return _DENIED[denied]
+    if tries == 1:
+        return _AT_ONCE
     spread_ms = policy.backoff_max_ms - policy.backoff_min_ms
     return RetryVerdict(True, min((policy.backoff_min_ms + spread_ms * rng()) / 1000, left_s / 2))

@@ -131,7 +131,10 @@ class BreakerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """At most ``attempts`` more tries, on another endpoint, inside a budget of the recent requests."""
+    """At most ``attempts`` more tries, each on another endpoint, inside a budget of the recent requests.
+
+    The first is made at once, later ones after a pause between ``backoff_min_ms`` and ``backoff_max_ms``.
+    """
 
     attempts: int = 1
     backoff_min_ms: float = 25.0

@@ -209,17 +209,20 @@ async def test_a_retry_is_told_what_is_left_for_it(path: DataPath) -> None:
     assert path.results == {"reset": 1, "success": 1}
 
 
-SLOW_RETRY = Policies(retry=RetryPolicy(backoff_min_ms=400.0, backoff_max_ms=400.0), quarantine=POLICIES.quarantine)
+SLOW_RETRY = Policies(
+    retry=RetryPolicy(attempts=2, backoff_min_ms=400.0, backoff_max_ms=400.0), quarantine=POLICIES.quarantine
+)
+"""Of which the first is made at once."""
 
 
-@on_data_path(Refusing, says_what_it_was_told, policies=SLOW_RETRY)
+@on_data_path(Refusing, Refusing, says_what_it_was_told, policies=SLOW_RETRY)
 async def test_the_wait_before_a_retry_leaves_time_for_it(path: DataPath) -> None:
     client = await path.connect()
     told = int((await client.ask(request(b"GET / HTTP/1.1", ms(200)))).body)
     assert 50 <= told <= 100
 
 
-@on_data_path(Refusing, echo, policies=SLOW_RETRY, timeouts=Timeouts(try_s=0.05))
+@on_data_path(Refusing, Refusing, echo, policies=SLOW_RETRY, timeouts=Timeouts(try_s=0.05))
 async def test_no_time_of_a_try_runs_while_a_retry_waits(path: DataPath) -> None:
     client = await path.connect()
     began = time.monotonic()

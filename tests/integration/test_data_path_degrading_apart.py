@@ -266,9 +266,11 @@ def test_a_request_without_a_kept_answer_goes_to_the_fallback_above() -> None:
 
 
 def test_no_retry_is_waited_for_where_nobody_else_is_there() -> None:
-    policies = replace(SLOW, retry=RetryPolicy(attempts=1, backoff_min_ms=2000, backoff_max_ms=2000))
+    policies = replace(SLOW, retry=RetryPolicy(attempts=2, backoff_min_ms=2000, backoff_max_ms=2000))
 
-    @on_data_path(Refusing, models=IDEMPOTENT, ladders=(Model(name="m", static_answer=STATIC),), policies=policies)
+    ladders = (Model(name="m", static_answer=STATIC),)
+
+    @on_data_path(Refusing, Refusing, models=IDEMPOTENT, ladders=ladders, policies=policies)
     async def scenario(path: DataPath) -> None:
         began = time.perf_counter()
         assert (await infer(await path.connect())).value(b"warmroute-degraded") == b"static"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ class Plan:
     service_s: float = 0.02
     width: int = 4
     share: float = 0.6
+    settle_s: float = 1.0
     lead_s: float = 2.0
     period_s: float = 10.5
     down_s: float = 0.3
@@ -52,7 +54,7 @@ class Plan:
 
     @property
     def duration_s(self) -> float:
-        """How long one row takes."""
+        """How long the load of one row lasts."""
         return self.lead_s + self.workers * self.period_s
 
 
@@ -141,6 +143,7 @@ def play(setup: Setup, plan: Plan, *, lying: bool, cores: tuple[int, int] = (0, 
         port = free_port()
         argv = setup.argv(directory, port, workers.ports)
         with running(setup.name.split(",")[0].lower(), argv, port, proxy_core, directory, answered):
+            time.sleep(plan.load_s + plan.settle_s)  # by then every worker has loaded, and every check has seen it
             account = uvloop.run(_drive(port, workers, plan))
     return outcome(account)
 

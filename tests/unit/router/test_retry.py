@@ -9,6 +9,7 @@ from router.policy import RetryPolicy
 from router.retry import RetryBudget, RetryDenied, RetryVerdict, judge_retry, may_repeat
 
 POLICY = RetryPolicy()
+TWO = RetryPolicy(attempts=2)
 SAFE = {AttemptResult.CONNECT_REFUSED, AttemptResult.CONNECT_TIMEOUT, AttemptResult.REFUSED}
 IF_IDEMPOTENT = {
     AttemptResult.RESET,
@@ -44,9 +45,10 @@ def judge(
     tries: int = 1,
     rng: float = 0.5,
     left_s: float = math.inf,
+    policy: RetryPolicy = POLICY,
 ) -> RetryVerdict:
     return judge_retry(
-        POLICY,
+        policy,
         budget,
         result,
         answered=False,
@@ -59,9 +61,15 @@ def judge(
     )
 
 
+@pytest.mark.parametrize("rng", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("policy", [POLICY, TWO])
+def test_the_first_retry_goes_elsewhere_at_once(policy: RetryPolicy, rng: float) -> None:
+    assert judge(RetryBudget(policy, 0.0), rng=rng, policy=policy) == RetryVerdict(True)
+
+
 @pytest.mark.parametrize(("rng", "delay_s"), [(0.0, 0.025), (0.5, 0.1375), (1.0, 0.25)])
-def test_the_wait_is_jittered_between_the_bounds(rng: float, delay_s: float) -> None:
-    verdict = judge(RetryBudget(POLICY, 0.0), rng=rng)
+def test_the_wait_of_a_later_one_is_jittered_between_the_bounds(rng: float, delay_s: float) -> None:
+    verdict = judge(RetryBudget(TWO, 0.0), tries=2, rng=rng, policy=TWO)
     assert verdict.allowed
     assert verdict.delay_s == pytest.approx(delay_s)
     assert verdict.denied is None
@@ -69,7 +77,8 @@ def test_the_wait_is_jittered_between_the_bounds(rng: float, delay_s: float) -> 
 
 @pytest.mark.parametrize(("left_s", "delay_s"), [(10.0, 0.25), (0.5, 0.25), (0.4, 0.2), (0.002, 0.001)])
 def test_the_wait_leaves_half_of_what_is_left_of_the_request(left_s: float, delay_s: float) -> None:
-    assert judge(RetryBudget(POLICY, 0.0), rng=1.0, left_s=left_s).delay_s == pytest.approx(delay_s)
+    verdict = judge(RetryBudget(TWO, 0.0), tries=2, rng=1.0, left_s=left_s, policy=TWO)
+    assert verdict.delay_s == pytest.approx(delay_s)
 
 
 @pytest.mark.parametrize("left_s", [0.0, -0.1])
