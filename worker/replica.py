@@ -12,6 +12,7 @@ from worker.engines import Cancellation, EngineError, GivenUpError
 from worker.gate import Gate
 from worker.lifecycle import Lifecycle, Transition
 from worker.loading import LoadError
+from worker.stages import Stage, Stages
 from worker.warmup import WarmupError, shape_classes, warm_up
 
 if TYPE_CHECKING:
@@ -101,16 +102,22 @@ class HeldReplica:
     async def bring_up(self) -> None:
         """Read, load and warm up. Every failure but a cancellation ends in state ``failed``, with its reason."""
         began = self._clock()
+        stages = Stages(self._clock)
         try:
             self._lifecycle.to(State.LOADING, began)
-            loaded = await asyncio.to_thread(self._loader.load, self.files, self._note_progress, self._cancellation)
+            loaded = await asyncio.to_thread(
+                self._loader.load, self.files, self._note_progress, self._cancellation, stages
+            )
             self._go_on()
             self.content_hash = loaded.content_hash
-            self._model = await asyncio.to_thread(self._engine.load, self.files, self._cancellation)
+            self._model = await asyncio.to_thread(self._engine.load, self.files, self._cancellation, stages)
             self._go_on()
             _check_labels(self.files, self._model)
             self._lifecycle.to(State.WARMING, self._clock())
-            await asyncio.to_thread(warm_up, self._model, shape_classes(self.files), self._cancellation, self._prover())
+            with stages.measure(Stage.WARM_UP):
+                await asyncio.to_thread(
+                    warm_up, self._model, shape_classes(self.files), self._cancellation, self._prover()
+                )
             self._go_on()  # a run that could not be interrupted ends well after a drain began
         except GivenUpError:
             return
@@ -123,7 +130,14 @@ class HeldReplica:
         self.gate.open()
         self._lifecycle.to(State.WARM, self._clock())
         seconds = round(self._clock() - began, 3)
-        self._log.info("model.warm", model=self.name, version=self.version, seconds=seconds, device=self._model.device)
+        self._log.info(
+            "model.warm",
+            model=self.name,
+            version=self.version,
+            seconds=seconds,
+            device=self._model.device,
+            stages={stage.value: round(took_s, 4) for stage, took_s in stages.seconds().items()},
+        )
 
     def _go_on(self) -> None:
         if self._cancellation.cancelled:

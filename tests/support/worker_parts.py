@@ -16,6 +16,7 @@ from worker.datatypes import Datatype
 from worker.engines import Cancellation, EngineError, TensorSpec
 from worker.loading import Loaded
 from worker.log import EventLog
+from worker.stages import Stages
 from worker.store import ModelFiles
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class FixedEngine:
         self.error = error
         self.hold = hold
 
-    def load(self, files: ModelFiles, cancellation: Cancellation) -> DoublingModel:
+    def load(self, files: ModelFiles, cancellation: Cancellation, stages: Stages) -> DoublingModel:
         while self.hold is not None and not self.hold.is_set():
             cancellation.wait(0.005)
         if self.error is not None:
@@ -118,7 +119,7 @@ class EmptyLoader:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 
-    def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation) -> Loaded:
+    def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation, stages: Stages) -> Loaded:
         progress(0, 10)
         if self.error is not None:
             raise self.error

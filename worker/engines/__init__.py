@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from worker.datatypes import Datatype
+    from worker.stages import Stages
     from worker.store import ModelFiles
 
     Array = np.ndarray[Any, np.dtype[Any]]
@@ -127,8 +128,8 @@ class LoadedModel(Protocol):
 class Engine(Protocol):
     """Makes files into something that runs."""
 
-    def load(self, files: ModelFiles, cancellation: Cancellation) -> LoadedModel:
-        """Load one model; blocks until it can run.
+    def load(self, files: ModelFiles, cancellation: Cancellation, stages: Stages) -> LoadedModel:
+        """Load one model, and measure its ``stages``; blocks until it can run.
 
         Raises:
             EngineError: the model cannot be loaded.

@@ -17,12 +17,14 @@ import msgspec
 
 from worker.datatypes import Datatype
 from worker.engines import EngineError, InputError, TensorSpec
+from worker.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from worker.engines import Array, Cancellation, Engine, Parameters
     from worker.engines.registry import EngineSettings
+    from worker.stages import Stages
     from worker.store import ModelFiles
 
 MAX_SERVICE_MS = 600_000
@@ -89,13 +91,14 @@ class DeterministicEngine:
         self._load_s = load_s
         self._service_s = service_s
 
-    def load(self, files: ModelFiles, cancellation: Cancellation) -> DeterministicModel:
+    def load(self, files: ModelFiles, cancellation: Cancellation, stages: Stages) -> DeterministicModel:
         """Wait the load time; see :class:`worker.engines.Engine`."""
         try:
             options = msgspec.convert(files.options, _Options)
         except msgspec.ValidationError as error:
             raise EngineError(f"{files.directory}/model.yaml: engine: {error}") from error
-        cancellation.wait(self._load_s)
+        with stages.measure(Stage.CREATE):
+            cancellation.wait(self._load_s)
         return DeterministicModel(
             tuple(TensorSpec(tensor.name, tensor.datatype, tensor.shape) for tensor in options.inputs),
             self._service_s,

@@ -18,12 +18,14 @@ import onnxruntime as ort
 
 from worker.datatypes import Datatype
 from worker.engines import EngineError, GivenUpError, InputError, TensorSpec
+from worker.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from worker.engines import Array, Cancellation, Engine, Parameters
     from worker.engines.registry import EngineSettings
+    from worker.stages import Stages
     from worker.store import ModelFiles
 
 _TYPES: dict[str, Datatype] = {
@@ -93,7 +95,7 @@ class OnnxRuntimeEngine:
     def __init__(self, threads: int) -> None:
         self._threads = threads
 
-    def load(self, files: ModelFiles, cancellation: Cancellation) -> OnnxModel:
+    def load(self, files: ModelFiles, cancellation: Cancellation, stages: Stages) -> OnnxModel:
         """Create the session; see :class:`worker.engines.Engine`."""
         if files.model_file is None:
             raise EngineError(f"model {files.name!r}: ONNX Runtime loads model.onnx, and there is no directory")
@@ -102,19 +104,21 @@ class OnnxRuntimeEngine:
             settings = msgspec.convert(files.options, _Options)
         except msgspec.ValidationError as error:
             raise EngineError(f"{where}: {error}") from error
-        options = ort.SessionOptions()
-        options.log_severity_level = _QUIET
-        options.intra_op_num_threads = self._threads
-        options.inter_op_num_threads = 1
-        # Threads that spin between executions would take the cores that the other processes of this host need.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        for name, value in settings.session.items():
-            options.add_session_config_entry(name, value)
+        with stages.measure(Stage.CONFIGURE):
+            options = ort.SessionOptions()
+            options.log_severity_level = _QUIET
+            options.intra_op_num_threads = self._threads
+            options.inter_op_num_threads = 1
+            # Threads that spin between executions would take the cores that the other processes of this host need.
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+            for name, value in settings.session.items():
+                options.add_session_config_entry(name, value)
         cancellation.on_cancel(lambda: options.set_load_cancellation_flag(True))
         try:
-            session = ort.InferenceSession(
-                str(files.model_file), sess_options=options, providers=list(settings.providers)
-            )
+            with stages.measure(Stage.CREATE):
+                session = ort.InferenceSession(
+                    str(files.model_file), sess_options=options, providers=list(settings.providers)
+                )
         except Exception as error:
             if cancellation.cancelled:
                 raise GivenUpError("given up while loading") from error

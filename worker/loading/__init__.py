@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from worker.engines import Cancellation
+    from worker.stages import Stages
     from worker.store import ModelFiles
 
 Progress = Callable[[int, int], None]
@@ -29,8 +30,8 @@ class Loaded:
 class Loader(Protocol):
     """One strategy of bringing files in."""
 
-    def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation) -> Loaded:
-        """Bring everything in; blocks, in a thread that is not the event loop's.
+    def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation, stages: Stages) -> Loaded:
+        """Bring everything in, and measure its ``stages``; blocks, in a thread that is not the event loop's.
 
         Raises:
             LoadError: a file cannot be read.

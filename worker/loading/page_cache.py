@@ -13,12 +13,14 @@ import xxhash
 
 from worker.engines import GivenUpError
 from worker.loading import Loaded, LoadError
+from worker.stages import Stage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from worker.engines import Cancellation
     from worker.loading import Progress
+    from worker.stages import Stages
     from worker.store import ModelFiles
 
 CHUNK_BYTES = 4 << 20
@@ -30,16 +32,17 @@ class PageCacheLoader:
     def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._chunk_bytes = chunk_bytes
 
-    def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation) -> Loaded:
+    def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation, stages: Stages) -> Loaded:
         """Read the files; see :class:`worker.loading.Loader`. Where there is no directory there is nothing to do."""
         if files.directory is None:
             progress(0, 0)
             return Loaded("", 0)
-        try:
-            paths = _files(files.directory)
-            total = sum(path.stat().st_size for path in paths)
-        except OSError as error:
-            raise LoadError(f"{error.filename}: {error.strerror}") from error
+        with stages.measure(Stage.OPEN):
+            try:
+                paths = _files(files.directory)
+                total = sum(path.stat().st_size for path in paths)
+            except OSError as error:
+                raise LoadError(f"{error.filename}: {error.strerror}") from error
         digest = xxhash.xxh3_128()
         buffer = memoryview(bytearray(min(self._chunk_bytes, max(total, 1))))
         done = 0
@@ -52,13 +55,15 @@ class PageCacheLoader:
                     while True:
                         if cancellation.cancelled:
                             raise GivenUpError("given up while reading")
-                        if hasattr(os, "posix_fadvise"):  # not on macOS
-                            ahead_bytes = 2 * self._chunk_bytes
-                            os.posix_fadvise(file.fileno(), file.tell(), ahead_bytes, os.POSIX_FADV_WILLNEED)
-                        count = file.readinto(buffer)
+                        with stages.measure(Stage.PAGE_IN):
+                            if hasattr(os, "posix_fadvise"):  # not on macOS
+                                ahead_bytes = 2 * self._chunk_bytes
+                                os.posix_fadvise(file.fileno(), file.tell(), ahead_bytes, os.POSIX_FADV_WILLNEED)
+                            count = file.readinto(buffer)
                         if not count:
                             break
-                        digest.update(buffer[:count])
+                        with stages.measure(Stage.CHECKSUM):
+                            digest.update(buffer[:count])
                         done += count
                         progress(done, max(total, done))
             except OSError as error:

@@ -12,19 +12,20 @@ from worker.datatypes import Datatype
 from worker.engines import Cancellation, EngineError, GivenUpError, InputError, TensorSpec
 from worker.engines.deterministic import DeterministicModel
 from worker.engines.registry import ENGINES, EngineSettings, make_engine
+from worker.stages import Stages
 from worker.store import ModelFiles
 
 
 def deterministic(load_s: float = 0.0, service_s: float = 0.0, **options: Any) -> DeterministicModel:
     engine = make_engine("deterministic", EngineSettings(load_s=load_s, service_s=service_s))
-    model = engine.load(ModelFiles("m", "1", options=options), Cancellation())
+    model = engine.load(ModelFiles("m", "1", options=options), Cancellation(), Stages())
     assert isinstance(model, DeterministicModel)
     return model
 
 
 def onnx(directory: Path, **options: Any) -> Any:
     files = ModelFiles("m", "1", directory, directory / "model.onnx", options=options)
-    return make_engine("onnxruntime", EngineSettings(threads=1)).load(files, Cancellation())
+    return make_engine("onnxruntime", EngineSettings(threads=1)).load(files, Cancellation(), Stages())
 
 
 def test_the_registry_knows_every_engine_and_refuses_others() -> None:
@@ -83,7 +84,7 @@ def test_a_load_can_be_given_up() -> None:
     cancellation = Cancellation()
     cancellation.cancel()
     with pytest.raises(GivenUpError):
-        make_engine("deterministic", EngineSettings(load_s=60)).load(ModelFiles("m", "1"), cancellation)
+        make_engine("deterministic", EngineSettings(load_s=60)).load(ModelFiles("m", "1"), cancellation, Stages())
 
 
 def test_wrong_options_name_the_file() -> None:

@@ -7,6 +7,7 @@ import pytest
 from worker.engines import Cancellation, GivenUpError
 from worker.loading import LoadError
 from worker.loading.page_cache import PageCacheLoader
+from worker.stages import Stage, Stages
 from worker.store import ModelFiles
 
 
@@ -19,12 +20,14 @@ def version(root: Path, content: bytes = b"0123456789", extra: bytes = b"abc") -
 
 
 def load_hash(files: ModelFiles, chunk_bytes: int = 4) -> str:
-    return PageCacheLoader(chunk_bytes).load(files, lambda *_: None, Cancellation()).content_hash
+    return PageCacheLoader(chunk_bytes).load(files, lambda *_: None, Cancellation(), Stages()).content_hash
 
 
 def test_progress_goes_from_nothing_to_everything(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    loaded = PageCacheLoader(4).load(version(tmp_path / "v"), lambda *step: seen.append(step), Cancellation())
+    stages = Stages()
+    loaded = PageCacheLoader(4).load(version(tmp_path / "v"), lambda *step: seen.append(step), Cancellation(), stages)
+    assert list(stages.seconds()) == [Stage.OPEN, Stage.PAGE_IN, Stage.CHECKSUM]
     assert seen == [(0, 13), (4, 13), (8, 13), (10, 13), (13, 13)]
     assert loaded.bytes_read == 13
 
@@ -47,7 +50,7 @@ def test_it_can_be_given_up_between_chunks(tmp_path: Path) -> None:
             cancellation.cancel()
 
     with pytest.raises(GivenUpError):
-        PageCacheLoader(4).load(version(tmp_path / "v"), progress, cancellation)
+        PageCacheLoader(4).load(version(tmp_path / "v"), progress, cancellation, Stages())
     assert seen == [0, 4]
 
 
@@ -59,10 +62,10 @@ def test_a_file_that_goes_away_is_named(tmp_path: Path) -> None:
             (tmp_path / "v" / "weights" / "part").unlink()
 
     with pytest.raises(LoadError) as caught:
-        PageCacheLoader(4).load(files, progress, Cancellation())
+        PageCacheLoader(4).load(files, progress, Cancellation(), Stages())
     assert str(caught.value) == f"{tmp_path}/v/weights/part: No such file or directory"
 
 
 def test_nothing_on_disk_is_nothing_to_do() -> None:
-    loaded = PageCacheLoader().load(ModelFiles("m", "1"), lambda *_: None, Cancellation())
+    loaded = PageCacheLoader().load(ModelFiles("m", "1"), lambda *_: None, Cancellation(), Stages())
     assert (loaded.content_hash, loaded.bytes_read) == ("", 0)

@@ -75,7 +75,7 @@ def test_it_is_warm_only_after_every_class_was_proven() -> None:
     report = bench.replica.report()
     assert (report.model, report.version, report.content_hash, report.warm_for_s) == ("m", "3", "abc", 7.0)
     (warm,) = bench.log.events("model.warm")
-    assert (warm["model"], warm["seconds"]) == ("m", 0.0)
+    assert (warm["model"], warm["seconds"], warm["stages"]) == ("m", 0.0, {"warm_up": 0.0})
     assert [(e["from"], e["to"]) for e in bench.log.events("model.state")] == [
         ("cold", "loading"),
         ("loading", "warming"),
