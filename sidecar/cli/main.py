@@ -15,6 +15,7 @@ from sidecar.config.problems import SettingsError, nearest
 _RUN = Group("Run", sort_key=1)
 _SEE = Group("See and steer a running sidecar", sort_key=2)
 _CONFIGURE = Group("Configure", sort_key=3)
+_MEASURE = Group("Measure", sort_key=4)
 
 _EPILOGUE = """\
 Exit codes: 0 done, 1 failed or refused by the sidecar, 2 wrong usage or configuration, 3 no answer from the admin API.
@@ -32,6 +33,7 @@ _COMMANDS = (
     ("health", "sidecar.cli.health:health", _SEE, "Say whether a sidecar is alive and ready."),
     ("config", "sidecar.cli.config:app", _CONFIGURE, "Check, show and explain configuration."),
     ("version", "sidecar.cli.version:version", _CONFIGURE, "Print the version."),
+    ("bench", "sidecar.cli.bench:app", _MEASURE, "Measure how workers start; write synthetic models."),
 )
 
 

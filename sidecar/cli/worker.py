@@ -23,15 +23,20 @@ app = App(
 @app.default
 def worker(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
     """Replace this process by ``python -P -m worker`` with the same arguments."""
+    hand_over("worker", arguments)
+
+
+def hand_over(program: str, arguments: tuple[str, ...]) -> None:
+    """Replace this process by ``program``, the worker or one of its tools; does not return."""
     if find_spec("numpy") is None:
         raise CliError(
             'the worker is not installed: pip install "warmroute[cpu]", or "warmroute[gpu]" with an NVIDIA GPU',
             EXIT_REFUSED,
         )
     sys.stdout.flush()
-    os.execv(sys.executable, worker_command(arguments))  # noqa: S606 (no shell is the point)
+    os.execv(sys.executable, worker_command(arguments, program))  # noqa: S606 (no shell is the point)
 
 
-def worker_command(arguments: tuple[str, ...]) -> list[str]:
+def worker_command(arguments: tuple[str, ...], program: str = "worker") -> list[str]:
     """Return the command line of a worker; -P keeps the current directory out of the import path."""
-    return [sys.executable, "-P", "-m", "worker", *arguments]
+    return [sys.executable, "-P", "-m", program, *arguments]

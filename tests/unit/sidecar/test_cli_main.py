@@ -14,6 +14,7 @@ from sidecar.cli.worker import worker_command
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = [
+    "bench",
     "cache",
     "config",
     "endpoints",
@@ -107,7 +108,8 @@ def test_nothing_of_the_command_line_imports_the_worker() -> None:
             ["zzz"],
             (
                 'warmroute: no command "zzz"; '
-                "there are: sidecar, up, worker, routes, endpoints, versions, faults, cache, health, config, version"
+                "there are: sidecar, up, worker, routes, endpoints, versions, faults, cache, health, config, version, "
+                "bench"
             ),
         ),
         (
@@ -155,6 +157,13 @@ def test_worker_gets_all_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["worker", "--help", "--models", "m", "--", "x"]) == 0
     assert started == [(sys.executable, [sys.executable, "-P", "-m", "worker", "--help", "--models", "m", "--", "x"])]
     assert worker_command(()) == [sys.executable, "-P", "-m", "worker"]
+
+
+def test_bench_gets_all_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda path, arguments: started.append(arguments))
+    assert main(["bench", "model", "--help"]) == 0
+    assert started == [[sys.executable, "-P", "-m", "worker.bench", "model", "--help"]]
 
 
 def test_a_reader_that_has_seen_enough() -> None:

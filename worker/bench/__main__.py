@@ -1,0 +1,86 @@
+"""``warmroute bench``: what measures a start. Each command's module is imported when the command is used."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from worker.bench.synthetic import SyntheticError, write_model
+
+_FAILED, _REFUSED = 1, 2
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+def main(argv: list[str]) -> int:
+    """Run one command; returns 0 where it did what it should, 1 where it failed, 2 where it was used wrongly."""
+    given = _parser().parse_args(argv)
+    return int(given.command(given))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="warmroute bench", description="Measure how workers start.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    model = commands.add_parser(
+        "model",
+        help="write a synthetic model",
+        description="Write a synthetic transformer: real operators on made-up weights, the same each time.",
+        allow_abbrev=False,
+    )
+    model.add_argument("directory", type=Path, metavar="DIR", help="a version's directory, as models/synthetic/1")
+    model.add_argument("--size", type=size, required=True, metavar="SIZE", help="of its weights, as 335MB or 1.9GB")
+    model.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights (default: 0)")
+    model.add_argument(
+        "--levels",
+        type=int,
+        default=0,
+        metavar="N",
+        help="round weights to N values, so that they compress (default: 0, not at all)",
+    )
+    model.set_defaults(command=_model)
+    return parser
+
+
+def _model(given: argparse.Namespace) -> int:
+    shown = -1
+
+    def progress(done: int, total: int) -> None:
+        nonlocal shown
+        percent = 100 * done // total
+        if percent // 10 != shown // 10 and sys.stderr.isatty():
+            shown = percent
+            sys.stderr.write(f"\r{percent:3d}% written")
+            sys.stderr.flush()
+
+    try:
+        shape = write_model(given.directory, given.size, seed=given.seed, levels=given.levels, progress=progress)
+    except (SyntheticError, OSError) as error:
+        return complain(str(error))
+    if shown >= 0:
+        sys.stderr.write("\n")
+    print(
+        f"{given.directory}: {shape.parameters / 1e6:.1f} million parameters, {shape.layers} layers,"
+        f" hidden size {shape.hidden}, vocabulary {shape.vocabulary}"
+    )
+    return 0
+
+
+def complain(text: str) -> int:
+    """Write one line of error; returns the exit code for it."""
+    sys.stderr.write(f"error: {text}\n")
+    return _FAILED
+
+
+def size(text: str) -> int:
+    """Read a size such as ``335MB``, ``1.9GB`` or ``4MiB``."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMG]i?B)?", text, re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 335MB, 1.9GB or 4MiB")
+    return round(float(found[1]) * _UNITS[(found[2] or "").upper()])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
