@@ -21,6 +21,7 @@ from worker.execution import Executor
 from worker.loading.page_cache import PageCacheLoader
 from worker.log import EventLog
 from worker.memory import HostMemory
+from worker.models import Models
 from worker.options import Options, parse
 from worker.process import DrainTimes, WorkerProcess
 from worker.processor import CpuLoad, usable_cores
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     kind = ENGINES[options.engine]
-    found = scan(options.models, options.model, kind.file_name)
+    found = scan(options.models, options.model, kind.file_name, options.versions)
     engine = make_engine(options.engine, EngineSettings(options.threads, options.load_s, options.service_s))
     loader = PageCacheLoader()
     epoch = secrets.token_hex(8)
@@ -67,11 +68,11 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         for reporter in reporters:
             reporter.changed()
 
-    replicas = [HeldReplica(files, engine, loader, log, time.monotonic, changed) for files in found]
+    models = Models(HeldReplica(files, engine, loader, log, time.monotonic, changed) for files in found)
     executor = Executor(options.concurrency or kind.concurrency(_cores()), options.queue)
     serving = Serving(
         Identity(options.id, epoch, _version()),
-        {replica.name: replica for replica in replicas},
+        models,
         executor,
         log,
         Bodies(options.body_limit_bytes, options.bodies_limit_bytes),
@@ -82,7 +83,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         epoch,
         address,
         HostMemory(),
-        lambda: [replica.report() for replica in replicas],
+        lambda: [replica.report() for replica in models],
         lambda: executor.queue_depth,
         CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read,
         serving.idle_for_s,
@@ -103,7 +104,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         sock,
         address,
         serving,
-        replicas,
+        models,
         executor,
         reporters[0] if reporters else None,
         builder,

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from router.urls import check_address
 from worker.engines.registry import ENGINES
 from worker.redis_writer import SCHEMES, StateAddress
-from worker.store import NAME
+from worker.store import MAX_VERSIONS, NAME, VERSION, Versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +29,7 @@ class Options:
 
     models: Path | None
     model: tuple[str, ...]
+    versions: Versions
     host: str
     port: int
     state: StateAddress | None
@@ -70,6 +71,7 @@ def parse(argv: list[str]) -> Options:
     return Options(
         models=given.models,
         model=tuple(given.model),
+        versions=given.versions,
         host=host,
         port=port,
         state=state,
@@ -101,6 +103,13 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--models", type=Path, metavar="DIR", help="model repository: NAME/VERSION/ directories")
     add("--model", action="append", default=[], type=_name, metavar="NAME", help="serve only this model; repeatable")
+    add(
+        "--versions",
+        type=_versions,
+        default="latest",
+        metavar="WHICH",
+        help="versions of each model to serve: latest, latest:N, all, or numbers such as 1,3",
+    )
     add("--listen", type=_listen, default="127.0.0.1:0", metavar="HOST:PORT", help="where to accept; port 0: any free")
     add(
         "--advertise",
@@ -176,6 +185,20 @@ def _name(text: str) -> str:
     if not NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r}: use 1 to 128 of A-Z a-z 0-9 . _ : -")
     return text
+
+
+def _versions(text: str) -> Versions:
+    if text in ("latest", "all"):
+        return Versions(1 if text == "latest" else 0)
+    kind, _, count = text.partition(":")
+    if kind == "latest" and re.fullmatch("[1-9][0-9]?", count) and int(count) <= MAX_VERSIONS:
+        return Versions(int(count))
+    named = tuple(dict.fromkeys(text.split(",")))
+    if len(named) <= MAX_VERSIONS and all(VERSION.fullmatch(version) for version in named):
+        return Versions(named=named)
+    raise argparse.ArgumentTypeError(
+        f"{text!r}: expected latest, latest:N, all, or numbers such as 1,3; at most {MAX_VERSIONS} versions"
+    )
 
 
 def _id(text: str) -> str:

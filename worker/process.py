@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from worker.execution import Executor
     from worker.log import EventLog
-    from worker.replica import HeldReplica
+    from worker.models import Models
     from worker.report import RecordBuilder, Reporter
     from worker.serving.v2 import Serving
 
@@ -46,7 +46,7 @@ class WorkerProcess:
         sock: socket.socket,
         address: str,
         serving: Serving,
-        replicas: Sequence[HeldReplica],
+        models: Models,
         executor: Executor,
         reporter: Reporter | None,
         builder: RecordBuilder | None,
@@ -58,7 +58,7 @@ class WorkerProcess:
         self._sock = sock
         self._address = address
         self._serving = serving
-        self._replicas = replicas
+        self._models = models
         self._executor = executor
         self._reporter = reporter
         self._builder = builder
@@ -135,7 +135,7 @@ class WorkerProcess:
 
     async def _bring_up(self) -> None:
         """One model after the other: two at once would take each other's disk and cores, and none would be early."""
-        for replica in self._replicas:
+        for replica in self._models:
             if self._stop.is_set():
                 return
             await replica.bring_up()
@@ -144,7 +144,7 @@ class WorkerProcess:
         deadline = self._clock() + self._times.drain_s
         self._log.info("worker.draining", in_flight=self._executor.in_flight, drain_s=self._times.drain_s)
         self._serving.drain()
-        for replica in self._replicas:
+        for replica in self._models:
             replica.drain()
         if self._builder is not None and self._reporter is not None:
             self._builder.draining = True
@@ -169,7 +169,7 @@ class WorkerProcess:
         cut.cancel()
 
     async def _leave(self, reporting: asyncio.Task[None] | None) -> None:
-        for replica in self._replicas:
+        for replica in self._models:
             replica.take_down()
         if reporting is None or self._reporter is None:
             return

@@ -2,13 +2,13 @@
 
 ::
 
+    models/magika/model.yaml        versions: {latest: 2}      # which are served; the newest one if not said
     models/magika/1/model.onnx
     models/magika/1/model.yaml      labels: labels.txt
                                     warmup: [{name: batch-1, shapes: {bytes: [1, 2048]}}]
                                     engine: {...}              # the engine's own options
 
-A worker serves the highest version of each model. Whatever is not right is an error that names file, field, value and
-remedy; nothing is guessed.
+Whatever is not right is an error that names file, field, value and remedy; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
@@ -33,8 +33,21 @@ MAX_DESCRIPTION_BYTES = 1 << 20
 Dim = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 
+MAX_VERSIONS = 64
+"""Of one model at once."""
+T = TypeVar("T", bound=msgspec.Struct)
+
+
 class StoreError(Exception):
     """The repository is not as it should be; the text names file, field, value and remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Which versions of a model are served: the ``latest`` so many (0: all there are), or exactly those ``named``."""
+
+    latest: int = 1
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +88,32 @@ class _Description(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     engine: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-def scan(root: Path | None, names: Iterable[str], file_name: str | None) -> list[ModelFiles]:
-    """Find what to serve: ``names``, or where that is empty every model under ``root``.
+class _Latest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    latest: Annotated[int, msgspec.Meta(ge=1, le=MAX_VERSIONS)]
+
+
+_Number = Annotated[int, msgspec.Meta(ge=1, le=999_999_999)]
+
+
+class _ModelDescription(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """``NAME/model.yaml``: what holds for all versions of a model."""
+
+    versions: (
+        Literal["all"]
+        | _Latest
+        | Annotated[tuple[_Number, ...], msgspec.Meta(min_length=1, max_length=MAX_VERSIONS)]
+        | None
+    ) = None
+
+
+def scan(
+    root: Path | None, names: Iterable[str], file_name: str | None, versions: Versions = Versions()
+) -> list[ModelFiles]:
+    """Find what to serve: ``names``, or where that is empty every model under ``root``; a model's newest version first.
 
     ``file_name`` is the file that the engine loads from a version's directory. Where it is None the engine needs none:
-    a named model without a directory is then version 1 with nothing in it.
+    a named model without a directory is then version 1 with nothing in it. ``versions`` holds for models whose own
+    ``model.yaml`` says nothing else.
 
     Raises:
         StoreError: nothing to serve, or a model that is named or found is not as it should be.
@@ -100,27 +134,44 @@ def scan(root: Path | None, names: Iterable[str], file_name: str | None) -> list
         wanted = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
         if not wanted:
             raise StoreError(f"{root}: holds no model; add NAME/VERSION/{file_name or 'model.yaml'}")
-    return [_highest(root, name, file_name) for name in wanted]
+    return [files for name in wanted for files in _chosen(root, name, file_name, versions)]
 
 
-def _highest(root: Path, name: str, file_name: str | None) -> ModelFiles:
+def _chosen(root: Path, name: str, file_name: str | None, versions: Versions) -> list[ModelFiles]:
     directory = root / name
     if not NAME.fullmatch(name):
         raise StoreError(f"{directory}: name {name!r}: use 1 to 128 of A-Z a-z 0-9 . _ : -")
     if not directory.is_dir():
         if file_name is None:
-            return ModelFiles(name, "1")
+            return [ModelFiles(name, "1")]
         raise StoreError(f"{directory}: no such model; add {name}/1/{file_name} or take --model {name} away")
-    versions = []
+    there = {}
     for path in directory.iterdir():
         if path.name.startswith(".") or not path.is_dir():
             continue
         if not VERSION.fullmatch(path.name):
             raise StoreError(f"{path}: version {path.name!r}: a version is a number from 1, without leading zeros")
-        versions.append(path)
-    if not versions:
+        there[path.name] = path
+    if not there:
         raise StoreError(f"{directory}: holds no version; add {name}/1/{file_name or 'model.yaml'}")
-    return _read(name, max(versions, key=lambda path: int(path.name)), file_name)
+    source = directory / "model.yaml"
+    said = _describe(source, _ModelDescription) if source.is_file() else _ModelDescription()
+    policy = versions if said.versions is None else _policy(said.versions)
+    missing = next((version for version in policy.named if version not in there), None)
+    if missing is not None:
+        by = f"{source}: versions" if said.versions is not None else "--versions"
+        raise StoreError(f"{by}: version {missing} of model {name!r}: no such directory {directory / missing}")
+    newest_first = sorted(policy.named or there, key=int, reverse=True)
+    chosen = newest_first if policy.named or not policy.latest else newest_first[: policy.latest]
+    if len(chosen) > MAX_VERSIONS:
+        raise StoreError(f"{directory}: {len(chosen)} versions to serve, at most {MAX_VERSIONS}; name those or fewer")
+    return [_read(name, there[version], file_name) for version in chosen]
+
+
+def _policy(said: Literal["all"] | _Latest | tuple[int, ...]) -> Versions:
+    if isinstance(said, _Latest):
+        return Versions(said.latest)
+    return Versions(0) if said == "all" else Versions(named=tuple(dict.fromkeys(str(version) for version in said)))
 
 
 def _read(name: str, directory: Path, file_name: str | None) -> ModelFiles:
@@ -128,7 +179,7 @@ def _read(name: str, directory: Path, file_name: str | None) -> ModelFiles:
     if model_file is not None and not model_file.is_file():
         raise StoreError(f"{model_file}: no such file; the engine loads {file_name} from a version's directory")
     source = directory / "model.yaml"
-    description = _describe(source) if source.is_file() else _Description()
+    description = _describe(source, _Description) if source.is_file() else _Description()
     names = [shape_class.name for shape_class in description.warmup]
     twice = next((shape_name for shape_name in names if names.count(shape_name) > 1), None)
     if twice is not None:
@@ -144,7 +195,7 @@ def _read(name: str, directory: Path, file_name: str | None) -> ModelFiles:
     )
 
 
-def _describe(source: Path) -> _Description:
+def _describe(source: Path, kind: type[T]) -> T:
     if source.stat().st_size > MAX_DESCRIPTION_BYTES:
         raise StoreError(f"{source}: over {MAX_DESCRIPTION_BYTES} bytes; is it the right file?")
     try:
@@ -152,9 +203,9 @@ def _describe(source: Path) -> _Description:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise StoreError(f"{source}: not valid YAML: {error}") from error
     try:
-        return msgspec.convert({} if raw is None else raw, _Description)
+        return msgspec.convert({} if raw is None else raw, kind)
     except msgspec.ValidationError as error:
-        known = ", ".join(_Description.__struct_fields__)
+        known = ", ".join(kind.__struct_fields__)
         raise StoreError(f"{source}: {error}; known fields: {known} (see docs/worker.md)") from error
 
 

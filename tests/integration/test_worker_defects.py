@@ -11,6 +11,7 @@ from router.model import Replica
 from tests.support.worker_parts import ReadableLog
 from worker.execution import Executor
 from worker.memory import HostMemory
+from worker.models import Models
 from worker.process import DrainTimes, WorkerProcess
 from worker.report import RecordBuilder, Reporter
 from worker.serving.body import Bodies
@@ -34,7 +35,7 @@ def test_a_reporter_that_breaks_drains_the_worker_and_exits_with_1() -> None:
     async def scenario() -> tuple[int, ReadableLog]:
         log = ReadableLog()
         executor = Executor(1, 1)
-        serving = Serving(Identity("w1", "e1", "9"), {}, executor, log, Bodies(1000, 1000))
+        serving = Serving(Identity("w1", "e1", "9"), Models(), executor, log, Bodies(1000, 1000))
         replicas: list[Replica] = []
         address = "http://127.0.0.1:1"
         builder = RecordBuilder(
@@ -45,7 +46,7 @@ def test_a_reporter_that_breaks_drains_the_worker_and_exits_with_1() -> None:
             socket.create_server(("127.0.0.1", 0)),
             address,
             serving,
-            [],
+            Models(),
             executor,
             reporter,
             builder,

@@ -89,6 +89,30 @@ def test_a_real_model_from_disk_to_warm_to_answer(tmp_path: Path, server: RedisS
         assert client.zrange(KEYS.index, 0, -1) == []
 
 
+def test_two_versions_side_by_side(tmp_path: Path, server: RedisServer, client: redis.Redis) -> None:
+    for version, datatype in (("1", "FP32"), ("2", "INT32")):
+        directory = tmp_path / "m" / version
+        directory.mkdir(parents=True)
+        (directory / "model.yaml").write_text(f"engine: {{inputs: [{{name: a, datatype: {datatype}, shape: [1]}}]}}")
+    flags = ("--models", str(tmp_path), "--versions", "latest:2", "--engine", "deterministic")
+    with WorkerProcess(*flags, "--state", server.url, "--namespace", "t", "--id", "w1") as worker:
+        worker.listening()
+        worker.event("model.warm", model="m", version="1")
+        soon(lambda: (now := record(client)) is not None and all(one.state is State.WARM for one in now.replicas))
+        found = record(client)
+        assert found is not None
+        assert [(one.model, one.version) for one in found.replicas] == [("m", "2"), ("m", "1")]
+        assert len({one.content_hash for one in found.replicas}) == 2
+        assert worker.ask("/v2/models/m")[1]["versions"] == ["1", "2"]
+        for path, datatype in (("", "INT32"), ("/versions/1", "FP32"), ("/versions/2", "INT32")):
+            body = {"inputs": [{"name": "a", "shape": [1], "datatype": datatype, "data": [7]}]}
+            status, answer, _ = worker.ask(f"/v2/models/m{path}/infer", body)
+            assert (status, answer["model_version"]) == (200, "1" if path == "/versions/1" else "2")
+        stats = worker.ask("/stats")[1]
+        assert {name: row["executed"] for name, row in stats["versions"].items()} == {"m@2": 2, "m@1": 1}
+        assert stats["models"]["m"] == stats["versions"]["m@2"]
+
+
 def test_nothing_is_executed_before_warm_and_state_says_how_far_it_is(server: RedisServer, client: redis.Redis) -> None:
     with WorkerProcess(*ECHO, "--state", server.url, "--load-s", "0.8", "--service-ms", "400") as worker:
         worker.listening()

@@ -16,6 +16,7 @@ from tests.support.worker_parts import EchoingModel, EmptyLoader, FixedEngine, R
 from worker.datatypes import Datatype
 from worker.engines import EngineError, InputError, TensorSpec
 from worker.execution import Executor
+from worker.models import Models
 from worker.replica import HeldReplica
 from worker.serving import body as bodies_of
 from worker.serving.body import Bodies
@@ -82,7 +83,7 @@ def served(
         echo.ran.clear()
         executor = Executor(threads, queue)
         bodies = Bodies(LIMIT, TOGETHER)
-        serving = Serving(Identity("w1", "e1", "9"), {"m": warm, "cold": cold}, executor, log, bodies)
+        serving = Serving(Identity("w1", "e1", "9"), Models((warm, cold)), executor, log, bodies)
         server = TestServer(serving.application(), host="127.0.0.1")
         await server.start_server()
         try:

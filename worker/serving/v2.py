@@ -18,17 +18,19 @@ from router.model import State
 from worker.engines import Cancellation, EngineError, GivenUpError, InputError
 from worker.execution import QueueFullError
 from worker.gate import GateClosedError
+from worker.models import UnknownModelError
 from worker.serving.classification import classify
 from worker.serving.errors import RequestError
 from worker.serving.request import NO_BINARY, parse
 from worker.serving.tensors import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from worker.engines import TensorSpec
     from worker.execution import Executor
     from worker.log import EventLog
+    from worker.models import Models
     from worker.replica import HeldReplica
     from worker.serving.body import Bodies
     from worker.serving.request import InferRequest
@@ -56,15 +58,15 @@ class Serving:
     def __init__(
         self,
         identity: Identity,
-        replicas: Mapping[str, HeldReplica],
+        models: Models,
         executor: Executor,
         log: EventLog,
         bodies: Bodies,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``replicas`` by model name; ``clock``: monotonic seconds."""
+        """``clock``: monotonic seconds."""
         self._identity = identity
-        self._replicas = replicas
+        self._models = models
         self._executor = executor
         self._log = log
         self._bodies = bodies
@@ -128,11 +130,11 @@ class Serving:
         return _json({"live": True})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """``GET /v2/health/ready``: every model is proven warm, and the worker is not draining."""
+        """``GET /v2/health/ready``: each model has a version that is proven warm, and the worker is not draining."""
         if self._draining:
             raise RequestError("the worker is draining", 503, 1)
-        for replica in self._replicas.values():
-            _pass(replica)
+        for name in self._models.names:
+            _pass(self._models.find(name))
         return _json({"ready": True})
 
     async def model_ready(self, request: web.Request) -> web.Response:
@@ -157,7 +159,7 @@ class Serving:
         return _json(
             {
                 "name": replica.name,
-                "versions": [replica.version],
+                "versions": [held.version for held in reversed(self._models.of(replica.name))],
                 "platform": model.platform,
                 "inputs": [_spec(spec) for spec in model.inputs],
                 "outputs": [_spec(spec) for spec in model.outputs],
@@ -174,7 +176,8 @@ class Serving:
                 "draining": self._draining,
                 "in_flight": self._executor.in_flight,
                 "queue_depth": self._executor.queue_depth,
-                "models": {replica.name: _stats(replica) for replica in self._replicas.values()},
+                "models": {name: _stats(self._models.find(name)) for name in self._models.names},
+                "versions": {f"{replica.name}@{replica.version}": _stats(replica) for replica in self._models},
             }
         )
 
@@ -217,15 +220,10 @@ class Serving:
 
     def _find(self, request: web.Request) -> HeldReplica:
         name, version = request.match_info["model"], request.match_info.get("version")
-        replica = self._replicas.get(name)
-        if replica is None:
-            served = ", ".join(sorted(self._replicas))
-            raise RequestError(f"model {name[:128]!r} is not served here; served: {served}", 404)
-        if version is not None and version != replica.version:
-            raise RequestError(
-                f"model {name!r}: version {version[:32]!r} is not served here; served: {replica.version}", 404
-            )
-        return replica
+        try:
+            return self._models.find(name, version)
+        except UnknownModelError as error:
+            raise RequestError(str(error), 404) from None
 
 
 def _execute(replica: HeldReplica, parsed: InferRequest, cancellation: Cancellation) -> bytes:

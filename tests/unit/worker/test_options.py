@@ -7,12 +7,28 @@ import pytest
 
 from worker.options import _parser, parse
 from worker.redis_writer import StateAddress
+from worker.store import Versions
 
 DOC = Path(__file__).parents[3] / "docs" / "worker.md"
 
 
+@pytest.mark.parametrize(
+    ("text", "versions"),
+    [
+        ("latest", Versions(1)),
+        ("latest:3", Versions(3)),
+        ("all", Versions(0)),
+        ("1", Versions(named=("1",))),
+        ("3,1,3", Versions(named=("3", "1"))),
+    ],
+)
+def test_versions(text: str, versions: Versions) -> None:
+    assert parse(["--models", "m", "--versions", text]).versions == versions
+
+
 def test_defaults() -> None:
     options = parse(["--models", "m"])
+    assert options.versions == Versions(1)
     assert (options.host, options.port, options.state, options.engine) == ("127.0.0.1", 0, None, "onnxruntime")
     assert re.fullmatch(r"worker-[0-9a-f]{8}", options.id)
     assert options.json_log
@@ -50,6 +66,16 @@ def test_everything(tmp_path: Path) -> None:
         (["--state", "http://x"], "argument --state: expected redis://, rediss:// or unix:///PATH, or none"),
         (["--state", "unix://run/s"], "argument --state: expected redis://, rediss:// or unix:///PATH, or none"),
         (["--model", ".."], "argument --model: '..': use 1 to 128 of A-Z a-z 0-9 . _ : -"),
+        *(
+            (
+                ["--versions", text],
+                (
+                    f"argument --versions: '{text}': expected latest, latest:N, all, or numbers such as 1,3; "
+                    "at most 64 versions"
+                ),
+            )
+            for text in ("", "latest:0", "latest:65", "latest:", "v1", "1,", "01")
+        ),
         (["--id", "a b"], "argument --id: 'a b': use 1 to 128 of A-Z a-z 0-9 . _ : -"),
         (["--namespace", "a:b"], "argument --namespace: 'a:b': use 1 to 64 of A-Z a-z 0-9 . _ -"),
         (["--threads", "0"], "argument --threads: '0': expected a whole number from 1 to 1024"),

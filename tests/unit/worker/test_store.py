@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.store import ModelFiles, ShapeClass, StoreError, scan
+from worker.store import ModelFiles, ShapeClass, StoreError, Versions, scan
 
 KNOWN = "; known fields: labels, warmup, engine (see docs/worker.md)"
 
@@ -29,6 +29,71 @@ def test_serves_the_highest_version_of_every_model(tmp_path: Path) -> None:
     found = scan(tmp_path, (), "model.onnx")
     assert [(files.name, files.version) for files in found] == [("a", "1"), ("b", "10")]
     assert found[1].model_file == tmp_path / "b" / "10" / "model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("versions", "description", "served"),
+    [
+        (Versions(), None, ["10"]),
+        (Versions(2), None, ["10", "9"]),
+        (Versions(5), None, ["10", "9", "1"]),
+        (Versions(0), None, ["10", "9", "1"]),
+        (Versions(named=("1", "9")), None, ["9", "1"]),
+        (Versions(), "versions: all", ["10", "9", "1"]),
+        (Versions(0), "versions: {latest: 1}", ["10"]),
+        (Versions(), "versions: [1, 10, 1]", ["10", "1"]),
+        (Versions(0), "versions: null", ["10", "9", "1"]),
+        (Versions(2), "", ["10", "9"]),
+    ],
+)
+def test_which_versions_of_a_model_are_served(
+    tmp_path: Path, versions: Versions, description: str | None, served: list[str]
+) -> None:
+    for version in ("9", "10", "1"):
+        put(tmp_path, "m", version)
+    if description is not None:
+        (tmp_path / "m" / "model.yaml").write_text(description)
+    assert [files.version for files in scan(tmp_path, (), "model.onnx", versions)] == served
+
+
+KNOWN_OF_MODEL = "; known fields: versions (see docs/worker.md)"
+
+
+@pytest.mark.parametrize(
+    ("versions", "description", "error"),
+    [
+        (Versions(named=("2",)), None, "--versions: version 2 of model 'm': no such directory {root}/m/2"),
+        (
+            Versions(),
+            "versions: [3]",
+            "{root}/m/model.yaml: versions: version 3 of model 'm': no such directory {root}/m/3",
+        ),
+        (
+            Versions(),
+            "versions: {latest: 0}",
+            "{root}/m/model.yaml: Expected `int` >= 1 - at `$.versions.latest`" + KNOWN_OF_MODEL,
+        ),
+        (
+            Versions(),
+            "versions: some",
+            "{root}/m/model.yaml: Invalid enum value 'some' - at `$.versions`" + KNOWN_OF_MODEL,
+        ),
+        (
+            Versions(),
+            "version: 1",
+            "{root}/m/model.yaml: Object contains unknown field `version`" + KNOWN_OF_MODEL,
+        ),
+    ],
+)
+def test_a_wrong_choice_of_versions_is_refused(
+    tmp_path: Path, versions: Versions, description: str | None, error: str
+) -> None:
+    put(tmp_path, "m", "1")
+    if description is not None:
+        (tmp_path / "m" / "model.yaml").write_text(description)
+    with pytest.raises(StoreError) as caught:
+        scan(tmp_path, (), "model.onnx", versions)
+    assert str(caught.value) == error.format(root=tmp_path)
 
 
 def test_serves_what_is_named_in_that_order_and_once(tmp_path: Path) -> None:
