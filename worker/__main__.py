@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     kind = ENGINES[options.engine]
     found = scan(options.models, options.model, kind.file_name, options.versions)
-    engine = make_engine(options.engine, EngineSettings(options.threads, options.load_s, options.service_s))
+    engine = make_engine(options.engine, EngineSettings(log, options.threads, options.load_s, options.service_s))
     loader = PageCacheLoader()
     epoch = secrets.token_hex(8)
     reporters: list[Reporter] = []

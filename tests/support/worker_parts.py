@@ -84,6 +84,9 @@ class DoublingModel:
     def compute(self, values: Array) -> Array:
         return np.asarray(values * 2)
 
+    def facts(self) -> Mapping[str, Any]:
+        return {}
+
     def close(self) -> None:
         self.closed = True
 

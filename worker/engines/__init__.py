@@ -121,6 +121,9 @@ class LoadedModel(Protocol):
             EngineError: the execution failed.
         """
 
+    def facts(self) -> Mapping[str, Any]:
+        """Return what the engine has to say of it beyond that, for ``/stats``: small, and ready for JSON."""
+
     def close(self) -> None:
         """Give back what it holds. No run is under way, and none follows."""
 

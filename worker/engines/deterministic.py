@@ -11,7 +11,7 @@ Output k echoes input k, under the name ``OUTPUTk``. A request's parameter ``ser
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -79,6 +79,10 @@ class DeterministicModel:
             service_s = value / 1000
         cancellation.wait(service_s)
         return [inputs[self._source[name]] for name in outputs]
+
+    def facts(self) -> Mapping[str, Any]:
+        """Nothing to add."""
+        return {}
 
     def close(self) -> None:
         """Nothing to give back."""

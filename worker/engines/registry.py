@@ -10,12 +10,14 @@ from worker.engines import EngineError
 
 if TYPE_CHECKING:
     from worker.engines import Engine
+    from worker.log import EventLog
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What a worker's options say to whichever engine it runs."""
+    """What a worker's options say to whichever engine it runs, and where the engine may tell of what happens later."""
 
+    log: EventLog
     threads: int = 1  # within one execution
     load_s: float = 0.0  # deterministic engine: how long a load takes
     service_s: float = 0.0  # deterministic engine: how long an execution takes

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.worker_parts import shipped_model
+from tests.support.worker_parts import ReadableLog, shipped_model
 from worker.datatypes import Datatype
 from worker.engines import Cancellation, EngineError, GivenUpError, InputError, TensorSpec
 from worker.engines.deterministic import DeterministicModel
@@ -17,7 +17,7 @@ from worker.store import ModelFiles
 
 
 def deterministic(load_s: float = 0.0, service_s: float = 0.0, **options: Any) -> DeterministicModel:
-    engine = make_engine("deterministic", EngineSettings(load_s=load_s, service_s=service_s))
+    engine = make_engine("deterministic", EngineSettings(ReadableLog(), load_s=load_s, service_s=service_s))
     model = engine.load(ModelFiles("m", "1", options=options), Cancellation(), Stages())
     assert isinstance(model, DeterministicModel)
     return model
@@ -25,13 +25,13 @@ def deterministic(load_s: float = 0.0, service_s: float = 0.0, **options: Any) -
 
 def onnx(directory: Path, **options: Any) -> Any:
     files = ModelFiles("m", "1", directory, directory / "model.onnx", options=options)
-    return make_engine("onnxruntime", EngineSettings(threads=1)).load(files, Cancellation(), Stages())
+    return make_engine("onnxruntime", EngineSettings(ReadableLog())).load(files, Cancellation(), Stages())
 
 
 def test_the_registry_knows_every_engine_and_refuses_others() -> None:
     assert sorted(ENGINES) == ["deterministic", "onnxruntime"]
     with pytest.raises(EngineError) as caught:
-        make_engine("tensorrt", EngineSettings())
+        make_engine("tensorrt", EngineSettings(ReadableLog()))
     assert str(caught.value) == "engine 'tensorrt': there is none; known: onnxruntime, deterministic"
     assert ENGINES["onnxruntime"].concurrency(6) == 6
     assert ENGINES["deterministic"].concurrency(6) == 64
@@ -84,7 +84,9 @@ def test_a_load_can_be_given_up() -> None:
     cancellation = Cancellation()
     cancellation.cancel()
     with pytest.raises(GivenUpError):
-        make_engine("deterministic", EngineSettings(load_s=60)).load(ModelFiles("m", "1"), cancellation, Stages())
+        make_engine("deterministic", EngineSettings(ReadableLog(), load_s=60)).load(
+            ModelFiles("m", "1"), cancellation, Stages()
+        )
 
 
 def test_wrong_options_name_the_file() -> None:

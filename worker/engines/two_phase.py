@@ -1,0 +1,208 @@
+"""A model that serves at once from a session that is quick to make, and swaps it for a quicker one made meanwhile.
+
+Much of what an engine does when it makes a session pays only later: ONNX Runtime lays every weight out anew for its
+kernels (*prepacking*), which on a CPU is nearly all of the time. So the first session is made without that and serves;
+the second is made in the background, proven by the warm-up runs, and takes over between two runs. Whoever runs the
+model notices nothing but the speed. Where the second cannot be made, the first goes on serving, and says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from worker.engines import Cancellation, GivenUpError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from worker.engines import Array, LoadedModel, Parameters
+    from worker.log import EventLog
+
+SETTLE_S = 0.25
+"""How long after the first session's proof the second is begun: the first answers to callers have the machine alone."""
+NICE = 10
+"""The niceness of the thread that makes the second session, where only that thread works on it."""
+_ONE_AT_A_TIME = threading.Lock()
+"""Second sessions are made one after the other, however many models there are: they are to cost one core at most."""
+
+
+class _Session:
+    """A session and how many runs are under way in it."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
+        self.runs = 0
+
+
+class TwoPhaseModel:
+    """A :class:`worker.engines.LoadedModel` whose session is swapped for a better one while it serves.
+
+    ``build`` makes the second session (blocking, told by its cancellation to stop), ``prove`` runs it and raises where
+    it does not do what it should. Both are called in one thread of their own, after ``proofs`` runs of the first
+    session have succeeded (the warm-up runs) and ``settle_s`` have passed.
+    """
+
+    def __init__(
+        self,
+        first: LoadedModel,
+        build: Callable[[Cancellation], LoadedModel],
+        prove: Callable[[LoadedModel, Cancellation], None],
+        proofs: int,
+        *,
+        name: str,
+        log: EventLog,
+        lower_priority: bool = True,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        """``lower_priority``: only where no thread that the second session keeps is made by the one that makes it."""
+        self.platform = first.platform
+        self.device = first.device
+        self.inputs = first.inputs
+        self.outputs = first.outputs
+        self._build = build
+        self._prove = prove
+        self._proofs = proofs
+        self._name = name
+        self._log = log
+        self._lower_priority = lower_priority
+        self._settle_s = settle_s
+        self._current = _Session(first)
+        self._changed = threading.Condition(threading.Lock())
+        self._cancellation = Cancellation()
+        self._thread: threading.Thread | None = None
+        self._phase = "first"
+        self._reason = ""
+        self._seconds = 0.0
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str],
+        parameters: Parameters,
+        cancellation: Cancellation,
+    ) -> list[Array]:
+        """Execute the session that serves now; see :class:`worker.engines.LoadedModel`."""
+        with self._held() as model:
+            answer = model.run(inputs, outputs, parameters, cancellation)
+        if self._proofs:
+            self._count_proof()
+        return answer
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[LoadedModel]:
+        with self._changed:
+            session = self._current
+            session.runs += 1
+        try:
+            yield session.model
+        finally:
+            with self._changed:
+                session.runs -= 1
+                if session is not self._current:
+                    self._changed.notify_all()
+
+    def _count_proof(self) -> None:
+        with self._changed:
+            if self._proofs == 0 or self._cancellation.cancelled:
+                return
+            self._proofs -= 1
+            if self._proofs:
+                return
+            self._phase = "building"
+            self._thread = threading.Thread(target=self._second_phase, name=f"second-{self._name}", daemon=True)
+        self._thread.start()
+
+    # --- the second session: everything below runs in its thread ----------------------------------------------------
+
+    def _second_phase(self) -> None:
+        try:
+            self._cancellation.wait(self._settle_s)
+            with self._turn():
+                if self._lower_priority:
+                    _lower_priority()
+                began = time.monotonic()
+                second = self._build(self._cancellation)
+                try:
+                    self._enter("proving")
+                    self._prove(second, self._cancellation)
+                    first = self._swap(second, time.monotonic() - began)
+                except BaseException:
+                    second.close()
+                    raise
+                self._drop(first)
+        except GivenUpError:
+            self._enter("given up")
+        except Exception as error:  # noqa: BLE001 - whatever broke, the first session serves on
+            if self._cancellation.cancelled:
+                self._enter("given up")
+                return
+            reason = str(error) or type(error).__name__
+            self._enter("failed", reason)
+            self._log.warning("model.second_session_failed", model=self._name, reason=reason[:500])
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        while not _ONE_AT_A_TIME.acquire(timeout=0.1):
+            self._cancellation.wait(0)
+        try:
+            yield
+        finally:
+            _ONE_AT_A_TIME.release()
+
+    def _enter(self, phase: str, reason: str = "") -> None:
+        with self._changed:
+            self._phase, self._reason = phase, reason
+
+    def _swap(self, second: LoadedModel, seconds: float) -> _Session:
+        with self._changed:
+            if self._cancellation.cancelled:
+                raise GivenUpError("closed meanwhile")
+            first, self._current = self._current, _Session(second)
+            self._phase, self._seconds = "second", seconds
+        self._log.info("model.session_swapped", model=self._name, seconds=round(seconds, 3))
+        return first
+
+    def _drop(self, first: _Session) -> None:
+        """Close the first session when the last run in it has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: first.runs == 0)
+        first.model.close()
+
+    # --- the rest of a loaded model -----------------------------------------------------------------------------------
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what the session that serves says of itself, and how far the second one is."""
+        with self._changed:
+            model, phase, reason, seconds = self._current.model, self._phase, self._reason, self._seconds
+        said: dict[str, Any] = {"phase": phase}
+        if reason:
+            said["reason"] = reason
+        if seconds:
+            said["seconds"] = round(seconds, 3)
+        return {**model.facts(), "two_phase": said}
+
+    def close(self) -> None:
+        """Give up what is still being made, and drop the session; see :class:`worker.engines.LoadedModel`."""
+        self._cancellation.cancel()
+        with self._changed:
+            model = self._current.model
+        model.close()
+
+    def wait(self, timeout_s: float) -> str:
+        """Wait until the second session serves or never will; returns the phase then."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+        return self._phase
+
+
+def _lower_priority() -> None:
+    """Let this thread, and no other, stand behind the rest; Linux counts niceness by thread."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
