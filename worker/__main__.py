@@ -29,7 +29,8 @@ from worker.redis_writer import RedisWriter
 from worker.replica import HeldReplica
 from worker.report import TTL_S, RecordBuilder, Reporter
 from worker.serving.body import Bodies
-from worker.serving.v2 import Identity, Serving
+from worker.serving.description import Identity
+from worker.serving.v2 import Serving
 from worker.store import StoreError, scan
 
 _USAGE = 2
@@ -86,7 +87,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         lambda: [replica.report() for replica in models],
         lambda: executor.queue_depth,
         CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read,
-        serving.idle_for_s,
+        serving.inference.idle_for_s,
         executor.queue_time_ms,
     )
     if options.state is not None:

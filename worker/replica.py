@@ -13,6 +13,7 @@ from worker.gate import Gate
 from worker.lifecycle import Lifecycle, Transition
 from worker.loading import LoadError
 from worker.stages import Stage, Stages
+from worker.statistics import Statistics
 from worker.warmup import WarmupError, shape_classes, warm_up
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class HeldReplica:
         """``clock``: monotonic seconds. ``on_change`` is called whenever what :meth:`report` returns has changed."""
         self.files = files
         self.counts = Counts()
+        self.statistics = Statistics()
         self.gate = Gate(files.name)
         self.content_hash = ""
         self.config_revision = files.config_revision

@@ -15,7 +15,8 @@ from worker.models import Models
 from worker.process import DrainTimes, WorkerProcess
 from worker.report import RecordBuilder, Reporter
 from worker.serving.body import Bodies
-from worker.serving.v2 import Identity, Serving
+from worker.serving.description import Identity
+from worker.serving.v2 import Serving
 
 
 class BrokenWriter:

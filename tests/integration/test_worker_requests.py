@@ -5,126 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from aiohttp import ClientResponse, ClientSession
-from aiohttp.test_utils import TestServer
 
-from tests.support.worker_parts import EchoingModel, EmptyLoader, FixedEngine, ReadableLog
-from worker.datatypes import Datatype
+from tests.support.worker_surface import (
+    LIMIT,
+    SPECS,
+    TOGETHER,
+    Surface,
+    one,
+    outputs,
+    served,
+    tensor,
+    until,
+    without,
+)
 from worker.engines import EngineError, InputError, TensorSpec
-from worker.execution import Executor
-from worker.models import Models
-from worker.replica import HeldReplica
 from worker.serving import body as bodies_of
-from worker.serving.body import Bodies
-from worker.serving.v2 import Identity, Serving
-from worker.store import ModelFiles
-
-SPECS = {
-    "f": TensorSpec("f", Datatype.FP32, (-1, 2)),
-    "i8": TensorSpec("i8", Datatype.INT8, (-1,)),
-    "u64": TensorSpec("u64", Datatype.UINT64, (-1,)),
-    "b": TensorSpec("b", Datatype.BOOL, (-1,)),
-    "s": TensorSpec("s", Datatype.BYTES, (-1,)),
-    "h": TensorSpec("h", Datatype.FP16, (-1,)),
-    "cube": TensorSpec("cube", Datatype.FP64, (2, 1, -1)),
-}
-LIMIT = 4096
-TOGETHER = 3 * LIMIT
-F_OUT = TensorSpec("f_out", Datatype.FP32, (-1, 2))
-S_OUT = TensorSpec("s_out", Datatype.BYTES, (-1,))
-
-
-class Surface:
-    """A serving worker with one warm model ``m`` of the given tensors and one cold model ``cold``."""
-
-    def __init__(self, server: TestServer, session: ClientSession, parts: dict[str, Any]) -> None:
-        self.server = server
-        self.session = session
-        self.model: EchoingModel = parts["model"]
-        self.serving: Serving = parts["serving"]
-        self.executor: Executor = parts["executor"]
-        self.bodies: Bodies = parts["bodies"]
-        self.log: ReadableLog = parts["log"]
-
-    async def post(self, body: Any, path: str = "/v2/models/m/infer", **headers: str) -> tuple[int, Any, Any]:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        answer = await self.session.post(self.server.make_url(path), data=data, headers=headers)
-        return answer.status, await answer.json(), answer.headers
-
-    async def get(self, path: str) -> tuple[int, Any, ClientResponse]:
-        answer = await self.session.get(self.server.make_url(path))
-        return answer.status, await answer.json(), answer
-
-
-def served(
-    check: Callable[[Surface], Awaitable[None]],
-    specs: tuple[TensorSpec, ...] = (SPECS["f"],),
-    threads: int = 1,
-    queue: int = 1,
-    labels: tuple[str, ...] = (),
-    **model: Any,
-) -> None:
-    """Run ``check`` against a surface; ends it afterwards."""
-
-    async def scenario() -> None:
-        log = ReadableLog()
-        echo = EchoingModel(inputs=specs, outputs=model.pop("outputs", (F_OUT, S_OUT)), **model)
-        warm = HeldReplica(
-            ModelFiles("m", "3", labels=labels), FixedEngine(echo), EmptyLoader(), log, lambda: 0.0, unnoticed
-        )
-        cold = HeldReplica(ModelFiles("cold", "1"), FixedEngine(echo), EmptyLoader(), log, lambda: 0.0, unnoticed)
-        hold, echo.hold = echo.hold, None
-        await warm.bring_up()
-        echo.hold = hold
-        echo.ran.clear()
-        executor = Executor(threads, queue)
-        bodies = Bodies(LIMIT, TOGETHER)
-        serving = Serving(Identity("w1", "e1", "9"), Models((warm, cold)), executor, log, bodies)
-        server = TestServer(serving.application(), host="127.0.0.1")
-        await server.start_server()
-        try:
-            async with ClientSession() as session:
-                parts = {"model": echo, "serving": serving, "executor": executor, "bodies": bodies, "log": log}
-                await asyncio.wait_for(check(Surface(server, session, parts)), 30)
-        finally:
-            executor.close()
-            await server.close()
-
-    asyncio.run(scenario())
-
-
-def unnoticed() -> None:
-    """Nobody reports here."""
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that another thread or connection brings about; the scenario's own limit bounds it."""
-    while not holds():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
-
-
-def tensor(name: str = "f", shape: Any = (1, 2), datatype: str = "FP32", **rest: Any) -> dict[str, Any]:
-    return {"name": name, "shape": list(shape), "datatype": datatype, **({"data": [1, 2]} | rest)}
-
-
-def one(**changes: Any) -> dict[str, Any]:
-    return {"inputs": [tensor(**changes)]}
-
-
-def without(field: str) -> dict[str, Any]:
-    return {"inputs": [{name: value for name, value in tensor().items() if name != field}]}
-
-
-def outputs(*wanted: Any) -> dict[str, Any]:
-    return {**one(), "outputs": list(wanted)}
-
 
 F = "expected FP32 [-1, 2]"
-BINARY = "the binary tensor extension is not supported; send 'data' as JSON"
 
 MALFORMED: dict[str, tuple[Any, int, str]] = {
     "not JSON": (
@@ -212,21 +113,6 @@ MALFORMED: dict[str, tuple[Any, int, str]] = {
         outputs({"name": "s_out", "parameters": {"classification": 1}}),
         400,
         "output 's_out': BYTES [-1] holds no scores to classify by",
-    ),
-    "binary input": (
-        one(parameters={"binary_data_size": 8}),
-        400,
-        f"input 'f': parameter 'binary_data_size': {BINARY}",
-    ),
-    "binary output": (
-        outputs({"name": "f_out", "parameters": {"binary_data": True}}),
-        400,
-        f"output 'f_out': parameter 'binary_data': {BINARY}",
-    ),
-    "all outputs binary": (
-        {**one(), "parameters": {"binary_data_output": True}},
-        400,
-        f"inference request: parameter 'binary_data_output': {BINARY}",
     ),
     "parameter no scalar": (
         {**one(), "parameters": {"p": [1]}},
@@ -361,6 +247,10 @@ def test_a_large_body_is_read_in_a_thread_and_answers_the_same() -> None:
         ("GET", "/v2/models/m/versions/4/ready", 404, "model 'm': version '4' is not served here; served: 3"),
         ("GET", "/v2/models/m/infer", 405, "GET /v2/models/m/infer: method not allowed"),
         ("GET", "/v3", 404, "GET /v3: not found"),
+        ("GET", "/v2/models/x/stats", 404, "model 'x' is not served here; served: cold, m"),
+        ("GET", "/v2/models/m/versions/4/stats", 404, "model 'm': version '4' is not served here; served: 3"),
+        ("GET", "/v2/models/x/config", 404, "model 'x' is not served here; served: cold, m"),
+        ("GET", "/v2/models/cold/config", 503, "model 'cold' is not ready: not loaded yet"),
         ("POST", "/v2/models/cold/infer", 503, "model 'cold' is not ready: not loaded yet"),
         ("GET", "/v2/models/cold/ready", 503, "model 'cold' is not ready: not loaded yet"),
         ("GET", "/v2/models/cold", 503, "model 'cold' is not ready: not loaded yet"),
@@ -394,7 +284,17 @@ def test_metadata() -> None:
     async def check(surface: Surface) -> None:
         assert (await surface.get("/v2"))[:2] == (
             200,
-            {"name": "warmroute-worker", "version": "9", "extensions": ["classification"]},
+            {
+                "name": "warmroute-worker",
+                "version": "9",
+                "extensions": [
+                    "classification",
+                    "binary_tensor_data",
+                    "parameters",
+                    "statistics",
+                    "model_configuration",
+                ],
+            },
         )
         assert (await surface.get("/v2/health/live"))[:2] == (200, {"live": True})
         assert (await surface.get("/v2/models/m/ready"))[:2] == (200, {"name": "m", "ready": True})
@@ -410,17 +310,6 @@ def test_metadata() -> None:
                     {"name": "s_out", "datatype": "BYTES", "shape": [-1]},
                 ],
             },
-        )
-
-    served(check)
-
-
-def test_the_binary_header_is_refused() -> None:
-    async def check(surface: Surface) -> None:
-        status, answer, _ = await surface.post(one(), **{"Inference-Header-Content-Length": "10"})
-        assert (status, answer["error"]) == (
-            400,
-            f"header Inference-Header-Content-Length: {BINARY}",
         )
 
     served(check)
@@ -556,5 +445,54 @@ def test_draining_is_not_ready_still_answers_and_closes_connections() -> None:
         assert (await surface.get("/v2/health/ready"))[:2] == (503, {"error": "the worker is draining"})
         assert (await surface.get("/v2/models/m/ready"))[:2] == (503, {"error": "the worker is draining"})
         assert (await surface.get("/v2/health/live"))[0] == 200
+
+    served(check)
+
+
+def test_the_configuration_in_tritons_form() -> None:
+    async def check(surface: Surface) -> None:
+        for path in ("/v2/models/m/config", "/v2/models/m/versions/3/config"):
+            assert (await surface.get(path))[:2] == (
+                200,
+                {
+                    "name": "m",
+                    "platform": "test",
+                    "backend": "test",
+                    "version_policy": {"specific": {"versions": [3]}},
+                    "max_batch_size": 0,
+                    "input": [{"name": "f", "data_type": "TYPE_FP32", "dims": [-1, 2]}],
+                    "output": [
+                        {"name": "f_out", "data_type": "TYPE_FP32", "dims": [-1, 2]},
+                        {"name": "s_out", "data_type": "TYPE_STRING", "dims": [-1]},
+                    ],
+                },
+            )
+
+    served(check)
+
+
+def test_statistics_of_one_model_and_of_all() -> None:
+    async def check(surface: Surface) -> None:
+        await surface.post(one())
+        await surface.post(one(shape=(1, 3)))
+        _, told, _ = await surface.get("/v2/models/m/versions/3/stats")
+        (stats,) = told["model_stats"]
+        assert (stats["name"], stats["version"]) == ("m", "3")
+        assert (stats["inference_count"], stats["execution_count"]) == (1, 1)
+        sums = stats["inference_stats"]
+        assert {name: one["count"] for name, one in sums.items()} == {
+            "success": 1,
+            "fail": 1,
+            "queue": 1,
+            "compute_input": 1,
+            "compute_infer": 1,
+            "compute_output": 1,
+        }
+        parts = ("queue", "compute_input", "compute_infer", "compute_output")
+        assert abs(sums["success"]["ns"] - sum(sums[part]["ns"] for part in parts)) <= len(parts)
+        assert [row["batch_size"] for row in stats["batch_stats"]] == [1]
+        assert (await surface.get("/v2/models/m/stats"))[1] == told
+        _, every, _ = await surface.get("/v2/models/stats")
+        assert [row["name"] for row in every["model_stats"]] == ["m", "cold"]
 
     served(check)

@@ -14,7 +14,8 @@ from tests.support.worker_parts import EchoingModel
 from worker.datatypes import NUMPY, Datatype
 from worker.engines import TensorSpec
 from worker.serving.errors import RequestError
-from worker.serving.request import InferRequest, parse
+from worker.serving.fit import InferRequest
+from worker.serving.request import parse
 
 SPECS = tuple(TensorSpec(datatype.value.lower(), datatype, (-1, 2)) for datatype in Datatype)
 MODEL = EchoingModel(inputs=SPECS[:1], outputs=SPECS)
@@ -51,10 +52,10 @@ bodies = st.fixed_dictionaries(
 )
 
 
-def read(body: bytes, model: EchoingModel = MODEL) -> None:
+def read(body: bytes, model: EchoingModel = MODEL, json_bytes: int | None = None) -> None:
     """Read ``body``; only the documented error may escape, and it is short."""
     try:
-        request = parse(body, model)
+        request = parse(memoryview(body), model, json_bytes)
     except RequestError as caught:
         refusal = caught
     else:
@@ -94,6 +95,27 @@ def test_data_of_every_datatype(spec: TensorSpec, data: Any) -> None:
     read(dump({"inputs": [tensor]}), EchoingModel(inputs=(spec,)))
 
 
+@given(
+    st.sampled_from(SPECS),
+    st.lists(st.integers(-1, 3), max_size=3),
+    st.binary(max_size=40),
+    st.integers(-1, 40) | scalars,
+    st.integers(-3, 3),
+)
+@example(SPECS[-1], [2, 2], b"\x02\0\0\0ab\xff\xff\xff\xff", 10, 0)
+def test_binary_data(spec: TensorSpec, shape: list[int], data: bytes, size: Any, off: int) -> None:
+    model = EchoingModel(inputs=(spec,), outputs=SPECS)
+    tensor = {
+        "name": spec.name,
+        "datatype": spec.datatype.value,
+        "shape": shape,
+        "parameters": {"binary_data_size": size},
+    }
+    text = dump({"inputs": [tensor]})
+    read(text + data, model, max(0, len(text) + off))
+    read(data, model, 0)
+
+
 @given(st.binary(max_size=64) | st.text(alphabet='{}[]",:0123456789einputs ', max_size=64).map(str.encode))
 def test_bytes(body: bytes) -> None:
     read(body)
@@ -107,8 +129,6 @@ def test_numbers_of_any_length(spec: TensorSpec, digits: int) -> None:
 
 
 def test_what_comes_through_is_what_was_sent() -> None:
-    request = parse(
-        msgspec.json.encode({"inputs": [{"name": "bool", "datatype": "BOOL", "shape": [1, 2], "data": [True, False]}]}),
-        MODEL,
-    )
+    tensor = {"name": "bool", "datatype": "BOOL", "shape": [1, 2], "data": [True, False]}
+    request = parse(bytearray(msgspec.json.encode({"inputs": [tensor]})), MODEL)
     assert request.inputs["bool"].tolist() == [[True, False]]

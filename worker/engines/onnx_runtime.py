@@ -87,6 +87,8 @@ class OnnxModel:
             if cancellation.cancelled:
                 raise GivenUpError("given up while executing") from error
             text = _text(error)
+            if isinstance(error, UnicodeEncodeError):
+                raise InputError("BYTES must be UTF-8 for ONNX Runtime") from error
             # What the graph makes of the values (an index out of range, shapes that do not fit each other).
             if type(error).__name__ == "InvalidArgument":
                 raise InputError(text) from error

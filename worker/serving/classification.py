@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worker.datatypes import Datatype
 from worker.serving.errors import RequestError
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ def requested_classes(spec: TensorSpec, value: object) -> int:
     return value
 
 
-def classify(name: str, scores: Array, count: int, labels: tuple[str, ...]) -> dict[str, Any]:
-    """Return the ``count`` best classes along the last dimension as a BYTES tensor, best first, ties by index.
+def classify(scores: Array, count: int, labels: tuple[str, ...]) -> Array:
+    """Return the ``count`` best classes along the last dimension as a tensor of BYTES, best first, ties by index.
 
     ``labels`` are used where there is one for each class.
     """
@@ -47,9 +46,4 @@ def classify(name: str, scores: Array, count: int, labels: tuple[str, ...]) -> d
         for row, order in zip(rows, best.tolist(), strict=True)
         for index in order
     ]
-    return {
-        "name": name,
-        "shape": [*scores.shape[:-1], count],
-        "datatype": Datatype.BYTES.value,
-        "data": data,
-    }
+    return np.array(data, dtype=np.object_).reshape(*scores.shape[:-1], count)

@@ -1,27 +1,47 @@
-"""The body of an inference request: read, checked against the model, and turned into arrays."""
+"""The body of an inference request over HTTP: read, checked against the model, and turned into arrays.
+
+Tensors stand in the JSON object, or behind it as bytes (the binary tensor extension). Without any JSON the whole body
+is the one input of the model.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import numpy as np
 
-from worker.serving.classification import requested_classes
+from worker.datatypes import Datatype
+from worker.serving.binary import decode_binary, string
 from worker.serving.errors import RequestError
-from worker.serving.tensors import MAX_RANK, check_fit, decode
+from worker.serving.fit import (
+    InferRequest,
+    Named,
+    RequestedOutput,
+    check_complete,
+    check_count,
+    check_id,
+    check_parameters,
+    check_shape,
+    expected,
+    flag,
+    listed,
+    requested,
+)
+from worker.serving.tensors import decode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from worker.engines import Array, LoadedModel, Parameters, TensorSpec
+    from worker.engines import Array, LoadedModel, TensorSpec
 
-MAX_TENSORS = 256
-MAX_PARAMETERS = 64
-MAX_ID_CHARS = 1024
-NO_BINARY = "the binary tensor extension is not supported; send 'data' as JSON"
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""Header of a request or answer with binary tensors: how many bytes of JSON stand before them."""
 
 Dim = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_WHOLE = re.compile(r"[0-9]{1,15}")
 
 
 class _Input(msgspec.Struct, frozen=True):
@@ -47,127 +67,160 @@ class _Body(msgspec.Struct, frozen=True):
 _DECODER = msgspec.json.Decoder(_Body)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedOutput:
-    """An output to be answered. ``classes``: as that many best classes; 0: as it is."""
+def header_length(values: Sequence[str]) -> int | None:
+    """Return how many bytes of JSON a body begins with, from its headers of that name; None: all of it is JSON.
 
-    name: str
-    classes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class InferRequest:
-    """A request that fits the model."""
-
-    id: str | None
-    inputs: dict[str, Array]
-    outputs: tuple[RequestedOutput, ...]
-    parameters: Parameters
+    Raises:
+        RequestError: it is no number, or there twice.
+    """
+    if not values:
+        return None
+    if len(values) > 1:
+        raise RequestError(f"header {HEADER_LENGTH}: there {len(values)} times")
+    text = values[0]
+    if not _WHOLE.fullmatch(text):
+        raise RequestError(f"header {HEADER_LENGTH}: {text[:64]!r}: expected the number of bytes of JSON in the body")
+    return int(text)
 
 
-def parse(body: bytes | bytearray, model: LoadedModel) -> InferRequest:
-    """Read ``body`` as an inference request for ``model``.
+class _Binary:
+    """The bytes behind the JSON object, which inputs take in their order."""
+
+    def __init__(self, data: memoryview | None) -> None:
+        self._data = data
+        self._taken = 0
+
+    def take(self, name: str, size: object) -> memoryview:
+        where = f"input {name!r}: parameter 'binary_data_size'"
+        if self._data is None:
+            raise RequestError(f"{where}: the request has no header {HEADER_LENGTH}")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise RequestError(f"{where} is {repr(size)[:64]}, expected a number of bytes")
+        left = len(self._data) - self._taken
+        if size > left:
+            raise RequestError(f"{where} is {size}, {left} bytes of the body are left")
+        start, self._taken = self._taken, self._taken + size
+        return self._data[start : self._taken]
+
+    def check_all_taken(self) -> None:
+        left = 0 if self._data is None else len(self._data) - self._taken
+        if left:
+            raise RequestError(
+                f"inference request: {left} bytes behind the inputs' binary data; add a binary_data_size"
+            )
+
+
+def parse(body: bytearray | memoryview, model: LoadedModel, json_bytes: int | None = None) -> InferRequest:
+    """Read ``body`` as an inference request for ``model``. Arrays may share its memory.
+
+    ``json_bytes``: as many are JSON, the others binary tensors; None: all are JSON; 0: none is.
 
     Raises:
         RequestError: it is not JSON, not a request, or does not fit the model; the text says what and where.
     """
+    view = memoryview(body)
+    if json_bytes is None:
+        return _parse(view, _Binary(None), model)
+    if json_bytes > len(view):
+        raise RequestError(f"header {HEADER_LENGTH}: {json_bytes}, but the body has {len(view)} bytes")
+    if json_bytes == 0:
+        return _parse_raw(view, model)
+    return _parse(view[:json_bytes], _Binary(view[json_bytes:]), model)
+
+
+def _parse(text: memoryview, binary: _Binary, model: LoadedModel) -> InferRequest:
     try:
-        raw = _DECODER.decode(body)
+        raw = _DECODER.decode(text)
     except msgspec.ValidationError as error:
         raise RequestError(f"inference request: {error}") from None
     except msgspec.DecodeError as error:
         raise RequestError(f"inference request: the body is not JSON: {error}") from None
     except RecursionError:
         raise RequestError("inference request: the body is nested too deep") from None
-    if raw.id is not None and len(raw.id) > MAX_ID_CHARS:
-        raise RequestError(f"inference request: 'id' has {len(raw.id)} characters, at most {MAX_ID_CHARS}")
-    parameters = _parameters("inference request", raw.parameters)
-    if parameters.pop("binary_data_output", False):
-        raise RequestError(f"inference request: parameter 'binary_data_output': {NO_BINARY}")
-    return InferRequest(raw.id, _inputs(raw.inputs, model.inputs), _outputs(raw.outputs, model.outputs), parameters)
+    check_id(raw.id)
+    parameters = check_parameters("inference request", raw.parameters)
+    all_binary = flag("inference request", "binary_data_output", parameters)
+    parameters.pop("binary_data_output", None)
+    arrays = _inputs(raw.inputs, model.inputs, binary)
+    binary.check_all_taken()
+    return InferRequest(raw.id, arrays, _outputs(raw.outputs, model.outputs, all_binary=all_binary), parameters)
 
 
-def _inputs(given: list[_Input] | msgspec.UnsetType, specs: Sequence[TensorSpec]) -> dict[str, Array]:
+def _inputs(given: list[_Input] | msgspec.UnsetType, specs: Sequence[TensorSpec], binary: _Binary) -> dict[str, Array]:
     if isinstance(given, msgspec.UnsetType):
-        raise RequestError(f"inference request: 'inputs' is missing; the model takes {_listed(specs)}")
-    if len(given) > MAX_TENSORS:
-        raise RequestError(f"inference request: {len(given)} inputs, at most {MAX_TENSORS}")
-    known = {spec.name: spec for spec in specs}
+        raise RequestError(f"inference request: 'inputs' is missing; the model takes {listed(specs)}")
+    check_count("inputs", len(given))
+    named = Named("input", specs)
     arrays: dict[str, Array] = {}
     for index, tensor in enumerate(given):
-        spec = _spec(f"inputs[{index}]", "input", tensor.name, known, arrays)
-        arrays[spec.name] = _array(spec, tensor)
-    missing = next((spec for spec in specs if spec.name not in arrays), None)
-    if missing is not None:
-        raise RequestError(f"input {missing.name!r}: missing; expected {missing.datatype.value} {list(missing.shape)}")
+        spec = named.take(_name(f"inputs[{index}]", tensor.name))
+        arrays[spec.name] = _array(spec, tensor, binary)
+    check_complete(specs, arrays)
     return arrays
 
 
-def _spec(
-    where: str,
-    kind: str,
-    name: str | msgspec.UnsetType,
-    known: dict[str, TensorSpec],
-    taken: dict[str, Any],
-) -> TensorSpec:
+def _name(where: str, name: str | msgspec.UnsetType) -> str:
     if isinstance(name, msgspec.UnsetType):
         raise RequestError(f"inference request: {where}: 'name' is missing")
-    spec = known.get(name)
-    if spec is None:
-        raise RequestError(f"{kind} {name[:128]!r}: the model has none of this name; it has {_listed(known.values())}")
-    if name in taken:
-        raise RequestError(f"{kind} {name!r}: there twice")
-    return spec
+    return name
 
 
-def _array(spec: TensorSpec, tensor: _Input) -> Array:
+def _array(spec: TensorSpec, tensor: _Input, binary: _Binary) -> Array:
     where = f"input {spec.name!r}"
-    expected = f"expected {spec.datatype.value} {list(spec.shape)}"
-    parameters = _parameters(where, tensor.parameters)
-    if "binary_data_size" in parameters:
-        raise RequestError(f"{where}: parameter 'binary_data_size': {NO_BINARY}")
+    parameters = check_parameters(where, tensor.parameters)
     if isinstance(tensor.datatype, msgspec.UnsetType):
-        raise RequestError(f"{where}: 'datatype' is missing; {expected}")
+        raise RequestError(f"{where}: 'datatype' is missing; {expected(spec)}")
     if isinstance(tensor.shape, msgspec.UnsetType):
-        raise RequestError(f"{where}: 'shape' is missing; {expected}")
-    if len(tensor.shape) > MAX_RANK:
-        raise RequestError(f"{where}: shape of {len(tensor.shape)} dimensions, at most {MAX_RANK}; {expected}")
-    shape = tuple(tensor.shape)
-    if any(dim < 0 for dim in shape):
-        raise RequestError(f"{where}: shape {list(shape)} has a negative dimension; {expected}")
-    check_fit(spec, tensor.datatype, shape)
+        raise RequestError(f"{where}: 'shape' is missing; {expected(spec)}")
+    shape = check_shape(spec, tensor.datatype, tensor.shape)
+    if "binary_data_size" in parameters:
+        if not isinstance(tensor.data, msgspec.UnsetType):
+            raise RequestError(f"{where}: 'data' and parameter 'binary_data_size' exclude each other")
+        return decode_binary(spec.name, spec.datatype, shape, binary.take(spec.name, parameters["binary_data_size"]))
     if isinstance(tensor.data, msgspec.UnsetType):
-        raise RequestError(f"{where}: 'data' is missing; {expected}")
+        raise RequestError(f"{where}: 'data' is missing; {expected(spec)}")
     return decode(spec.name, spec.datatype, shape, tensor.data)
 
 
-def _outputs(given: list[_Output] | None, specs: Sequence[TensorSpec]) -> tuple[RequestedOutput, ...]:
+def _outputs(
+    given: list[_Output] | None, specs: Sequence[TensorSpec], *, all_binary: bool
+) -> tuple[RequestedOutput, ...]:
     if not given:
-        return tuple(RequestedOutput(spec.name) for spec in specs)
-    if len(given) > MAX_TENSORS:
-        raise RequestError(f"inference request: {len(given)} outputs, at most {MAX_TENSORS}")
-    known = {spec.name: spec for spec in specs}
-    outputs: dict[str, RequestedOutput] = {}
+        return tuple(RequestedOutput(spec, binary=all_binary) for spec in specs)
+    check_count("outputs", len(given))
+    named = Named("output", specs)
+    outputs = []
     for index, output in enumerate(given):
-        spec = _spec(f"outputs[{index}]", "output", output.name, known, outputs)
-        parameters = _parameters(f"output {spec.name!r}", output.parameters)
-        if parameters.get("binary_data"):
-            raise RequestError(f"output {spec.name!r}: parameter 'binary_data': {NO_BINARY}")
-        classes = requested_classes(spec, parameters["classification"]) if "classification" in parameters else 0
-        outputs[spec.name] = RequestedOutput(spec.name, classes)
-    return tuple(outputs.values())
+        spec = named.take(_name(f"outputs[{index}]", output.name))
+        parameters = check_parameters(f"output {spec.name!r}", output.parameters)
+        outputs.append(requested(spec, parameters, binary=all_binary))
+    return tuple(outputs)
 
 
-def _parameters(where: str, given: dict[str, Any] | None) -> Parameters:
-    if not given:
-        return {}
-    if len(given) > MAX_PARAMETERS:
-        raise RequestError(f"{where}: {len(given)} parameters, at most {MAX_PARAMETERS}")
-    for name, value in given.items():
-        if not isinstance(value, bool | int | float | str):
-            raise RequestError(f"{where}: parameter {name[:128]!r}: expected a boolean, a number or a string")
-    return dict(given)
+def _parse_raw(body: memoryview, model: LoadedModel) -> InferRequest:
+    """Read a body without JSON as the model's one input, shaped by its length; all outputs are binary."""
+    if len(model.inputs) != 1:
+        raise RequestError(
+            f"header {HEADER_LENGTH}: 0 is for models with one input; this one has {listed(model.inputs)}"
+        )
+    spec = model.inputs[0]
+    array = _whole(spec, body)
+    return InferRequest(None, {spec.name: array}, tuple(RequestedOutput(o, binary=True) for o in model.outputs), {})
 
 
-def _listed(specs: Any) -> str:
-    return ", ".join(f"{spec.name!r} {spec.datatype.value} {list(spec.shape)}" for spec in specs)
+def _whole(spec: TensorSpec, body: memoryview) -> Array:
+    where = f"input {spec.name!r}: a body without JSON"
+    varying = spec.shape.count(-1)
+    if spec.datatype is Datatype.BYTES:
+        shape = tuple(1 if dim == -1 else dim for dim in spec.shape)
+        if any(dim != 1 for dim in shape):
+            raise RequestError(f"{where} is one element; {expected(spec)}")
+        return np.array([string(bytes(body))], dtype=np.object_).reshape(shape)
+    if varying > 1:
+        raise RequestError(f"{where} has one shape only where one dimension varies at most; {expected(spec)}")
+    step = math.prod(dim for dim in spec.shape if dim != -1) * spec.datatype.item_bytes
+    if step == 0 or len(body) % step or (not varying and len(body) != step):
+        times = "a multiple of " if varying else ""
+        raise RequestError(f"{where} has {len(body)} bytes, expected {times}{step}; {expected(spec)}")
+    shape = tuple(len(body) // step if dim == -1 else dim for dim in spec.shape)
+    return decode_binary(spec.name, spec.datatype, shape, body)

@@ -47,6 +47,8 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: msgspec.
     Raises:
         RequestError: the data is not an array, does not fit ``shape``, or holds what ``datatype`` cannot.
     """
+    if datatype is Datatype.BF16:
+        raise RequestError(f"input {name!r}: BF16 has no form in JSON; send it as binary data")
     raw = bytes(data)
     depth = _depth(raw)
     if depth == 0:
@@ -244,19 +246,32 @@ def _shown(value: float) -> str:
     return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} digits)"
 
 
-_DATATYPE_OF: dict[np.dtype[Any], Datatype] = {dtype: datatype for datatype, dtype in NUMPY.items()}
-
-
-def encode(name: str, array: Array) -> dict[str, Any]:
+def encode(name: str, datatype: Datatype, array: Array) -> dict[str, Any]:
     """Return an output tensor as the protocol's object, flat. NaN and infinities, which JSON lacks, become null.
 
     Raises:
-        KeyError: the array is of a type that the protocol has no name for.
+        RequestError: JSON has no form for it; it must be asked for as bytes.
     """
-    datatype = _DATATYPE_OF[array.dtype]
+    if datatype is Datatype.BF16:
+        raise RequestError(f"output {name!r}: BF16 has no form in JSON; ask for it with 'binary_data': true")
     flat = array.ravel()
-    data: Any = flat.tolist() if flat.size <= PIECE_ELEMENTS or datatype is Datatype.BYTES else _encode_pieces(flat)
+    if datatype is Datatype.BYTES:
+        data: Any = _encode_strings(name, flat)
+    else:
+        data = flat.tolist() if flat.size <= PIECE_ELEMENTS else _encode_pieces(flat)
     return {"name": name, "shape": list(array.shape), "datatype": datatype.value, "data": data}
+
+
+def _encode_strings(name: str, flat: Array) -> list[str]:
+    try:
+        texts = [item.decode() if isinstance(item, bytes) else str(item) for item in flat.tolist()]
+        for text in texts:
+            text.encode()
+    except UnicodeError:
+        raise RequestError(
+            f"output {name!r}: holds bytes that are no UTF-8; ask for it with 'binary_data': true"
+        ) from None
+    return texts
 
 
 def _encode_pieces(flat: Array) -> msgspec.Raw:

@@ -6,50 +6,32 @@ An answer carries ``warmroute-worker: ID``. Not ready is 503 with the protocol's
 
 from __future__ import annotations
 
-import asyncio
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
 
-from router.model import State
-from worker.engines import Cancellation, EngineError, GivenUpError, InputError
-from worker.execution import QueueFullError
-from worker.gate import GateClosedError
-from worker.models import UnknownModelError
-from worker.serving.classification import classify
+from worker.serving.answer import write
+from worker.serving.description import Identity, configuration, metadata, statistics
 from worker.serving.errors import RequestError
-from worker.serving.request import NO_BINARY, parse
-from worker.serving.tensors import encode
+from worker.serving.inference import Inference, pass_gate
+from worker.serving.request import HEADER_LENGTH, header_length, parse
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from worker.engines import TensorSpec
     from worker.execution import Executor
     from worker.log import EventLog
     from worker.models import Models
     from worker.replica import HeldReplica
     from worker.serving.body import Bodies
-    from worker.serving.request import InferRequest
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 WORKER_HEADER = "warmroute-worker"
 BACKGROUND_HEADER = "warmroute-background"
 """1 in requests that no caller waits for: warming up, keeping warm, mirrored ones."""
-EXTENSIONS = ("classification",)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who answers."""
-
-    id: str
-    epoch: str
-    version: str
 
 
 class Serving:
@@ -73,7 +55,7 @@ class Serving:
         self._clock = clock
         self._started = clock()
         self._draining = False
-        self._last_active: float | None = None
+        self.inference = Inference(models, executor, clock)
 
     def application(self) -> web.Application:
         """Return the application that serves all this."""
@@ -81,9 +63,12 @@ class Serving:
         app.router.add_get("/v2", self.server_metadata)
         app.router.add_get("/v2/health/live", self.live)
         app.router.add_get("/v2/health/ready", self.ready)
+        app.router.add_get("/v2/models/stats", self.statistics)
         for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             app.router.add_get(path, self.model_metadata)
             app.router.add_get(f"{path}/ready", self.model_ready)
+            app.router.add_get(f"{path}/config", self.model_configuration)
+            app.router.add_get(f"{path}/stats", self.model_statistics)
             app.router.add_post(f"{path}/infer", self.infer)
         app.router.add_get("/stats", self.stats)
         return app
@@ -91,12 +76,6 @@ class Serving:
     def drain(self) -> None:
         """Say not ready from now on, and close each connection after its next answer; still answer what arrives."""
         self._draining = True
-
-    def idle_for_s(self) -> float | None:
-        """Return for how many seconds no inference request was at work; None where there never was one."""
-        if self._executor.in_flight:
-            return 0.0
-        return None if self._last_active is None else max(0.0, self._clock() - self._last_active)
 
     # --- what every answer goes through ---------------------------------------------------------------------------
 
@@ -134,7 +113,7 @@ class Serving:
         if self._draining:
             raise RequestError("the worker is draining", 503, 1)
         for name in self._models.names:
-            _pass(self._models.find(name))
+            pass_gate(self._models.find(name))
         return _json({"ready": True})
 
     async def model_ready(self, request: web.Request) -> web.Response:
@@ -142,29 +121,32 @@ class Serving:
         replica = self._find(request)
         if self._draining:
             raise RequestError("the worker is draining", 503, 1)
-        _pass(replica)
+        pass_gate(replica)
         return _json({"name": replica.name, "ready": True})
 
     async def server_metadata(self, _: web.Request) -> web.Response:
         """``GET /v2``: name, version and extensions."""
-        return _json({"name": "warmroute-worker", "version": self._identity.version, "extensions": EXTENSIONS})
+        return _json(self._identity.metadata())
 
     async def model_metadata(self, request: web.Request) -> web.Response:
         """``GET /v2/models/NAME``: versions, platform and tensors; 503 until the model is loaded and they are known."""
         replica = self._find(request)
-        model = replica.model
-        if model is None:
-            _pass(replica)
-            raise RequestError(f"model {replica.name!r} is not loaded", 503, 1)
-        return _json(
-            {
-                "name": replica.name,
-                "versions": [held.version for held in reversed(self._models.of(replica.name))],
-                "platform": model.platform,
-                "inputs": [_spec(spec) for spec in model.inputs],
-                "outputs": [_spec(spec) for spec in model.outputs],
-            }
-        )
+        return _json(metadata(self._models, replica, self.inference.loaded(replica)))
+
+    async def model_configuration(self, request: web.Request) -> web.Response:
+        """``GET /v2/models/NAME/config``: the model's configuration in Triton's form; 503 until it is loaded."""
+        replica = self._find(request)
+        return _json(configuration(self._models, replica, self.inference.loaded(replica)))
+
+    async def model_statistics(self, request: web.Request) -> web.Response:
+        """``GET /v2/models/NAME/stats``: the statistics of one version, or of all of a model's."""
+        replica = self._find(request)
+        versions = [replica] if "version" in request.match_info else list(self._models.of(replica.name))
+        return _json(statistics(versions))
+
+    async def statistics(self, _: web.Request) -> web.Response:
+        """``GET /v2/models/stats``: the statistics of every version of every model."""
+        return _json(statistics(list(self._models)))
 
     async def stats(self, _: web.Request) -> web.Response:
         """``GET /stats``: what this process has done since it started, by model."""
@@ -184,69 +166,24 @@ class Serving:
     # --- inference ------------------------------------------------------------------------------------------------
 
     async def infer(self, request: web.Request) -> web.Response:
-        """``POST /v2/models/NAME/infer``: one inference on JSON tensors."""
-        replica = self._find(request)
-        self._last_active = self._clock()
-        if "Inference-Header-Content-Length" in request.headers:
-            raise RequestError(f"header Inference-Header-Content-Length: {NO_BINARY}")
-        if not replica.gate.is_open and replica.state is not State.DRAINING:
-            replica.counts.before_warm += 1
-        _pass(replica)
-        model = replica.model
-        if model is None:
-            raise RequestError(f"model {replica.name!r} is not loaded", 503, 1)
-        try:
-            background = request.headers.get(BACKGROUND_HEADER) == "1"
-            with self._executor.place(background=background) as place, self._bodies.hold(request) as body:
-                held = [await body.read()]
-                answer = await place.run(lambda cancellation: _execute(replica, parse(held.pop(), model), cancellation))
-        except QueueFullError as error:
-            replica.counts.rejected += 1
-            raise RequestError(str(error), 503, error.retry_after_s) from None
-        except asyncio.CancelledError:
-            replica.counts.cancelled += 1
-            raise
-        except GivenUpError:
-            replica.counts.cancelled += 1
-            raise RequestError(f"model {replica.name!r}: the worker stopped before this was done", 503, 1) from None
-        except InputError as error:
-            raise RequestError(f"model {replica.name!r}: {error}") from None
-        except EngineError as error:
-            replica.counts.failed += 1
-            raise RequestError(f"model {replica.name!r}: {error}", 500) from None
-        finally:
-            self._last_active = self._clock()
-        return web.Response(body=answer, content_type="application/json")
+        """``POST /v2/models/NAME/infer``: one inference, on tensors in JSON or in bytes."""
+        name, version = request.match_info["model"], request.match_info.get("version")
+        background = request.headers.get(BACKGROUND_HEADER) == "1"
+        with (
+            self.inference.admit(name, version, background=background) as admitted,
+            self._bodies.hold(request) as body,
+        ):
+            json_bytes = header_length(request.headers.getall(HEADER_LENGTH, []))
+            held = [await body.read(json_bytes)]
+            answer = await admitted.run(lambda model: parse(held.pop(), model, json_bytes), write)
+        if answer.json_bytes is None:
+            return web.Response(body=answer.body, content_type="application/json")
+        response = web.Response(body=answer.body, content_type="application/octet-stream")
+        response.headers[HEADER_LENGTH] = str(answer.json_bytes)
+        return response
 
     def _find(self, request: web.Request) -> HeldReplica:
-        name, version = request.match_info["model"], request.match_info.get("version")
-        try:
-            return self._models.find(name, version)
-        except UnknownModelError as error:
-            raise RequestError(str(error), 404) from None
-
-
-def _execute(replica: HeldReplica, parsed: InferRequest, cancellation: Cancellation) -> bytes:
-    """Run in a thread: execute and encode. What a request costs to read and to write, the loop does not pay."""
-    names = [output.name for output in parsed.outputs]
-    arrays = replica.execute(parsed.inputs, names, parsed.parameters, cancellation)
-    answer: dict[str, Any] = {"model_name": replica.name, "model_version": replica.version}
-    if parsed.id is not None:
-        answer["id"] = parsed.id
-    answer["outputs"] = [
-        classify(output.name, array, output.classes, replica.files.labels)
-        if output.classes
-        else encode(output.name, array)
-        for output, array in zip(parsed.outputs, arrays, strict=True)
-    ]
-    return msgspec.json.encode(answer)
-
-
-def _pass(replica: HeldReplica) -> None:
-    try:
-        replica.gate.check()
-    except GateClosedError as error:
-        raise RequestError(str(error), 503, error.retry_after_s) from None
+        return self.inference.find(request.match_info["model"], request.match_info.get("version"))
 
 
 def _stats(replica: HeldReplica) -> dict[str, Any]:
@@ -262,10 +199,6 @@ def _stats(replica: HeldReplica) -> dict[str, Any]:
         "before_warm": counts.before_warm,
         "engine": {} if replica.model is None else dict(replica.model.facts()),
     }
-
-
-def _spec(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": spec.datatype.value, "shape": list(spec.shape)}
 
 
 def _json(value: object, status: int = 200) -> web.Response:

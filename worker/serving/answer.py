@@ -1,0 +1,70 @@
+"""The body of an answer over HTTP: a JSON object, and behind it the outputs that were asked for as bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from worker.datatypes import Datatype, datatype_of
+from worker.serving.binary import encode_binary
+from worker.serving.classification import classify
+from worker.serving.tensors import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from worker.engines import Array
+    from worker.replica import HeldReplica
+    from worker.serving.fit import InferRequest, RequestedOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``json_bytes``: as many of the body are JSON, the others binary tensors; None: all are JSON."""
+
+    body: bytes
+    json_bytes: int | None
+
+
+def answered(output: RequestedOutput, array: Array, labels: tuple[str, ...]) -> tuple[Datatype, Array]:
+    """Return an output as it was asked for: what the engine gave, or its best classes.
+
+    Raises:
+        KeyError: the array is of a type that the protocol has no name for.
+    """
+    if output.classes:
+        return Datatype.BYTES, classify(array, output.classes, labels)
+    return datatype_of(output.spec.datatype, array.dtype), array
+
+
+def write(replica: HeldReplica, request: InferRequest, arrays: Sequence[Array]) -> Answer:
+    """Encode the ``arrays`` that the ``replica`` gave for the outputs of ``request``.
+
+    Raises:
+        RequestError: an output was asked for as JSON, which has no form for it.
+    """
+    answer: dict[str, Any] = {"model_name": replica.name, "model_version": replica.version}
+    if request.id is not None:
+        answer["id"] = request.id
+    tensors: list[dict[str, Any]] = []
+    binary: list[memoryview | bytearray] = []
+    for output, given in zip(request.outputs, arrays, strict=True):
+        datatype, array = answered(output, given, replica.files.labels)
+        if output.binary:
+            data = encode_binary(datatype, array)
+            binary.append(data)
+            tensors.append(
+                {
+                    "name": output.spec.name,
+                    "shape": list(array.shape),
+                    "datatype": datatype.value,
+                    "parameters": {"binary_data_size": len(data)},
+                }
+            )
+        else:
+            tensors.append(encode(output.spec.name, datatype, array))
+    answer["outputs"] = tensors
+    text = msgspec.json.encode(answer)
+    return Answer(b"".join((text, *binary)), len(text)) if binary else Answer(text, None)

@@ -1,0 +1,157 @@
+"""The way of one inference, whichever surface it came in on: the model, its gate, a place, the run, and the counts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from router.model import State
+from worker.engines import EngineError, GivenUpError, InputError
+from worker.execution import QueueFullError
+from worker.gate import GateClosedError
+from worker.models import UnknownModelError
+from worker.serving.errors import RequestError
+from worker.statistics import Times
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from worker.engines import Array, Cancellation, LoadedModel
+    from worker.execution import Executor, Place
+    from worker.models import Models
+    from worker.replica import HeldReplica
+    from worker.serving.fit import InferRequest
+
+T = TypeVar("T")
+
+
+class Inference:
+    """What every surface asks for inferences. Used on the event loop only."""
+
+    def __init__(self, models: Models, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock``: monotonic seconds."""
+        self._models = models
+        self._executor = executor
+        self._clock = clock
+        self._last_active: float | None = None
+
+    def idle_for_s(self) -> float | None:
+        """Return for how many seconds no inference request was at work; None where there never was one."""
+        if self._executor.in_flight:
+            return 0.0
+        return None if self._last_active is None else max(0.0, self._clock() - self._last_active)
+
+    def find(self, name: str, version: str | None) -> HeldReplica:
+        """Return the replica that a request is for; without a ``version`` the one that the worker prefers.
+
+        Raises:
+            RequestError: there is none.
+        """
+        try:
+            return self._models.find(name, version)
+        except UnknownModelError as error:
+            raise RequestError(str(error), 404) from None
+
+    def loaded(self, replica: HeldReplica) -> LoadedModel:
+        """Return the loaded model of ``replica``, whose tensors are known.
+
+        Raises:
+            RequestError: it is not loaded.
+        """
+        if replica.model is None:
+            pass_gate(replica)
+            raise RequestError(f"model {replica.name!r} is not loaded", 503, 1)
+        return replica.model
+
+    @contextmanager
+    def admit(self, name: str, version: str | None, *, background: bool = False) -> Iterator[Admitted]:
+        """Let a request in: past its model's gate and to a place, which it has until the end of the ``with`` block.
+
+        Whatever becomes of it is counted. ``background``: no caller waits for it.
+
+        Raises:
+            RequestError: there is no such model, it is not warm, there is no room, or the run failed.
+        """
+        replica = self.find(name, version)
+        began = self._last_active = self._clock()
+        if not replica.gate.is_open and replica.state is not State.DRAINING:
+            replica.counts.before_warm += 1
+        pass_gate(replica)
+        model = self.loaded(replica)
+        replica.statistics.began()
+        try:
+            with _errors(replica), self._executor.place(background=background) as place:
+                yield Admitted(replica, model, place, self._clock)
+        except BaseException:
+            replica.statistics.failed(self._clock() - began)
+            raise
+        finally:
+            self._last_active = self._clock()
+
+
+class Admitted:
+    """An inference that has a place."""
+
+    def __init__(self, replica: HeldReplica, model: LoadedModel, place: Place, clock: Callable[[], float]) -> None:
+        self.replica = replica
+        self.model = model
+        self._place = place
+        self._clock = clock
+
+    async def run(
+        self,
+        read: Callable[[LoadedModel], InferRequest],
+        write: Callable[[HeldReplica, InferRequest, list[Array]], T],
+    ) -> T:
+        """Read the request, execute it and write the answer, all in a thread: the loop does not pay for it."""
+        replica, model, clock = self.replica, self.model, self._clock
+        submitted = clock()
+
+        def call(cancellation: Cancellation) -> T:
+            begun = clock()
+            request = read(model)
+            known = clock()
+            names = [output.spec.name for output in request.outputs]
+            arrays = replica.execute(request.inputs, names, request.parameters, cancellation)
+            replica.statistics.executed()
+            ran = clock()
+            answer = write(replica, request, arrays)
+            replica.statistics.succeeded(Times(begun - submitted, known - begun, ran - known, clock() - ran))
+            return answer
+
+        return await self._place.run(call)
+
+
+@contextmanager
+def _errors(replica: HeldReplica) -> Iterator[None]:
+    """Count what comes to a bad end, and make it an error for the caller."""
+    try:
+        yield
+    except QueueFullError as error:
+        replica.counts.rejected += 1
+        raise RequestError(str(error), 503, error.retry_after_s) from None
+    except asyncio.CancelledError:
+        replica.counts.cancelled += 1
+        raise
+    except GivenUpError:
+        replica.counts.cancelled += 1
+        raise RequestError(f"model {replica.name!r}: the worker stopped before this was done", 503, 1) from None
+    except InputError as error:
+        raise RequestError(f"model {replica.name!r}: {error}") from None
+    except EngineError as error:
+        replica.counts.failed += 1
+        raise RequestError(f"model {replica.name!r}: {error}", 500) from None
+
+
+def pass_gate(replica: HeldReplica) -> None:
+    """Do nothing where the gate of ``replica`` is open.
+
+    Raises:
+        RequestError: it is closed.
+    """
+    try:
+        replica.gate.check()
+    except GateClosedError as error:
+        raise RequestError(str(error), 503, error.retry_after_s) from None
