@@ -15,12 +15,15 @@ from importlib.metadata import PackageNotFoundError, version
 
 import uvloop
 
+from worker.baseline import BaselineError, read_baseline
 from worker.engines import EngineError
 from worker.engines.registry import ENGINES, EngineSettings, make_engine
 from worker.execution import Executor
+from worker.exposition import of_models, of_process
 from worker.loading.page_cache import PageCacheLoader
 from worker.log import EventLog
 from worker.memory import HostMemory
+from worker.metrics import Metrics
 from worker.models import Models
 from worker.options import Options, parse
 from worker.process import DrainTimes, WorkerProcess
@@ -31,6 +34,7 @@ from worker.report import TTL_S, RecordBuilder, Reporter
 from worker.serving.body import Bodies
 from worker.serving.description import Identity
 from worker.serving.v2 import Serving
+from worker.starts import Starts, process_age_s
 from worker.store import StoreError, scan
 
 _USAGE = 2
@@ -52,7 +56,7 @@ def main(argv: list[str]) -> int:
         return _USAGE
     try:
         return uvloop.run(_run(options, sock, log))
-    except (StoreError, EngineError) as error:
+    except (StoreError, EngineError, BaselineError) as error:
         log.error("worker.failed", error=str(error))
         return _USAGE
 
@@ -69,21 +73,33 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         for reporter in reporters:
             reporter.changed()
 
-    models = Models(HeldReplica(files, engine, loader, log, time.monotonic, changed) for files in found)
+    memory = HostMemory()
+    starts = Starts(
+        log,
+        read_baseline(options.baseline),
+        memory,
+        imports_s=process_age_s() if found else None,
+        objective_s=options.start_objective_s,
+    )
+    models = Models(HeldReplica(files, engine, loader, log, time.monotonic, changed, starts) for files in found)
     executor = Executor(options.concurrency or kind.concurrency(_cores()), options.queue)
+    metrics = Metrics()
     serving = Serving(
         Identity(options.id, epoch, _version()),
         models,
         executor,
         log,
         Bodies(options.body_limit_bytes, options.bodies_limit_bytes),
+        metrics=metrics,
     )
+    metrics.add(of_models(models))
+    metrics.add(of_process(executor, memory, starts, lambda: serving.draining))
     address = options.advertise or _url(sock)
     builder = RecordBuilder(
         options.id,
         epoch,
         address,
-        HostMemory(),
+        memory,
         lambda: [replica.report() for replica in models],
         lambda: executor.queue_depth,
         CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read,

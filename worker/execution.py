@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from router.stats import RecentMean
 from worker.engines import Cancellation, GivenUpError
+from worker.metrics import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,6 +56,8 @@ class Executor:
         self._queued_s = 0.0
         self._queued = 0
         self._recent = RecentMean(QUEUED_S)
+        self.waits = Histogram()
+        """How long calls waited for a thread, in seconds; those of the background are left out."""
 
     @property
     def in_flight(self) -> int:
@@ -117,6 +120,7 @@ class Executor:
     def _waited(self, seconds: float) -> None:
         self._queued_s += seconds
         self._queued += 1
+        self.waits.observe(seconds)
 
     def _submit_apart(self, call: Callable[[Cancellation], T], cancellation: Cancellation) -> Future[T]:
         loop = asyncio.get_running_loop()

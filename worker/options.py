@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from router.urls import check_address
 from worker.engines.registry import ENGINES
 from worker.redis_writer import SCHEMES, StateAddress
+from worker.starts import OBJECTIVE_S
 from worker.store import MAX_VERSIONS, NAME, VERSION, Versions
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Options:
     advertise: str | None
     parent_pid: int | None
     json_log: bool
+    start_objective_s: float
+    baseline: Path | None
 
 
 def parse(argv: list[str]) -> Options:
@@ -90,6 +93,8 @@ def parse(argv: list[str]) -> Options:
         advertise=given.advertise,
         parent_pid=given.parent_pid,
         json_log=given.log_format == "json",
+        start_objective_s=given.start_objective_s,
+        baseline=given.baseline,
     )
 
 
@@ -178,6 +183,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--drain-s", type=_seconds, default=30.0, metavar="S", help="on SIGTERM: finish what runs within this time")
     add("--parent-pid", type=_count(1, 1 << 30), metavar="P", help="drain when this parent process ends; ignore SIGINT")
     add("--log-format", choices=("json", "text"), default="json", help="how events on standard error look")
+    add(
+        "--start-objective-s",
+        type=_seconds,
+        default=OBJECTIVE_S,
+        metavar="S",
+        help="tell of a start that takes longer, seconds; 0: of none",
+    )
+    add("--baseline", type=Path, metavar="FILE", help="baseline of start times, from bench coldstart --fit")
     return parser
 
 

@@ -13,6 +13,7 @@ from worker.gate import Gate
 from worker.lifecycle import Lifecycle, Transition
 from worker.loading import LoadError
 from worker.stages import Stage, Stages
+from worker.starts import Start, Starts
 from worker.statistics import Statistics
 from worker.warmup import WarmupError, shape_classes, warm_up
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from worker.engines import Array, Engine, LoadedModel, Parameters
-    from worker.loading import Loader
+    from worker.loading import Loaded, Loader
     from worker.log import EventLog
     from worker.store import ModelFiles, ShapeClass
 
@@ -38,10 +39,11 @@ class Counts:
         self.rejected = 0
         self.before_warm = 0
 
-    def begun(self) -> None:
-        """A run began; called in the thread that runs it."""
+    def begun(self) -> bool:
+        """A run began; called in the thread that runs it. True for the first."""
         with self._lock:
             self.executed += 1
+            return self.executed == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,12 @@ class HeldReplica:
         log: EventLog,
         clock: Callable[[], float],
         on_change: Callable[[], None],
+        starts: Starts | None = None,
     ) -> None:
-        """``clock``: monotonic seconds. ``on_change`` is called whenever what :meth:`report` returns has changed."""
+        """``clock``: monotonic seconds. ``on_change`` is called whenever what :meth:`report` returns has changed.
+
+        ``starts`` is told of its start.
+        """
         self.files = files
         self.counts = Counts()
         self.statistics = Statistics()
@@ -74,6 +80,12 @@ class HeldReplica:
         self._log = log
         self._clock = clock
         self._on_change = on_change
+        self._starts = Starts(log) if starts is None else starts
+        self.stages = Stages(clock)
+        self.start_s: float | None = None
+        """What its start took in all, once it is warm."""
+        self.expected_s: float | None = None
+        """What its start should take, once that is known."""
         self._model: LoadedModel | None = None
         self._cancellation = Cancellation()
         self._progress = _Progress()
@@ -101,15 +113,19 @@ class HeldReplica:
         """The loaded model, or None while there is none."""
         return self._model
 
+    @property
+    def warmth_ratio(self) -> float:
+        """The share of its shape classes that a run has proven."""
+        return sum(self._warmth.values()) / len(self._warmth)
+
     async def bring_up(self) -> None:
         """Read, load and warm up. Every failure but a cancellation ends in state ``failed``, with its reason."""
-        began = self._clock()
-        stages = Stages(self._clock)
+        stages = self.stages
+        self._starts.begin(stages)
+        began = self._clock() - sum(stages.seconds().values())
         try:
-            self._lifecycle.to(State.LOADING, began)
-            loaded = await asyncio.to_thread(
-                self._loader.load, self.files, self._note_progress, self._cancellation, stages
-            )
+            self._lifecycle.to(State.LOADING, self._clock())
+            loaded = await asyncio.to_thread(self._bring_in, stages)
             self._go_on()
             self.content_hash = loaded.content_hash
             self._model = await asyncio.to_thread(self._engine.load, self.files, self._cancellation, stages)
@@ -131,21 +147,20 @@ class HeldReplica:
             return
         self.gate.open()
         self._lifecycle.to(State.WARM, self._clock())
-        seconds = round(self._clock() - began, 3)
-        self._log.info(
-            "model.warm",
-            model=self.name,
-            version=self.version,
-            seconds=seconds,
-            device=self._model.device,
-            stages={stage.value: round(took_s, 4) for stage, took_s in stages.seconds().items()},
-        )
+        self.start_s = self._clock() - began
+        start = Start(self.start_s, self.expected_s, stages)
+        self._starts.warm(self.name, self.version, self._model.device, start)
+
+    def _bring_in(self, stages: Stages) -> Loaded:
+        self.expected_s = self._starts.expected_s(self.files)
+        return self._loader.load(self.files, self._note_progress, self._cancellation, stages)
 
     def _go_on(self) -> None:
         if self._cancellation.cancelled:
             raise GivenUpError("drained meanwhile")
 
     def _fail(self, reason: str) -> None:
+        self._starts.failed()
         self.gate.close(f"loading failed: {reason}")
         self._lifecycle.to(State.FAILED, self._clock(), reason)
 
@@ -197,8 +212,12 @@ class HeldReplica:
         model = self._model
         if model is None:
             raise EngineError(f"model {self.name!r} was taken down")
-        self.counts.begun()
-        return model.run(inputs, outputs, parameters, cancellation)
+        if not self.counts.begun():
+            return model.run(inputs, outputs, parameters, cancellation)
+        with self.stages.measure(Stage.FIRST_ANSWER):
+            answer = model.run(inputs, outputs, parameters, cancellation)
+        self._starts.first_answer(self.name, self.version, self.stages)
+        return answer
 
     def drain(self) -> None:
         """Say that no more requests should come; those that do are still answered."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Stage(StrEnum):
     """The stages, in the order in which a start comes to them."""
 
-    IMPORTS = "imports"  # interpreter and imports, until the worker's own first line of work
+    IMPORTS = "imports"  # interpreter and imports, the engine's included; of a process's first start only
     DECOMPRESS = "decompress"
     OPEN = "open"  # open and map the files
     PAGE_IN = "page_in"
@@ -25,7 +25,7 @@ class Stage(StrEnum):
     CREATE = "create"  # session creation
     TRANSFER = "transfer"  # host to device
     WARM_UP = "warm_up"  # the runs that prove it
-    FIRST_ANSWER = "first_answer"  # from then to the end of the first answer to a caller
+    FIRST_ANSWER = "first_answer"  # the first run for a caller, whenever that comes
 
 
 class Stages:

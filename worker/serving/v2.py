@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
+from worker.metrics import CONTENT_TYPE, Metrics
 from worker.serving.answer import write
 from worker.serving.description import Identity, configuration, metadata, statistics
 from worker.serving.errors import RequestError
@@ -45,6 +46,7 @@ class Serving:
         log: EventLog,
         bodies: Bodies,
         clock: Callable[[], float] = time.monotonic,
+        metrics: Metrics | None = None,
     ) -> None:
         """``clock``: monotonic seconds."""
         self._identity = identity
@@ -53,6 +55,7 @@ class Serving:
         self._log = log
         self._bodies = bodies
         self._clock = clock
+        self._metrics = Metrics() if metrics is None else metrics
         self._started = clock()
         self._draining = False
         self.inference = Inference(models, executor, clock)
@@ -71,7 +74,13 @@ class Serving:
             app.router.add_get(f"{path}/stats", self.model_statistics)
             app.router.add_post(f"{path}/infer", self.infer)
         app.router.add_get("/stats", self.stats)
+        app.router.add_get("/metrics", self.metrics)
         return app
+
+    @property
+    def draining(self) -> bool:
+        """Whether the worker drains."""
+        return self._draining
 
     def drain(self) -> None:
         """Say not ready from now on, and close each connection after its next answer; still answer what arrives."""
@@ -162,6 +171,10 @@ class Serving:
                 "versions": {f"{replica.name}@{replica.version}": _stats(replica) for replica in self._models},
             }
         )
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """``GET /metrics``: the same and more in Prometheus' text format."""
+        return web.Response(body=self._metrics.text().encode(), headers={"Content-Type": CONTENT_TYPE})
 
     # --- inference ------------------------------------------------------------------------------------------------
 

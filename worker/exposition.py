@@ -1,0 +1,111 @@
+"""Which metrics a worker has: their names, and where each number stands. docs/observability.md lists them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from router.model import State
+from worker.metrics import Family
+from worker.starts import process_age_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from worker.execution import Executor
+    from worker.memory import MemoryProbe
+    from worker.models import Models
+    from worker.starts import Starts
+
+_C, _G, _H = "counter", "gauge", "histogram"
+
+
+def of_models(models: Models) -> Callable[[], Iterator[Family]]:
+    """Expose each replica's state, its last start and what became of its requests. Labels: ``model``, ``version``."""
+
+    def families() -> Iterator[Family]:
+        state = Family("warmroute_worker_state", _G, "1 for the state that a replica is in, 0 for the others.")
+        warmth = Family(
+            "warmroute_worker_warmth_ratio", _G, "Share of a replica's shape classes that a run has proven."
+        )
+        stages = Family("warmroute_worker_stage_seconds", _G, "What each stage of a replica's last start took.")
+        start = Family("warmroute_worker_start_seconds", _G, "What a replica's last start took in all.")
+        expected = Family("warmroute_worker_start_expected_seconds", _G, "What the baseline said it would take.")
+        executed = Family("warmroute_worker_executions_total", _C, "Runs begun for requests; warm-up runs are not.")
+        ended = Family(
+            "warmroute_worker_not_answered_total", _C, "Requests that got no answer of the model's, by result."
+        )
+        for replica in models:
+            labels = {"model": replica.name, "version": replica.version}
+            for one in State:
+                state.add(float(replica.state is one), **labels, state=one.value)
+            warmth.add(replica.warmth_ratio, **labels)
+            for stage, seconds in replica.stages.seconds().items():
+                stages.add(seconds, **labels, stage=stage.value)
+            if replica.start_s is not None:
+                start.add(replica.start_s, **labels)
+            if replica.expected_s is not None:
+                expected.add(replica.expected_s, **labels)
+            counts = replica.counts
+            executed.add(counts.executed, **labels)
+            for result in ("failed", "cancelled", "rejected", "before_warm"):
+                ended.add(getattr(counts, result), **labels, result=result)
+        return iter((state, warmth, stages, start, expected, executed, ended))
+
+    return families
+
+
+def of_process(
+    executor: Executor, memory: MemoryProbe, starts: Starts, draining: Callable[[], bool]
+) -> Callable[[], Iterator[Family]]:
+    """Expose what concerns the whole process."""
+
+    def families() -> Iterator[Family]:
+        counts = starts.counts
+        for name, text, value in (
+            ("warmroute_worker_starts_total", "Starts that ended warm.", counts.warm),
+            ("warmroute_worker_failed_starts_total", "Starts that failed.", counts.failed),
+            ("warmroute_worker_slow_starts_total", "Starts that took longer than --start-objective-s.", counts.slow),
+            (
+                "warmroute_worker_starts_outside_band_total",
+                "Starts that took longer, or shorter, than the baseline's band.",
+                counts.outside_band,
+            ),
+        ):
+            yield _one(name, _C, text, value)
+        yield _one("warmroute_worker_in_flight", _G, "Requests that run or wait.", executor.in_flight)
+        yield _one("warmroute_worker_queue_depth", _G, "Requests that wait for an execution.", executor.queue_depth)
+        waits = Family("warmroute_worker_queue_seconds", _H, "How long requests waited for an execution.")
+        waits.histograms.append(({}, executor.waits))
+        yield waits
+        yield _one("warmroute_worker_draining", _G, "1 where the worker drains.", float(draining()))
+        found = memory.read()
+        if found is not None:
+            room = Family("warmroute_worker_memory_bytes", _G, "Memory of whatever the models live in.")
+            room.add(found.free_bytes, kind="free")
+            room.add(found.total_bytes, kind="total")
+            yield room
+        yield _one("process_cpu_seconds_total", _C, "Processor time of this process.", time.process_time())
+        resident = _resident_bytes()
+        if resident is not None:
+            yield _one("process_resident_memory_bytes", _G, "Resident memory of this process.", resident)
+        age_s = process_age_s()
+        if age_s is not None:
+            yield _one("process_start_time_seconds", _G, "When this process was made.", round(time.time() - age_s, 2))
+
+    return families
+
+
+def _one(name: str, kind: str, text: str, value: float) -> Family:
+    family = Family(name, kind, text)
+    family.add(value)
+    return family
+
+
+def _resident_bytes(proc: Path = Path("/proc")) -> int | None:
+    try:
+        return int((proc / "self" / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
