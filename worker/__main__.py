@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -37,16 +38,23 @@ from worker.serving.v2 import Serving
 from worker.starts import Starts, process_age_s
 from worker.store import StoreError, scan
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _USAGE = 2
 _PR_SET_PDEATHSIG = 1
 
 
-def main(argv: list[str]) -> int:
-    """Run one worker; returns its exit code: 0 after a drain, 2 where it could not start."""
+def main(argv: list[str], follow_parent: Callable[[int], bool] | None = None) -> int:
+    """Run one worker; returns its exit code: 0 after a drain, 2 where it could not start.
+
+    ``follow_parent`` makes it end with the parent of that process id, and says whether it still lives; by default the
+    kernel is asked (:func:`die_with_parent`).
+    """
     # ONNX Runtime reports on its use and keeps a session file in TMPDIR from its import on; who runs a worker decides.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     options = parse(argv)
-    if options.parent_pid is not None and not _die_with_parent(options.parent_pid):
+    if options.parent_pid is not None and not (follow_parent or die_with_parent)(options.parent_pid):
         return 0
     log = EventLog(sys.stderr, json=options.json_log)
     try:
@@ -168,7 +176,12 @@ def _version() -> str:
         return "unknown"
 
 
-def _die_with_parent(parent_pid: int) -> bool:
+def run_forked(argv: list[str]) -> int:
+    """Run a worker that a zygote has forked: its stand-in follows the parent, and is followed by the worker."""
+    return main(argv, lambda _: True)
+
+
+def die_with_parent(parent_pid: int) -> bool:
     """Ask the kernel for SIGTERM when the parent ends (prctl(2)); False where it has ended already."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     return os.getppid() == parent_pid

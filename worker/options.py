@@ -57,6 +57,8 @@ def parse(argv: list[str]) -> Options:
     """Read the command line; what is wrong with it ends the process with code 2, naming the flag."""
     parser = _parser()
     given = parser.parse_args(argv)
+    if given.zygote is not None:
+        parser.error("--zygote: a worker cannot; use `warmroute worker` or `python -m worker.zygote_client`")
     host, port = given.listen
     if given.advertise is None and given.state != "none" and host in ("0.0.0.0", "::", ""):
         parser.error(
@@ -182,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--drain-s", type=_seconds, default=30.0, metavar="S", help="on SIGTERM: finish what runs within this time")
     add("--parent-pid", type=_count(1, 1 << 30), metavar="P", help="drain when this parent process ends; ignore SIGINT")
+    add("--zygote", metavar="PATH", help="have the zygote at PATH fork this worker; of `warmroute worker` only")
     add("--log-format", choices=("json", "text"), default="json", help="how events on standard error look")
     add(
         "--start-objective-s",

@@ -22,8 +22,9 @@ app = App(
 
 @app.default
 def worker(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
-    """Replace this process by ``python -P -m worker`` with the same arguments."""
-    hand_over("worker", arguments)
+    """Replace this process by ``python -P -m worker`` with the same arguments, or by what has a zygote fork it."""
+    forked = any(argument.partition("=")[0] == "--zygote" for argument in arguments)
+    hand_over("worker.zygote_client" if forked else "worker", arguments)
 
 
 def hand_over(program: str, arguments: tuple[str, ...]) -> None:

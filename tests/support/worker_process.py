@@ -19,18 +19,22 @@ ROOT = Path(__file__).parents[2]
 
 
 class WorkerProcess:
-    """``python -m worker`` with the given flags, on a port of the system's choice."""
+    """``python -m worker``, or another ``module``, with the given flags, on a port of the system's choice."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, module: str = "worker", environment: dict[str, str] | None = None) -> None:
         self.events: list[dict[str, Any]] = []
         self.text: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "worker", "--listen", "127.0.0.1:0", *flags],
+            [sys.executable, "-P", "-m", module, "--listen", "127.0.0.1:0", *flags],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "proto")))},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "proto"))),
+                **(environment or {}),
+            },
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -17,7 +17,15 @@ IMPURE |= {"time"}
 DATA_PATH_NEVER = {"aiohttp", "cryptography", "cyclopts", "grpc", "opentelemetry", "redis", "rich", "yaml"}
 SUPERVISOR_NEVER = DATA_PATH_NEVER | {"asyncio", "uvloop"}
 
-COMPOSITION_ROOTS = ("sidecar/__main__.py", "worker/__main__.py", "sidecar/cli", "sidecar/config", "sidecar/up")
+COMPOSITION_ROOTS = (
+    "sidecar/__main__.py",
+    "sidecar/cli",
+    "sidecar/config",
+    "sidecar/up",
+    "worker/__main__.py",
+    "worker/zygote.py",
+    "worker/zygote_client.py",
+)
 """Where the environment may be read: composition roots, the command line, and the loading of configuration."""
 
 

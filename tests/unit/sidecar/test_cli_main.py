@@ -157,6 +157,9 @@ def test_worker_gets_all_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["worker", "--help", "--models", "m", "--", "x"]) == 0
     assert started == [(sys.executable, [sys.executable, "-P", "-m", "worker", "--help", "--models", "m", "--", "x"])]
     assert worker_command(()) == [sys.executable, "-P", "-m", "worker"]
+    for flag in (["--zygote", "/z"], ["--zygote=/z"]):
+        assert main(["worker", "--model", "m", *flag]) == 0
+        assert started[-1][1][1:] == ["-P", "-m", "worker.zygote_client", "--model", "m", *flag]
 
 
 def test_bench_gets_all_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
