@@ -11,7 +11,7 @@ from hypothesis import settings
 import router.cluster
 
 HERE = Path(__file__).parent
-ALONE = (HERE / "bench", HERE / "chaos", HERE / "conformance")
+ALONE = (HERE / "bench", HERE / "chaos")
 
 # No property here is about time: what one example takes on a busy machine fails none. Else as usual, or as in CI.
 settings.register_profile("suite", settings.default, deadline=None)

@@ -20,7 +20,7 @@ HARNESS = Path(__file__).with_name("captures")
 CAPTURES = 76
 ADDED = {"traceparent", "via", "warmroute-attempt", "x-forwarded-for", "x-forwarded-proto", "x-request-id"}
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HARNESS = Path(__file__).with_name("grpc")
 CASES = 25
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 @contextmanager

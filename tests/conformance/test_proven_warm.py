@@ -8,6 +8,8 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.support.load import Ask, Load
 from tests.support.lying_worker import WITHIN_S, LyingWorker
 from tests.support.product import running
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.product import Sidecar
+
+pytestmark = pytest.mark.acceptance
 
 LOAD_S = 1.0
 ASK = Ask("infer", b"POST /v2/models/m/infer HTTP/1.1\r\n", b"{}", b"}")

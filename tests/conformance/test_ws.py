@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HARNESS = Path(__file__).with_name("ws")
 CASES = 21
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
