@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +80,13 @@ def _used(group: Path) -> int:
         return max(0, used - int(rows.get("inactive_file", "0")))
     except (OSError, ValueError):
         return 0
+
+
+def trim() -> None:
+    """Have the C library give free pages of its heap back to the system (malloc_trim(3)); nothing where it cannot.
+
+    A model's close frees many pieces between others that live on, and what is free within a heap stays in the process.
+    Takes milliseconds, with the interpreter's lock given back.
+    """
+    if hasattr(_LIBC, "malloc_trim"):  # the GNU C library
+        _LIBC.malloc_trim(0)

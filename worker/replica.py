@@ -1,27 +1,31 @@
-"""One model version as this worker holds it: brought up step by step, reported, and taken down again."""
+"""One model version as this worker holds it: brought up, reported, swapped for new content, unloaded, taken down."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from router.model import Replica, State
+from worker.building import Builder, BuildError, close
 from worker.engines import Cancellation, EngineError, GivenUpError
 from worker.gate import Gate
 from worker.lifecycle import Lifecycle, Transition
-from worker.loading import LoadError
+from worker.memory import HostMemory
 from worker.stages import Stage, Stages
 from worker.starts import Start, Starts
 from worker.statistics import Statistics
-from worker.warmup import WarmupError, shape_classes, warm_up
+from worker.warmup import shape_classes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from worker.copies import LoadedCopy
     from worker.engines import Array, Engine, LoadedModel, Parameters
-    from worker.loading import Loaded, Loader
+    from worker.loading import Loader
     from worker.log import EventLog
     from worker.store import ModelFiles, ShapeClass
 
@@ -39,11 +43,10 @@ class Counts:
         self.rejected = 0
         self.before_warm = 0
 
-    def begun(self) -> bool:
-        """A run began; called in the thread that runs it. True for the first."""
+    def begun(self) -> None:
+        """A run began; called in the thread that runs it."""
         with self._lock:
             self.executed += 1
-            return self.executed == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,11 @@ class _Progress:
 
 
 class HeldReplica:
-    """A model version, its state, its gate and its counts. Used on the event loop only, except :meth:`execute`."""
+    """A model version, its state, its gate and its counts.
+
+    Used on the event loop only, except :meth:`hold` and :meth:`execute`. What runs is a copy; a swap puts another one
+    in its place, and the one before is closed when its last run has ended.
+    """
 
     def __init__(
         self,
@@ -73,21 +80,26 @@ class HeldReplica:
         self.counts = Counts()
         self.statistics = Statistics()
         self.gate = Gate(files.name)
-        self.content_hash = ""
-        self.config_revision = files.config_revision
-        self._engine = engine
-        self._loader = loader
+        self._builder = Builder(engine, loader, HostMemory())
         self._log = log
         self._clock = clock
         self._on_change = on_change
         self._starts = Starts(log) if starts is None else starts
         self.stages = Stages(clock)
+        """Of the last time it was loaded."""
         self.start_s: float | None = None
-        """What its start took in all, once it is warm."""
+        """What that took in all, once it was warm."""
         self.expected_s: float | None = None
         """What its start should take, once that is known."""
-        self._model: LoadedModel | None = None
+        self._copy: LoadedCopy | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._busy = asyncio.Lock()
         self._cancellation = Cancellation()
+        self._ended = False
+        self._trouble = ""
+        self._requests = 0
+        self._no_requests = asyncio.Event()
+        self._last_used = clock()
         self._progress = _Progress()
         self._progress_logged = float("-inf")
         self._warmth = {shape_class.name: 0.0 for shape_class in shape_classes(files)}
@@ -109,71 +121,109 @@ class HeldReplica:
         return self._lifecycle.state
 
     @property
+    def reason(self) -> str:
+        """Why it is in this state, or why it still has its old content; empty where there is nothing to say."""
+        return self._lifecycle.reason or self._trouble
+
+    @property
     def model(self) -> LoadedModel | None:
-        """The loaded model, or None while there is none."""
-        return self._model
+        """The loaded model, or None while there is none. Its tensors may be looked at; to run it, :meth:`hold` it."""
+        return None if self._copy is None else self._copy.model
+
+    @property
+    def content_hash(self) -> str:
+        """What is equal where the loaded files are; empty while there are none."""
+        return "" if self._copy is None else self._copy.loaded.content_hash
 
     @property
     def warmth_ratio(self) -> float:
         """The share of its shape classes that a run has proven."""
         return sum(self._warmth.values()) / len(self._warmth)
 
-    async def bring_up(self) -> None:
-        """Read, load and warm up. Every failure but a cancellation ends in state ``failed``, with its reason."""
-        stages = self.stages
-        self._starts.begin(stages)
-        began = self._clock() - sum(stages.seconds().values())
-        try:
+    # --- loading ----------------------------------------------------------------------------------------------------
+
+    async def bring_up(self, files: ModelFiles | None = None) -> bool:
+        """Read, load and warm up; True where it is warm then.
+
+        ``files``: what to load from now on. Every failure but a cancellation ends in state ``failed``, with its reason.
+        """
+        async with self._busy:
+            if self._ended or self._copy is not None:
+                return self.state is State.WARM
+            self.files = files or self.files
+            stages = self.stages = Stages(self._clock)
+            self._starts.begin(stages)
+            began = self._clock() - sum(stages.seconds().values())
+            self._cancellation = Cancellation()
+            self._warmth = {shape_class.name: 0.0 for shape_class in shape_classes(self.files)}
             self._lifecycle.to(State.LOADING, self._clock())
-            loaded = await asyncio.to_thread(self._bring_in, stages)
-            self._go_on()
-            self.content_hash = loaded.content_hash
-            self._model = await asyncio.to_thread(self._engine.load, self.files, self._cancellation, stages)
-            self._go_on()
-            _check_labels(self.files, self._model)
-            self._lifecycle.to(State.WARMING, self._clock())
-            with stages.measure(Stage.WARM_UP):
-                await asyncio.to_thread(
-                    warm_up, self._model, shape_classes(self.files), self._cancellation, self._prover()
+            self.expected_s = await asyncio.to_thread(self._starts.expected_s, self.files)
+            try:
+                copy = await self._builder.build(
+                    self.files, self._cancellation, stages, self._note_progress, self._loaded, self._proven
                 )
-            self._go_on()  # a run that could not be interrupted ends well after a drain began
-        except GivenUpError:
-            return
-        except (LoadError, EngineError, WarmupError) as error:
-            self._fail(str(error))
-            return
-        except Exception as error:  # noqa: BLE001 - a replica that will never be warm must say so, whatever broke
-            self._fail(f"{type(error).__name__}: {error}")
-            return
-        self.gate.open()
-        self._lifecycle.to(State.WARM, self._clock())
-        self.start_s = self._clock() - began
-        start = Start(self.start_s, self.expected_s, stages)
-        self._starts.warm(self.name, self.version, self._model.device, start)
+            except GivenUpError:
+                return False
+            except BuildError as error:
+                self._starts.failed()
+                self.gate.close(f"loading failed: {error}")
+                self._lifecycle.to(State.FAILED, self._clock(), str(error))
+                return False
+            self._copy = copy
+            self._last_used = self._clock()
+            self.gate.open()
+            self._lifecycle.to(State.WARM, self._clock())
+            self.start_s = self._clock() - began
+            start = Start(self.start_s, self.expected_s, stages)
+            self._starts.warm(self.name, self.version, copy.model.device, start)
+            return True
 
-    def _bring_in(self, stages: Stages) -> Loaded:
-        self.expected_s = self._starts.expected_s(self.files)
-        return self._loader.load(self.files, self._note_progress, self._cancellation, stages)
+    async def swap(self, files: ModelFiles) -> bool:
+        """Load ``files`` beside the copy that serves, prove the new one and let it take over; True where it did.
 
-    def _go_on(self) -> None:
-        if self._cancellation.cancelled:
-            raise GivenUpError("drained meanwhile")
+        Requests that run end on the copy that they began on, which is closed then (:meth:`retired`). Where the load
+        fails, everything that it took is given back, the old copy goes on serving, and :attr:`reason` says why.
+        """
+        async with self._busy:
+            if self._ended or self.state is not State.WARM:
+                return False
+            began = self._clock()
+            stages = Stages(self._clock)
+            self._cancellation = Cancellation()
+            try:
+                copy = await self._builder.build(
+                    files, self._cancellation, stages, self._note_progress, _unnoticed, _unnoticed
+                )
+            except GivenUpError:
+                return False
+            except BuildError as error:
+                self._trouble = f"the new content was not taken over: {error}"
+                self._log.error("model.swap_failed", model=self.name, version=self.version, reason=str(error))
+                self._on_change()
+                return False
+            old, self._copy = self._copy, copy
+            self.files = files
+            self._trouble = ""
+            self._warmth = {shape_class.name: 1.0 for shape_class in shape_classes(files)}
+            self._on_change()
+            self.stages, self.start_s = stages, self._clock() - began
+            self._log.info(
+                "model.swapped",
+                model=self.name,
+                version=self.version,
+                seconds=round(self.start_s, 3),
+                device=copy.model.device,
+                stages={stage.value: round(took_s, 4) for stage, took_s in stages.seconds().items()},
+            )
+            if old is not None:
+                self._retire(old)
+            return True
 
-    def _fail(self, reason: str) -> None:
-        self._starts.failed()
-        self.gate.close(f"loading failed: {reason}")
-        self._lifecycle.to(State.FAILED, self._clock(), reason)
+    def _loaded(self) -> None:
+        self._lifecycle.to(State.WARMING, self._clock())
 
-    def _prover(self) -> Callable[[ShapeClass], None]:
-        loop = asyncio.get_running_loop()
-
-        def proven(shape_class: ShapeClass) -> None:
-            loop.call_soon_threadsafe(self._proven, shape_class.name)
-
-        return proven
-
-    def _proven(self, name: str) -> None:
-        self._warmth[name] = 1.0
+    def _proven(self, shape_class: ShapeClass) -> None:
+        self._warmth[shape_class.name] = 1.0
         self._on_change()
 
     def _note_progress(self, bytes_read: int, bytes_total: int) -> None:
@@ -201,39 +251,145 @@ class HeldReplica:
         )
         self._on_change()
 
-    def execute(
-        self, inputs: dict[str, Array], outputs: list[str], parameters: Parameters, cancellation: Cancellation
-    ) -> list[Array]:
-        """Run the model once for a request; blocks. See :meth:`worker.engines.LoadedModel.run`.
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def request(self, *, background: bool = False) -> Iterator[None]:
+        """Count a request that was let in, until its end: while there is one, the model is not unloaded.
+
+        ``background``: no caller waits for it, so that it does not keep an idle model loaded.
+        """
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if not background:
+                self._last_used = self._clock()
+            if self._requests == 0:
+                self._no_requests.set()
+
+    def idle_s(self) -> float:
+        """Return for how many seconds no request was let in here, nor under way."""
+        return 0.0 if self._requests else max(0.0, self._clock() - self._last_used)
+
+    @contextmanager
+    def hold(self) -> Iterator[LoadedCopy]:
+        """Keep the copy that serves now from being closed, in any thread, until the end of the ``with`` block.
 
         Raises:
-            EngineError: the execution failed, or the model was taken down meanwhile.
+            EngineError: there is none: the model was taken down meanwhile.
         """
-        model = self._model
-        if model is None:
-            raise EngineError(f"model {self.name!r} was taken down")
-        if not self.counts.begun():
-            return model.run(inputs, outputs, parameters, cancellation)
-        with self.stages.measure(Stage.FIRST_ANSWER):
-            answer = model.run(inputs, outputs, parameters, cancellation)
-        self._starts.first_answer(self.name, self.version, self.stages)
+        while True:
+            copy = self._copy
+            if copy is None:
+                raise EngineError(f"model {self.name!r} was taken down")
+            if copy.take():  # else it was swapped in between, and the next look finds the new one
+                break
+        try:
+            yield copy
+        finally:
+            copy.give_back()
+
+    def execute(
+        self,
+        copy: LoadedCopy,
+        inputs: dict[str, Array],
+        outputs: list[str],
+        parameters: Parameters,
+        cancellation: Cancellation,
+    ) -> list[Array]:
+        """Run a copy that is held once, for a request; blocks. See :meth:`worker.engines.LoadedModel.run`.
+
+        Raises:
+            EngineError: the execution failed.
+        """
+        self.counts.begun()
+        if not copy.first_run():
+            return copy.model.run(inputs, outputs, parameters, cancellation)
+        with copy.stages.measure(Stage.FIRST_ANSWER):
+            answer = copy.model.run(inputs, outputs, parameters, cancellation)
+        self._starts.first_answer(self.name, self.version, copy.stages)
         return answer
 
+    # --- its end ----------------------------------------------------------------------------------------------------
+
+    async def unload(self, why: str, settle_s: float = 0.0, drain_s: float = 30.0) -> None:
+        """Give back what the model holds, once no request uses it, and be ``cold``; a load that is under way ends.
+
+        For ``settle_s`` after the state said ``draining`` requests are still let in, because callers may not have heard
+        of it. Those that were let in have ``drain_s`` to end before this returns; what still runs then runs to its end,
+        and what it uses is given back after that.
+        """
+        self._cancellation.cancel()
+        if self.state in (State.LOADING, State.WARMING):
+            self._lifecycle.to(State.DRAINING, self._clock(), why)
+        async with self._busy:
+            if self.state is State.WARM:
+                self._lifecycle.to(State.DRAINING, self._clock(), why)
+                await asyncio.sleep(settle_s)
+                self.gate.close(why)
+                await self._requests_ended(drain_s)
+            self.gate.close(why)
+            copy, self._copy = self._copy, None
+            if copy is not None:
+                self._retire(copy)
+                await asyncio.wait(self._retiring, timeout=drain_s)
+            self._trouble = ""
+            self._warmth = dict.fromkeys(self._warmth, 0.0)
+            if self.state in (State.DRAINING, State.FAILED):
+                self._lifecycle.to(State.COLD, self._clock(), why)
+            if copy is not None:
+                self._log.info("model.unloaded", model=self.name, version=self.version, reason=why)
+
+    async def _requests_ended(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._requests:
+                    self._no_requests.clear()
+                    await self._no_requests.wait()
+
+    def _retire(self, copy: LoadedCopy) -> None:
+        task = asyncio.create_task(self._retired(copy), name=f"retire {self.name}@{self.version}")
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def _retired(self, copy: LoadedCopy) -> None:
+        loop, unused = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+                loop.call_soon_threadsafe(unused.set)
+
+        copy.retire(tell)
+        await unused.wait()
+        await close(copy)
+
+    async def retired(self, timeout_s: float) -> bool:
+        """Wait until copies that were swapped or unloaded are closed; False where one still runs at the end."""
+        if self._retiring:
+            await asyncio.wait(self._retiring, timeout=timeout_s)
+        return not self._retiring
+
     def drain(self) -> None:
-        """Say that no more requests should come; those that do are still answered."""
+        """Say that no more requests should come, because the process ends; those that do are still answered."""
+        self._ended = True
         self._cancellation.cancel()
         if self.state in (State.LOADING, State.WARMING, State.WARM):
             self._lifecycle.to(State.DRAINING, self._clock())
 
     def take_down(self) -> None:
-        """Give back what the model holds. Nothing runs any more."""
+        """Give back what the model holds, because the process ends. Nothing runs any more that can be stopped."""
+        self._ended = True
         self._cancellation.cancel()
         self.gate.close("the worker is shutting down")
-        model, self._model = self._model, None
-        if model is not None:
-            model.close()
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.retire(copy.close)
         if self.state is State.DRAINING:
             self._lifecycle.to(State.COLD, self._clock())
+
+    # --- reports ----------------------------------------------------------------------------------------------------
 
     def warm_for_s(self) -> float:
         """Return for how many seconds it has been warm; 0 where it is not."""
@@ -247,14 +403,12 @@ class HeldReplica:
             state=self.state,
             warmth=tuple(sorted(self._warmth.items())),
             content_hash=self.content_hash,
-            config_revision=self.config_revision,
+            config_revision=self.files.config_revision,
             generation=1,
             warm_for_s=self.warm_for_s(),
-            reason=self._lifecycle.reason[:500],
+            reason=self.reason[:500],
         )
 
 
-def _check_labels(files: ModelFiles, model: LoadedModel) -> None:
-    if files.labels and not any(spec.shape and spec.shape[-1] in (-1, len(files.labels)) for spec in model.outputs):
-        shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in model.outputs)
-        raise EngineError(f"{files.directory}: {len(files.labels)} labels fit no output; the outputs are {shapes}")
+def _unnoticed(*_: object) -> None:
+    """A copy that is made beside the one that serves changes nothing that is reported."""

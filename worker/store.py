@@ -14,6 +14,7 @@ Whatever is not right is an error that names file, field, value and remedy; noth
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -33,6 +34,8 @@ MAX_DESCRIPTION_BYTES = 1 << 20
 Dim = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 
+MAX_FILES = 10_000
+"""In one version's directory."""
 MAX_VERSIONS = 64
 """Of one model at once."""
 T = TypeVar("T", bound=msgspec.Struct)
@@ -69,12 +72,19 @@ class ModelFiles:
     labels: tuple[str, ...] = ()
     warmup: tuple[ShapeClass, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    sha256: dict[str, str] = field(default_factory=dict)
+    """What ``model.yaml`` says of files, by their path within the directory."""
+    signature: str = field(default="", compare=False)
+    """What changes when a file of the directory does: names, sizes, times and inodes, not the content."""
 
     @property
     def config_revision(self) -> str:
         """Return what is equal where a version's description means the same: labels, warm-up and engine options."""
         said = (self.labels, sorted((one.name, sorted(one.shapes.items())) for one in self.warmup), self.options)
         return hashlib.blake2b(msgspec.json.encode(said, order="sorted"), digest_size=8).hexdigest()
+
+
+_Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class _Warmup(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -86,6 +96,7 @@ class _Description(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     labels: str | None = None
     warmup: Annotated[tuple[_Warmup, ...], msgspec.Meta(max_length=64)] = ()
     engine: dict[str, Any] = msgspec.field(default_factory=dict)
+    files: Annotated[dict[str, _Sha256], msgspec.Meta(max_length=MAX_FILES)] = msgspec.field(default_factory=dict)
 
 
 class _Latest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -184,6 +195,9 @@ def _read(name: str, directory: Path, file_name: str | None) -> ModelFiles:
     twice = next((shape_name for shape_name in names if names.count(shape_name) > 1), None)
     if twice is not None:
         raise StoreError(f"{source}: warmup: {twice!r} is there twice; give each shape class a name of its own")
+    outside = next((path for path in description.files if within(path) is None), None)
+    if outside is not None:
+        raise StoreError(f"{source}: files: {outside!r}: name a file of this version, relative to its directory")
     return ModelFiles(
         name,
         directory.name,
@@ -192,7 +206,42 @@ def _read(name: str, directory: Path, file_name: str | None) -> ModelFiles:
         _labels(source, directory, description.labels) if description.labels is not None else (),
         tuple(ShapeClass(shape_class.name, dict(shape_class.shapes)) for shape_class in description.warmup),
         description.engine,
+        {within(path) or path: digest for path, digest in description.files.items()},
+        signature(directory),
     )
+
+
+def within(path: str) -> str | None:
+    """Return ``path`` without a leading ``./``, or None where it is not a relative path that stays in its directory."""
+    plain = path.removeprefix("./")
+    return None if any(part in ("", ".", "..") for part in plain.split("/")) else plain
+
+
+def signature(directory: Path) -> str:
+    """Return what is equal as long as nobody touched a file of ``directory``: names, sizes, times and inodes.
+
+    Raises:
+        StoreError: a file cannot be looked at, or there are more than ``MAX_FILES``.
+    """
+    digest, count, folders = hashlib.blake2b(digest_size=16), 0, [str(directory)]
+    try:
+        while folders:
+            with os.scandir(folders.pop()) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
+                    if entry.name.startswith("."):
+                        continue
+                    count += 1
+                    if count > MAX_FILES:
+                        raise StoreError(f"{directory}: over {MAX_FILES} files; a version holds the files of one model")
+                    if entry.is_dir():
+                        folders.append(entry.path)
+                        continue
+                    status = entry.stat()
+                    said = (entry.path, status.st_size, status.st_mtime_ns, status.st_ino)
+                    digest.update(msgspec.json.encode(said))
+    except OSError as error:
+        raise StoreError(f"{error.filename or directory}: {error.strerror}") from error
+    return digest.hexdigest()
 
 
 def _describe(source: Path, kind: type[T]) -> T:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from worker.engines import Array
-    from worker.replica import HeldReplica
     from worker.serving.fit import InferRequest, RequestedOutput
+    from worker.store import ModelFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +39,19 @@ def answered(output: RequestedOutput, array: Array, labels: tuple[str, ...]) -> 
     return datatype_of(output.spec.datatype, array.dtype), array
 
 
-def write(replica: HeldReplica, request: InferRequest, arrays: Sequence[Array]) -> Answer:
-    """Encode the ``arrays`` that the ``replica`` gave for the outputs of ``request``.
+def write(files: ModelFiles, request: InferRequest, arrays: Sequence[Array]) -> Answer:
+    """Encode the ``arrays`` that the model of ``files`` gave for the outputs of ``request``.
 
     Raises:
         RequestError: an output was asked for as JSON, which has no form for it.
     """
-    answer: dict[str, Any] = {"model_name": replica.name, "model_version": replica.version}
+    answer: dict[str, Any] = {"model_name": files.name, "model_version": files.version}
     if request.id is not None:
         answer["id"] = request.id
     tensors: list[dict[str, Any]] = []
     binary: list[memoryview | bytearray] = []
     for output, given in zip(request.outputs, arrays, strict=True):
-        datatype, array = answered(output, given, replica.files.labels)
+        datatype, array = answered(output, given, files.labels)
         if output.binary:
             data = encode_binary(datatype, array)
             binary.append(data)

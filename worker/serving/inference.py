@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from worker.models import Models
     from worker.replica import HeldReplica
     from worker.serving.fit import InferRequest
+    from worker.store import ModelFiles
 
 T = TypeVar("T")
 
@@ -79,11 +80,15 @@ class Inference:
         if not replica.gate.is_open and replica.state is not State.DRAINING:
             replica.counts.before_warm += 1
         pass_gate(replica)
-        model = self.loaded(replica)
+        self.loaded(replica)
         replica.statistics.began()
         try:
-            with _errors(replica), self._executor.place(background=background) as place:
-                yield Admitted(replica, model, place, self._clock)
+            with (
+                _errors(replica),
+                replica.request(background=background),
+                self._executor.place(background=background) as place,
+            ):
+                yield Admitted(replica, place, self._clock)
         except BaseException:
             replica.statistics.failed(self._clock() - began)
             raise
@@ -94,30 +99,33 @@ class Inference:
 class Admitted:
     """An inference that has a place."""
 
-    def __init__(self, replica: HeldReplica, model: LoadedModel, place: Place, clock: Callable[[], float]) -> None:
+    def __init__(self, replica: HeldReplica, place: Place, clock: Callable[[], float]) -> None:
         self.replica = replica
-        self.model = model
         self._place = place
         self._clock = clock
 
     async def run(
         self,
         read: Callable[[LoadedModel], InferRequest],
-        write: Callable[[HeldReplica, InferRequest, list[Array]], T],
+        write: Callable[[ModelFiles, InferRequest, list[Array]], T],
     ) -> T:
-        """Read the request, execute it and write the answer, all in a thread: the loop does not pay for it."""
-        replica, model, clock = self.replica, self.model, self._clock
+        """Read the request, execute it and write the answer, all in a thread: the loop does not pay for it.
+
+        All three see the copy of the model that serves when the thread comes to it, whatever takes over meanwhile.
+        """
+        replica, clock = self.replica, self._clock
         submitted = clock()
 
         def call(cancellation: Cancellation) -> T:
             begun = clock()
-            request = read(model)
-            known = clock()
-            names = [output.spec.name for output in request.outputs]
-            arrays = replica.execute(request.inputs, names, request.parameters, cancellation)
-            replica.statistics.executed()
-            ran = clock()
-            answer = write(replica, request, arrays)
+            with replica.hold() as copy:
+                request = read(copy.model)
+                known = clock()
+                names = [output.spec.name for output in request.outputs]
+                arrays = replica.execute(copy, request.inputs, names, request.parameters, cancellation)
+                replica.statistics.executed()
+                ran = clock()
+                answer = write(copy.files, request, arrays)
             replica.statistics.succeeded(Times(begun - submitted, known - begun, ran - known, clock() - ran))
             return answer
 

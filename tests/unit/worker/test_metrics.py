@@ -75,7 +75,8 @@ def test_a_replica_is_shown_from_its_start_to_its_going() -> None:
     assert 'warmroute_worker_state{model="m",version="3",state="cold"} 1' in metrics.text()
     assert "stage_seconds" not in metrics.text()
     asyncio.run(held.bring_up())
-    held.execute({"x": np.zeros((1, 2), np.float32)}, ["y"], {}, Cancellation())
+    with held.hold() as copy:
+        held.execute(copy, {"x": np.zeros((1, 2), np.float32)}, ["y"], {}, Cancellation())
     shown = metrics.text()
     for line in (
         'state{model="m",version="3",state="warm"} 1',

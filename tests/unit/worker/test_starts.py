@@ -86,7 +86,8 @@ def test_a_replica_tells_its_start_with_all_that_came_before() -> None:
     assert warm["stages"] == {"imports": 1.5, "warm_up": 0.0}
     assert len(log.events("model.slow_start")) == 1
     for _ in range(2):
-        held.execute({"x": np.zeros((1, 2), np.float32)}, ["y"], {}, Cancellation())
+        with held.hold() as copy:
+            held.execute(copy, {"x": np.zeros((1, 2), np.float32)}, ["y"], {}, Cancellation())
     (answered,) = log.events("model.first_answer")
     assert (answered["model"], answered["version"], answered["seconds"]) == ("m", "1", 0.0)
 

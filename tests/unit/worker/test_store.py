@@ -6,7 +6,7 @@ import pytest
 
 from worker.store import ModelFiles, ShapeClass, StoreError, Versions, scan
 
-KNOWN = "; known fields: labels, warmup, engine (see docs/worker.md)"
+KNOWN = "; known fields: labels, warmup, engine, files (see docs/worker.md)"
 
 
 def put(root: Path, name: str, version: str, description: str | None = None, **files: str) -> Path:
@@ -126,6 +126,11 @@ def test_an_engine_without_files_needs_no_directory(tmp_path: Path) -> None:
         (
             "warmup: [{name: a, shapes: {x: [0]}}]",
             "Expected `int` >= 1 - at `$.warmup[0].shapes[...][0]`" + KNOWN,
+        ),
+        ("files: {../x: " + "ab" * 32 + "}", "files: '../x': name a file of this version, relative to its directory"),
+        (
+            "files: {x: abc}",
+            "Expected `str` matching regex '^[0-9a-f]{64}$' - at `$.files[...]`" + KNOWN,
         ),
         ("warmup: [{name: a}, {name: a}]", "warmup: 'a' is there twice; give each shape class a name of its own"),
         ("labels: none.txt", "labels: 'none.txt': no such file beside it; name a text file with one label a line"),

@@ -1,0 +1,133 @@
+"""Makes a proven copy of a model version out of its files, or nothing: what a failure leaves behind is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+from worker.copies import LoadedCopy
+from worker.engines import EngineError, GivenUpError
+from worker.loading import LoadError
+from worker.memory import trim
+from worker.stages import Stage
+from worker.verification import VerificationError, verify
+from worker.warmup import WarmupError, shape_classes, warm_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worker.engines import Cancellation, Engine, LoadedModel
+    from worker.loading import Loader, Progress
+    from worker.memory import MemoryProbe
+    from worker.stages import Stages
+    from worker.store import ModelFiles, ShapeClass
+
+_NO_MEMORY = re.compile(
+    r"bad.?alloc|failed to allocate memory|out of memory|cannot allocate memory|alloc_failed", re.IGNORECASE
+)
+
+
+class BuildError(Exception):
+    """No copy came of it; the text says why, in words for whoever operates the worker."""
+
+
+class Builder:
+    """Brings files in, verifies them, has the engine make a model of them and proves it by the warm-up runs."""
+
+    def __init__(self, engine: Engine, loader: Loader, memory: MemoryProbe) -> None:
+        """``memory``: what models live in; it is only asked when it did not suffice."""
+        self._engine = engine
+        self._loader = loader
+        self._memory = memory
+
+    async def build(
+        self,
+        files: ModelFiles,
+        cancellation: Cancellation,
+        stages: Stages,
+        progress: Progress,
+        loaded: Callable[[], None],
+        proven: Callable[[ShapeClass], None],
+    ) -> LoadedCopy:
+        """Return a proven copy of ``files``.
+
+        ``progress`` is called in another thread; ``loaded`` (the warm-up begins) and ``proven`` on this loop.
+
+        Raises:
+            BuildError: there is none; nothing is held any more.
+            GivenUpError: ``cancellation`` said so; nothing is held any more.
+        """
+        try:
+            return await self._build(files, cancellation, stages, progress, loaded, proven)
+        except GivenUpError:
+            raise
+        except MemoryError as error:
+            raise BuildError(self._out_of_memory(str(error))) from error
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise BuildError(f"{where}{error.strerror or error}") from error
+        except (LoadError, VerificationError, EngineError, WarmupError) as error:
+            text = str(error)
+            raise BuildError(self._out_of_memory(text) if _NO_MEMORY.search(text) else text) from error
+        except Exception as error:
+            raise BuildError(f"{type(error).__name__}: {error}") from error
+
+    async def _build(
+        self,
+        files: ModelFiles,
+        cancellation: Cancellation,
+        stages: Stages,
+        progress: Progress,
+        loaded: Callable[[], None],
+        proven: Callable[[ShapeClass], None],
+    ) -> LoadedCopy:
+        loop = asyncio.get_running_loop()
+
+        def tell(shape_class: ShapeClass) -> None:
+            loop.call_soon_threadsafe(proven, shape_class)
+
+        brought = await asyncio.to_thread(self._loader.load, files, progress, cancellation, stages)
+        _go_on(cancellation)
+        await asyncio.to_thread(verify, files, cancellation, stages)
+        model = await asyncio.to_thread(self._engine.load, files, cancellation, stages)
+        copy = LoadedCopy(files, model, brought, stages)
+        try:
+            _go_on(cancellation)
+            _check_labels(files, model)
+            loaded()
+            with stages.measure(Stage.WARM_UP):
+                await asyncio.to_thread(warm_up, model, shape_classes(files), cancellation, tell)
+            _go_on(cancellation)  # a run that could not be interrupted ends well after it was given up
+        except BaseException:
+            await close(copy)
+            raise
+        return copy
+
+    def _out_of_memory(self, detail: str) -> str:
+        memory = self._memory.read()
+        free = "" if memory is None else f"; {memory.free_bytes} of {memory.total_bytes} bytes are free"
+        return f"out of memory{free}; give the worker more or have it serve less: {detail}"[:500]
+
+
+async def close(copy: LoadedCopy) -> None:
+    """Have a copy that nobody uses give back what it holds, in a thread, and the heap return its free pages."""
+
+    def work() -> None:
+        try:
+            copy.close()
+        finally:
+            trim()
+
+    await asyncio.to_thread(work)
+
+
+def _go_on(cancellation: Cancellation) -> None:
+    if cancellation.cancelled:
+        raise GivenUpError("given up meanwhile")
+
+
+def _check_labels(files: ModelFiles, model: LoadedModel) -> None:
+    if files.labels and not any(spec.shape and spec.shape[-1] in (-1, len(files.labels)) for spec in model.outputs):
+        shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in model.outputs)
+        raise EngineError(f"{files.directory}: {len(files.labels)} labels fit no output; the outputs are {shapes}")

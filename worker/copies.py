@@ -1,0 +1,78 @@
+"""One loading of a model version: what came out of its files, and how many are using it at this moment."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worker.engines import LoadedModel
+    from worker.loading import Loaded
+    from worker.stages import Stages
+    from worker.store import ModelFiles
+
+
+class LoadedCopy:
+    """A proven model and the files it was made of. Usable from any thread.
+
+    It is closed by whoever retired it, once nobody uses it any more: a swap takes nothing from under a run.
+    """
+
+    def __init__(self, files: ModelFiles, model: LoadedModel, loaded: Loaded, stages: Stages) -> None:
+        """``stages``: what making it took."""
+        self.files = files
+        self.model = model
+        self.loaded = loaded
+        self.stages = stages
+        self._ran = False
+        self._lock = threading.Lock()
+        self._users = 0
+        self._retired = False
+        self._on_unused: Callable[[], None] | None = None
+
+    @property
+    def users(self) -> int:
+        """How many use it now."""
+        return self._users
+
+    def take(self) -> bool:
+        """Begin to use it; False where it is retired: there is another one, or none."""
+        with self._lock:
+            if self._retired:
+                return False
+            self._users += 1
+            return True
+
+    def give_back(self) -> None:
+        """End a use that :meth:`take` began."""
+        with self._lock:
+            self._users -= 1
+            unused = self._on_unused if self._users == 0 else None
+        if unused is not None:
+            unused()
+
+    def first_run(self) -> bool:
+        """Note that it is run for a request; True for the first."""
+        if self._ran:
+            return False
+        with self._lock:
+            first, self._ran = not self._ran, True
+            return first
+
+    def retire(self, on_unused: Callable[[], None]) -> None:
+        """Let nobody begin to use it any more; calls ``on_unused`` once when the last has ended, in that one's thread.
+
+        At once where nobody uses it.
+        """
+        with self._lock:
+            self._retired = True
+            if self._users:
+                self._on_unused = on_unused
+                return
+        on_unused()
+
+    def close(self) -> None:
+        """Give back what it holds; may block. It is retired and unused."""
+        self.model.close()
