@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -29,7 +28,6 @@ from worker.models import Models
 from worker.options import Options, parse
 from worker.process import DrainTimes, WorkerProcess
 from worker.processor import CpuLoad, usable_cores
-from worker.redis_writer import RedisWriter
 from worker.replica import HeldReplica
 from worker.report import TTL_S, RecordBuilder, Reporter
 from worker.serving.body import Bodies
@@ -93,7 +91,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     executor = Executor(options.concurrency or kind.concurrency(_cores()), options.queue)
     metrics = Metrics()
     serving = Serving(
-        Identity(options.id, epoch, _version()),
+        Identity(options.id, epoch, _version),
         models,
         executor,
         log,
@@ -115,6 +113,8 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         executor.queue_time_ms,
     )
     if options.state is not None:
+        from worker.redis_writer import RedisWriter  # its client takes a while to import
+
         writer = RedisWriter(options.state, options.namespace, options.id, epoch, TTL_S)
         reporters.append(Reporter(writer, builder, log, time.monotonic, random.random))
     log.info(
@@ -170,6 +170,8 @@ def _cores() -> int:
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # takes a while to import
+
     try:
         return version("warmroute")
     except PackageNotFoundError:

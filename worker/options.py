@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from router.urls import check_address
 from worker.engines.registry import ENGINES
-from worker.redis_writer import SCHEMES, StateAddress
 from worker.starts import OBJECTIVE_S
+from worker.state_address import SCHEMES, StateAddress
 from worker.store import MAX_VERSIONS, NAME, VERSION, Versions
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import redis.asyncio as redis
@@ -11,32 +10,16 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from router.scripts import REMOVE_LUA, WRITE_LUA
-from router.urls import masked_url
 from router.wire import SCHEMA_VERSION, Keys
 from worker.report import StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from worker.state_address import StateAddress
+
 CONNECT_TIMEOUT_S = 0.5
 CALL_TIMEOUT_S = 0.5
-SCHEMES = ("redis", "rediss", "unix")
-
-
-@dataclass(frozen=True, slots=True)
-class StateAddress:
-    """Where the shared state is and how to get in. User and password may stand in the URL."""
-
-    url: str
-    password: str | None = None
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-
-    @property
-    def shown(self) -> str:
-        """The URL without its secrets, for logs."""
-        return masked_url(self.url)
 
 
 class RedisWriter:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
-import yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -247,6 +246,8 @@ def signature(directory: Path) -> str:
 def _describe(source: Path, kind: type[T]) -> T:
     if source.stat().st_size > MAX_DESCRIPTION_BYTES:
         raise StoreError(f"{source}: over {MAX_DESCRIPTION_BYTES} bytes; is it the right file?")
+    import yaml  # takes a while, and not every model has a description
+
     try:
         raw = yaml.safe_load(source.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

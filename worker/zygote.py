@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Main = Callable[[list[str]], int]
 
-PRELOADED = ("worker.__main__", "worker.redis_writer", "encodings.idna")
+PRELOADED = ("worker.__main__", "worker.redis_writer", "yaml", "importlib.metadata", "encodings.idna")
 """What every worker may need. The engines' modules come to it: see ``--engine``."""
 REQUEST_S = 5.0
 """How long a client may take to send its request."""

@@ -36,7 +36,7 @@ def test_a_reporter_that_breaks_drains_the_worker_and_exits_with_1() -> None:
     async def scenario() -> tuple[int, ReadableLog]:
         log = ReadableLog()
         executor = Executor(1, 1)
-        serving = Serving(Identity("w1", "e1", "9"), Models(), executor, log, Bodies(1000, 1000))
+        serving = Serving(Identity("w1", "e1", lambda: "9"), Models(), executor, log, Bodies(1000, 1000))
         replicas: list[Replica] = []
         address = "http://127.0.0.1:1"
         builder = RecordBuilder(

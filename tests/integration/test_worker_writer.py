@@ -14,8 +14,9 @@ from router.model import EndpointRecord, Replica
 from router.scripts import READ_LUA
 from router.wire import Delta, Keys, decode_delta, encode_fields
 from tests.support.redis_server import redis_server
-from worker.redis_writer import RedisWriter, StateAddress
+from worker.redis_writer import RedisWriter
 from worker.report import StoreUnavailableError
+from worker.state_address import StateAddress
 
 KEYS = Keys("t")
 WHOLE = encode_fields(EndpointRecord(id="w1", address="http://127.0.0.1:1", replicas=(Replica("m", "1"),)))

@@ -87,7 +87,7 @@ def served(
         echo.ran.clear()
         executor = Executor(threads, queue)
         bodies = Bodies(LIMIT, TOGETHER)
-        serving = Serving(Identity("w1", "e1", "9"), Models((warm, cold)), executor, log, bodies)
+        serving = Serving(Identity("w1", "e1", lambda: "9"), Models((warm, cold)), executor, log, bodies)
         server = TestServer(serving.application(), host="127.0.0.1")
         await server.start_server()
         try:

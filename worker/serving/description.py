@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from worker.datatypes import Datatype
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from worker.engines import LoadedModel, TensorSpec
     from worker.models import Models
     from worker.replica import HeldReplica
@@ -23,7 +25,12 @@ class Identity:
 
     id: str
     epoch: str
-    version: str
+    read_version: Callable[[], str]
+
+    @property
+    def version(self) -> str:
+        """The program's version; read when somebody asks, because that takes a while."""
+        return self.read_version()
 
     def metadata(self) -> dict[str, Any]:
         """Return the server's metadata."""

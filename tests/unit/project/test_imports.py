@@ -80,3 +80,8 @@ def test_the_environment_is_read_at_the_roots_only() -> None:
                 if isinstance(node, ast.Attribute) and node.attr in {"environ", "environb", "getenv"}:
                     readers.add(path.relative_to(ROOT).as_posix())
     assert [name for name in sorted(readers) if not name.startswith(COMPOSITION_ROOTS)] == []
+
+
+def test_a_worker_imports_at_once_only_what_every_start_needs() -> None:
+    rest = {"redis", "yaml", "grpc", "onnxruntime", "torch", "email.message", "importlib.metadata", "tritonclient"}
+    assert loaded_by("worker.__main__") & rest == set()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from worker.options import _parser, parse
-from worker.redis_writer import StateAddress
+from worker.state_address import StateAddress
 from worker.store import Versions
 
 DOC = Path(__file__).parents[3] / "docs" / "worker.md"
