@@ -20,7 +20,8 @@ from worker.engines import EngineError
 from worker.engines.registry import ENGINES, EngineSettings, make_engine
 from worker.execution import Executor
 from worker.exposition import of_models, of_process
-from worker.loading.page_cache import PageCacheLoader
+from worker.loading.hash_cache import HashCache
+from worker.loading.model_loader import ModelLoader
 from worker.log import EventLog
 from worker.memory import HostMemory
 from worker.metrics import Metrics
@@ -71,7 +72,6 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     kind = ENGINES[options.engine]
     found = scan(options.models, options.model, kind.file_name, options.versions)
     engine = make_engine(options.engine, EngineSettings(log, options.threads, options.load_s, options.service_s))
-    loader = PageCacheLoader()
     epoch = secrets.token_hex(8)
     reporters: list[Reporter] = []
 
@@ -80,6 +80,8 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
             reporter.changed()
 
     memory = HostMemory()
+    hashes = HashCache(options.loading.shm_dir, log)
+    loader = ModelLoader(options.loading.strategy, hashes, memory.read, _cores())
     starts = Starts(
         log,
         read_baseline(options.baseline),

@@ -11,7 +11,6 @@ from worker.engines import EngineError, GivenUpError
 from worker.loading import LoadError
 from worker.memory import trim
 from worker.stages import Stage
-from worker.verification import VerificationError, verify
 from worker.warmup import WarmupError, shape_classes, warm_up
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class BuildError(Exception):
 
 
 class Builder:
-    """Brings files in, verifies them, has the engine make a model of them and proves it by the warm-up runs."""
+    """Brings files in, which verifies them, has the engine make a model of them and proves it by the warm-up runs."""
 
     def __init__(self, engine: Engine, loader: Loader, memory: MemoryProbe) -> None:
         """``memory``: what models live in; it is only asked when it did not suffice."""
@@ -67,7 +66,7 @@ class Builder:
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             raise BuildError(f"{where}{error.strerror or error}") from error
-        except (LoadError, VerificationError, EngineError, WarmupError) as error:
+        except (LoadError, EngineError, WarmupError) as error:
             text = str(error)
             raise BuildError(self._out_of_memory(text) if _NO_MEMORY.search(text) else text) from error
         except Exception as error:
@@ -88,9 +87,12 @@ class Builder:
             loop.call_soon_threadsafe(proven, shape_class)
 
         brought = await asyncio.to_thread(self._loader.load, files, progress, cancellation, stages)
-        _go_on(cancellation)
-        await asyncio.to_thread(verify, files, cancellation, stages)
-        model = await asyncio.to_thread(self._engine.load, files, cancellation, stages)
+        try:
+            _go_on(cancellation)
+            model = await asyncio.to_thread(self._engine.load, brought.placed(files), cancellation, stages)
+        except BaseException:
+            await asyncio.to_thread(brought.release)
+            raise
         copy = LoadedCopy(files, model, brought, stages)
         try:
             _go_on(cancellation)
@@ -99,6 +101,7 @@ class Builder:
             with stages.measure(Stage.WARM_UP):
                 await asyncio.to_thread(warm_up, model, shape_classes(files), cancellation, tell)
             _go_on(cancellation)  # a run that could not be interrupted ends well after it was given up
+            await asyncio.to_thread(brought.check)
         except BaseException:
             await close(copy)
             raise

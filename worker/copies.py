@@ -75,4 +75,7 @@ class LoadedCopy:
 
     def close(self) -> None:
         """Give back what it holds; may block. It is retired and unused."""
-        self.model.close()
+        try:
+            self.model.close()
+        finally:
+            self.loaded.release()

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from router.urls import check_address
 from worker.engines.registry import ENGINES
+from worker.loading.settings import LoadOptions, add_flags
 from worker.starts import OBJECTIVE_S
 from worker.state_address import SCHEMES, StateAddress
 from worker.store import MAX_VERSIONS, NAME, VERSION, Versions
@@ -37,6 +38,7 @@ class Options:
     namespace: str
     id: str
     engine: str
+    loading: LoadOptions
     threads: int
     concurrency: int | None
     queue: int
@@ -83,6 +85,7 @@ def parse(argv: list[str]) -> Options:
         namespace=given.namespace,
         id=given.id or f"worker-{secrets.token_hex(4)}",
         engine=given.engine,
+        loading=LoadOptions.read(given),
         threads=given.threads,
         concurrency=given.concurrency,
         queue=given.queue,
@@ -143,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--state-cert-file", type=Path, metavar="FILE", help="client certificate for rediss://")
     add("--state-key-file", type=Path, metavar="FILE", help="key of the client certificate")
     add("--engine", choices=sorted(ENGINES), default="onnxruntime", help="what executes the models")
+    add_flags(add)
     add("--threads", type=_count(1, 1024), default=1, metavar="N", help="threads within one execution")
     add(
         "--concurrency",

@@ -174,7 +174,7 @@ class HeldReplica:
             self.gate.open()
             self._lifecycle.to(State.WARM, self._clock())
             self.start_s = self._clock() - began
-            start = Start(self.start_s, self.expected_s, stages)
+            start = Start(self.start_s, self.expected_s, stages, copy.loaded.facts())
             self._starts.warm(self.name, self.version, copy.model.device, start)
             return True
 
@@ -214,6 +214,7 @@ class HeldReplica:
                 seconds=round(self.start_s, 3),
                 device=copy.model.device,
                 stages={stage.value: round(took_s, 4) for stage, took_s in stages.seconds().items()},
+                **copy.loaded.facts(),
             )
             if old is not None:
                 self._retire(old)

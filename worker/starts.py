@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +13,7 @@ from worker.baseline import features
 from worker.stages import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from router.baseline_load import Baseline, StartFeatures
     from worker.log import EventLog
@@ -37,11 +37,15 @@ class StartCounts:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start that came to its end: when all of it is counted, what was expected, and its stages so far."""
+    """One start that came to its end: when all of it is counted, what was expected, and its stages so far.
+
+    ``facts``: what its loader says of it (:meth:`worker.loading.Loaded.facts`).
+    """
 
     seconds: float
     expected_s: float | None
     stages: Stages
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 class Starts:
@@ -95,7 +99,14 @@ class Starts:
         stages = {stage.value: round(seconds, 4) for stage, seconds in start.stages.seconds().items()}
         told = {} if start.expected_s is None else {"expected_s": round(start.expected_s, 3)}
         self._log.info(
-            "model.warm", model=name, version=version, seconds=round(took_s, 3), device=device, stages=stages, **told
+            "model.warm",
+            model=name,
+            version=version,
+            seconds=round(took_s, 3),
+            device=device,
+            stages=stages,
+            **told,
+            **start.facts,
         )
         if 0 < self._objective_s < took_s:
             self.counts.slow += 1

@@ -7,6 +7,7 @@
     models/magika/1/model.yaml      labels: labels.txt
                                     warmup: [{name: batch-1, shapes: {bytes: [1, 2048]}}]
                                     engine: {...}              # the engine's own options
+                                    load: {strategy: mmap}     # how its files come into memory
 
 Whatever is not right is an error that names file, field, value and remedy; nothing is guessed.
 """
@@ -21,6 +22,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from worker.loading.settings import LoadDescription
+from worker.paths import MAX_FILES, within
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -33,8 +37,6 @@ MAX_DESCRIPTION_BYTES = 1 << 20
 Dim = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 
-MAX_FILES = 10_000
-"""In one version's directory."""
 MAX_VERSIONS = 64
 """Of one model at once."""
 T = TypeVar("T", bound=msgspec.Struct)
@@ -75,10 +77,14 @@ class ModelFiles:
     """What ``model.yaml`` says of files, by their path within the directory."""
     signature: str = field(default="", compare=False)
     """What changes when a file of the directory does: names, sizes, times and inodes, not the content."""
+    load: LoadDescription = field(default_factory=LoadDescription)
 
     @property
     def config_revision(self) -> str:
-        """Return what is equal where a version's description means the same: labels, warm-up and engine options."""
+        """Return what is equal where a version's description means the same: labels, warm-up and engine options.
+
+        How the files come into memory changes nothing of what the model computes.
+        """
         said = (self.labels, sorted((one.name, sorted(one.shapes.items())) for one in self.warmup), self.options)
         return hashlib.blake2b(msgspec.json.encode(said, order="sorted"), digest_size=8).hexdigest()
 
@@ -96,6 +102,7 @@ class _Description(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     warmup: Annotated[tuple[_Warmup, ...], msgspec.Meta(max_length=64)] = ()
     engine: dict[str, Any] = msgspec.field(default_factory=dict)
     files: Annotated[dict[str, _Sha256], msgspec.Meta(max_length=MAX_FILES)] = msgspec.field(default_factory=dict)
+    load: LoadDescription = LoadDescription()
 
 
 class _Latest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -207,13 +214,8 @@ def _read(name: str, directory: Path, file_name: str | None) -> ModelFiles:
         description.engine,
         {within(path) or path: digest for path, digest in description.files.items()},
         signature(directory),
+        description.load,
     )
-
-
-def within(path: str) -> str | None:
-    """Return ``path`` without a leading ``./``, or None where it is not a relative path that stays in its directory."""
-    plain = path.removeprefix("./")
-    return None if any(part in ("", ".", "..") for part in plain.split("/")) else plain
 
 
 def signature(directory: Path) -> str:

@@ -94,6 +94,7 @@ def test_two_versions_side_by_side(tmp_path: Path, server: RedisServer, client: 
         directory = tmp_path / "m" / version
         directory.mkdir(parents=True)
         (directory / "model.yaml").write_text(f"engine: {{inputs: [{{name: a, datatype: {datatype}, shape: [1]}}]}}")
+        (directory / "weights").write_text(version)
     flags = ("--models", str(tmp_path), "--versions", "latest:2", "--engine", "deterministic")
     with WorkerProcess(*flags, "--state", server.url, "--namespace", "t", "--id", "w1") as worker:
         worker.listening()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from worker.engines import Cancellation
+    from worker.loading.mapping import Mapping
+    from worker.loading.version_files import SourceFile
     from worker.stages import Stages
     from worker.store import ModelFiles
 
@@ -19,12 +25,82 @@ class LoadError(Exception):
     """The files cannot be read; the text names the file and the operating system's reason."""
 
 
+class StrategyName(StrEnum):
+    """The ways to bring files in; docs/loading.md says when each is the right one."""
+
+    AUTO = "auto"
+    FULL = "full"
+    MMAP = "mmap"
+    POPULATE = "populate"
+    PREFETCH = "prefetch"
+    CHUNKED = "chunked"
+
+
+class Verify(StrEnum):
+    """When a version's bytes are read to hash them."""
+
+    CACHED = "cached"  # not where these very files were hashed before
+    ALWAYS = "always"
+    MANIFEST = "manifest"  # never: SHA256SUMS is believed
+
+
+class HashedFrom(StrEnum):
+    """What a content hash was made from."""
+
+    NOTHING = "nothing"  # there are no files
+    BYTES = "bytes"
+    CACHE = "cache"
+    MANIFEST = "manifest"
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """What a loader brought in. ``content_hash`` is equal where the version's files are, on whatever path or host."""
 
     content_hash: str
     bytes_read: int
+    """Bytes that the strategy went over; 0 where there was no need to read any."""
+    bytes_total: int = 0
+    strategy: StrategyName = StrategyName.FULL
+    hashed_from: HashedFrom = HashedFrom.NOTHING
+    residency_ratio: float | None = None
+    """The part of the files' pages that memory held when the loader was done; None where the kernel does not say."""
+    first_access_s: float | None = None
+    """The longest that reading one page took then, of pages spread over the files; None where there are none."""
+    model_file: Path | None = None
+    """Where the engine finds the model's file, other files beside it; None: where the repository has it."""
+    files: tuple[SourceFile, ...] = ()
+    mappings: tuple[Mapping, ...] = field(default=(), repr=False)
+    """What is kept mapped as long as the model is loaded."""
+
+    def facts(self) -> dict[str, str | int | float | None]:
+        """Return what the event ``model.warm`` says of the loading."""
+        return {
+            "strategy": self.strategy.value,
+            "hashed_from": self.hashed_from.value,
+            "bytes_total": self.bytes_total,
+            "bytes_read": self.bytes_read,
+            "residency_ratio": None if self.residency_ratio is None else round(self.residency_ratio, 4),
+            "first_access_ms": None if self.first_access_s is None else round(self.first_access_s * 1000, 3),
+        }
+
+    def placed(self, files: ModelFiles) -> ModelFiles:
+        """Return ``files`` as the engine should load them."""
+        return files if self.model_file is None else dataclasses.replace(files, model_file=self.model_file)
+
+    def check(self) -> None:
+        """Look whether the files are still those that were loaded.
+
+        Raises:
+            LoadError: one was changed, cut short or taken away meanwhile.
+        """
+        for file in self.files:
+            file.check()
+
+    def release(self) -> None:
+        """Give back what is held for the model. The engine has closed it."""
+        for mapping in self.mappings:
+            mapping.close()
 
 
 class Loader(Protocol):

@@ -11,12 +11,17 @@ from router.model import State
 from tests.support.loops import turns
 from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, ReadableLog
 from worker.engines import EngineError
-from worker.loading import LoadError
+from worker.loading import Loaded, LoadError
+from worker.loading.version_files import version_files
 from worker.replica import HeldReplica
 from worker.store import ModelFiles, ShapeClass
 
 if TYPE_CHECKING:
-    from worker.engines import Array
+    from pathlib import Path
+
+    from worker.engines import Array, Cancellation
+    from worker.loading import Progress
+    from worker.stages import Stages
 
 
 class Bench:
@@ -76,6 +81,7 @@ def test_it_is_warm_only_after_every_class_was_proven() -> None:
     assert (report.model, report.version, report.content_hash, report.warm_for_s) == ("m", "3", "abc", 7.0)
     (warm,) = bench.log.events("model.warm")
     assert (warm["model"], warm["seconds"], warm["stages"]) == ("m", 0.0, {"warm_up": 0.0})
+    assert (warm["strategy"], warm["bytes_read"], warm["residency_ratio"]) == ("full", 10, None)
     assert [(e["from"], e["to"]) for e in bench.log.events("model.state")] == [
         ("cold", "loading"),
         ("loading", "warming"),
@@ -183,3 +189,24 @@ def test_draining_keeps_the_gate_open_and_taking_down_closes_it() -> None:
     assert not ready(bench)
     assert bench.model.closed
     assert bench.replica.model is None
+
+
+class ChangedAfterwards(EmptyLoader):
+    """A loader whose file is not what it was by the time that the model is warm."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation, stages: Stages) -> Loaded:
+        self.path.write_bytes(b"abc")
+        (file,) = version_files(self.path.parent)
+        self.path.write_bytes(b"ab")
+        return Loaded("abc", 3, files=(file,))
+
+
+def test_a_file_that_changed_before_the_model_was_warm_fails_it(tmp_path: Path) -> None:
+    bench = Bench(loader=ChangedAfterwards(tmp_path / "f"))
+    asyncio.run(bench.replica.bring_up())
+    assert state(bench) is State.FAILED
+    assert bench.replica.report().reason.startswith(f"{tmp_path}/f: changed from 3 to 2 bytes while it was loaded; put")

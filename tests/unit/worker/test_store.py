@@ -6,7 +6,7 @@ import pytest
 
 from worker.store import ModelFiles, ShapeClass, StoreError, Versions, scan
 
-KNOWN = "; known fields: labels, warmup, engine, files (see docs/worker.md)"
+KNOWN = "; known fields: labels, warmup, engine, files, load (see docs/worker.md)"
 
 
 def put(root: Path, name: str, version: str, description: str | None = None, **files: str) -> Path:
@@ -135,6 +135,10 @@ def test_an_engine_without_files_needs_no_directory(tmp_path: Path) -> None:
         ("warmup: [{name: a}, {name: a}]", "warmup: 'a' is there twice; give each shape class a name of its own"),
         ("labels: none.txt", "labels: 'none.txt': no such file beside it; name a text file with one label a line"),
         ("labels: ../../x", "labels: '../../x': no such file beside it; name a text file with one label a line"),
+        (
+            "load: {strategy: fast}",
+            "Invalid enum value 'fast' - at `$.load.strategy`" + KNOWN,
+        ),
         ("[1", "not valid YAML: while parsing a flow sequence"),
     ],
 )

@@ -1,0 +1,33 @@
+"""``full``: every byte is read, so that the page cache holds it when the engine maps or reads the files."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from worker.loading.reading import BlockReader
+from worker.loading.task import Brought
+
+if TYPE_CHECKING:
+    from worker.loading.reading import Tally
+    from worker.loading.task import LoadTask
+    from worker.loading.version_files import SourceFile
+
+
+class Full:
+    """See this module's text."""
+
+    def bring_in(self, task: LoadTask) -> Brought:
+        """Read every file; see :class:`worker.loading.task.Strategy`."""
+        tally = read_files(task, task.files)
+        return Brought(tally, tally.bytes_read)
+
+
+def read_files(task: LoadTask, files: tuple[SourceFile, ...]) -> Tally:
+    """Read ``files`` in the task's threads, hash what it wants of them, and note the stages."""
+    began = time.perf_counter()
+    with BlockReader(task.wanted, task.threads_for(files)) as reader:
+        reader.read_all(files)
+        tally = reader.finish(task.cancellation, task.note)
+    tally.note(task.stages, time.perf_counter() - began)
+    return tally

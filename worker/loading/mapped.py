@@ -1,0 +1,113 @@
+"""``mmap`` and ``populate``: the files stay mapped for as long as the model is loaded.
+
+Pages that some process maps are the last that the kernel takes back, and the engine, which maps the same files, finds
+them in place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from worker.engines import GivenUpError
+from worker.loading import LoadError
+from worker.loading.digests import block_offsets
+from worker.loading.full import read_files
+from worker.loading.mapping import Mapping, ratio
+from worker.loading.reading import BlockReader
+from worker.loading.task import Brought
+from worker.stages import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from worker.loading.task import LoadTask
+
+MARK_RATIO = 0.997
+"""The part of the pages that must be resident when ``populate`` is done."""
+TOUCHES = 3
+"""How often what is missing is touched again before that counts as a failure."""
+
+
+class Mmap:
+    """Maps the files and brings nothing in: pages come when they are first used. What must be hashed is read."""
+
+    def bring_in(self, task: LoadTask) -> Brought:
+        """Map every file; see :class:`worker.loading.task.Strategy`."""
+        brought = Brought(mappings=tuple(map_files(task)))
+        if task.wanted:
+            brought.tally = read_files(task, task.wanted_files)
+            brought.bytes_read = brought.tally.bytes_read
+        return brought
+
+
+class Populate:
+    """Maps the files and has the kernel bring every page in, then looks whether they are there and stayed.
+
+    What must be hashed is hashed by other threads, block by block, as soon as it is in.
+    """
+
+    def __init__(self, mark_ratio: float = MARK_RATIO, touches: int = TOUCHES) -> None:
+        self._mark_ratio = mark_ratio
+        self._touches = touches
+
+    def bring_in(self, task: LoadTask) -> Brought:
+        """Map and populate every file; see :class:`worker.loading.task.Strategy`."""
+        mappings = map_files(task)
+        hashed = task.wanted_files
+        with BlockReader(task.wanted, task.threads_for(hashed) if hashed else 0) as reader:
+            for at, file in enumerate(task.files):
+                whole = file.name in task.wanted.blocks
+                for offset, length in block_offsets(file.size_bytes):
+                    if task.cancellation.cancelled:
+                        raise GivenUpError("given up while paging in")
+                    with task.stages.measure(Stage.PAGE_IN):
+                        if not mappings[at].populate(offset, length):
+                            mappings[at].close()
+                            mappings[at] = Mapping(file.path, populate=True)
+                    task.note(length)
+                    if whole:
+                        reader.read(file, offset, length)
+                reader.conclude(file)
+            with task.stages.measure(Stage.CHECKSUM):
+                tally = reader.finish(task.cancellation)
+        with task.stages.measure(Stage.PAGE_IN):
+            self._hold(mappings)
+        return Brought(tally, task.total_bytes, tuple(mappings))
+
+    def _hold(self, mappings: Sequence[Mapping]) -> None:
+        """Touch again what is missing until the mark is reached, a few times."""
+        for _ in range(self._touches):
+            if _residency(mappings) >= self._mark_ratio:
+                return
+            for mapping in mappings:
+                for offset, length in mapping.missing():
+                    mapping.populate(offset, length)
+        reached = _residency(mappings)
+        if reached < self._mark_ratio:
+            worst = min(mappings, key=lambda mapping: _residency([mapping]))
+            raise LoadError(
+                f"{worst.path}: {reached:.4f} of the pages are resident after {self._touches} tries, and "
+                f"{self._mark_ratio} must be: memory does "
+                f"not suffice; give the worker more, or load with mmap or chunked"
+            )
+
+
+def map_files(task: LoadTask) -> list[Mapping]:
+    """Map every file of the task."""
+    with task.stages.measure(Stage.OPEN):
+        mappings = []
+        for file in task.files:
+            mappings.append(Mapping(file.path))
+            file.check()
+        return mappings
+
+
+def _residency(mappings: Sequence[Mapping]) -> float:
+    """Return the part of the pages that memory holds; where the kernel does not say, all that was brought in."""
+    held = pages = 0
+    for mapping in mappings:
+        counted = mapping.held_pages()
+        if counted is not None:
+            held += counted[0]
+            pages += counted[1]
+    return ratio(held, pages)

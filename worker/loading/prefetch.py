@@ -1,0 +1,64 @@
+"""``prefetch``: the kernel is asked to read ahead, and nobody waits for it.
+
+It is asked for in steps, because ``POSIX_FADV_WILLNEED`` reads at most the device's ``read_ahead_kb`` (or its largest
+request) of what it is given.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from worker.engines import GivenUpError
+from worker.loading import LoadError
+from worker.loading.full import read_files
+from worker.loading.task import Brought
+from worker.stages import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from worker.engines import Cancellation
+    from worker.loading.task import LoadTask
+    from worker.loading.version_files import SourceFile
+
+STEP_BYTES = 1 << 20
+
+
+class Prefetch:
+    """Asks for everything and goes on, so that the engine begins while the device reads. What must be is hashed."""
+
+    def bring_in(self, task: LoadTask) -> Brought:
+        """Ask for every file; see :class:`worker.loading.task.Strategy`."""
+        with task.stages.measure(Stage.PAGE_IN):
+            asked = advise(task.files, task.cancellation)
+        brought = Brought(bytes_read=asked)
+        if task.wanted:
+            brought.tally = read_files(task, task.wanted_files)
+        return brought
+
+
+def advise(files: Iterable[SourceFile], cancellation: Cancellation) -> int:
+    """Ask the kernel to read ``files`` ahead; returns for how many bytes it was asked: none on systems without it.
+
+    Raises:
+        LoadError: a file cannot be opened.
+        GivenUpError: ``cancellation`` said so.
+    """
+    if not hasattr(os, "posix_fadvise"):  # macOS
+        return 0
+    asked = 0
+    for file in files:
+        try:
+            descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                for offset in range(0, file.size_bytes, STEP_BYTES):
+                    if cancellation.cancelled:
+                        raise GivenUpError("given up while prefetching")
+                    os.posix_fadvise(descriptor, offset, STEP_BYTES, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise LoadError(f"{file.path}: {error.strerror}") from error
+        asked += file.size_bytes
+    return asked

@@ -1,0 +1,54 @@
+"""How a version is to be loaded: the flags of a worker, and what ``load`` in a version's ``model.yaml`` may say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from worker.loading import StrategyName, Verify
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - what is put there is checked, see worker.loading.private
+
+
+class LoadDescription(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """``load: {...}`` in ``model.yaml``. A strategy given here comes before the worker's ``--load``."""
+
+    strategy: StrategyName | None = None
+    verify: Verify = Verify.CACHED
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What the command line says of loading."""
+
+    strategy: StrategyName = StrategyName.AUTO
+    shm_dir: Path = SHARED_MEMORY
+
+    @classmethod
+    def read(cls, given: argparse.Namespace) -> LoadOptions:
+        """Return what was given for the flags of :func:`add_flags`."""
+        return cls(StrategyName(given.load), given.shm_dir)
+
+
+def add_flags(add: Callable[..., Any]) -> None:
+    """Add the flags of loading to a parser, by its ``add_argument``."""
+    add(
+        "--load",
+        choices=[name.value for name in StrategyName],
+        default=StrategyName.AUTO.value,
+        help="how a model's files come into memory, where its model.yaml does not say",
+    )
+    add(
+        "--shm-dir",
+        type=Path,
+        default=SHARED_MEMORY,
+        metavar="DIR",
+        help="where the hashes of files are remembered in memory",
+    )

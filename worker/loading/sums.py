@@ -1,0 +1,105 @@
+"""The SHA-256 that is written down for a version's files.
+
+That is in ``model.yaml`` (``files: {model.onnx: 9f86d0...}``) or in a file ``SHA256SUMS`` beside it, as ``sha256sum``
+writes it; where there are both, both must hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from worker.loading import LoadError
+from worker.loading.version_files import DESCRIPTION, SUMS
+from worker.paths import within
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+MAX_SUMS_BYTES = 4 << 20
+_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A sum, and which file says it."""
+
+    sha256: str
+    source: Path
+
+    def compare(self, path: Path, found: str) -> None:
+        """Compare what the file at ``path`` hashes to.
+
+        Raises:
+            LoadError: it is something else.
+        """
+        if found != self.sha256:
+            raise LoadError(
+                f"{path}: its SHA-256 is {found}, and {self.source} says {self.sha256}; "
+                f"bring the file again, or correct what is said of it"
+            )
+
+
+def read_sums(directory: Path, described: Mapping[str, str]) -> dict[str, Said]:
+    """Return what is said of the files of ``directory``, by name; ``described`` is what ``model.yaml`` says.
+
+    Raises:
+        LoadError: SHA256SUMS cannot be read, has a line that is not one, or says otherwise than ``model.yaml``.
+    """
+    said = {name: Said(sha256, directory / DESCRIPTION) for name, sha256 in described.items()}
+    path = directory / SUMS
+    try:
+        if not path.is_file():
+            return said
+        if path.stat().st_size > MAX_SUMS_BYTES:
+            raise LoadError(f"{path}: over {MAX_SUMS_BYTES} bytes; is it the right file?")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise LoadError(f"{path}: not UTF-8: {error}") from error
+    except OSError as error:
+        raise LoadError(f"{path}: {error.strerror}") from error
+    for name, sha256 in parse_sums(text, str(path)).items():
+        other = said.setdefault(name, Said(sha256, path))
+        if other.sha256 != sha256:
+            raise LoadError(f"{directory / name}: {other.source} says SHA-256 {other.sha256}, and {path} says {sha256}")
+    return said
+
+
+def parse_sums(text: str, where: str) -> dict[str, str]:
+    """Read the lines of a SHA256SUMS file; ``where`` is what errors call it.
+
+    Raises:
+        LoadError: a line is not ``SUM  NAME``, or names a file elsewhere.
+    """
+    sums: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        matched = _LINE.fullmatch(line)
+        if matched is None:
+            raise LoadError(f"{where}: line {number}: {line[:80]!r}: expected SHA-256, two spaces, name")
+        name = within(matched[2])
+        if name is None:
+            raise LoadError(
+                f"{where}: line {number}: {matched[2][:80]!r}: name a file of this version, relative to its directory"
+            )
+        if sums.setdefault(name, matched[1].lower()) != matched[1].lower():
+            raise LoadError(f"{where}: line {number}: {name!r} is there twice, with different sums")
+    return sums
+
+
+def compare_aside(path: Path, said: Said) -> None:
+    """Hold a file to its sum that is not part of the version's content, such as ``model.yaml``.
+
+    Raises:
+        LoadError: it is missing, or another one.
+    """
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise LoadError(f"{path}: {error.strerror}; {said.source} has a SHA-256 for it") from error
+    said.compare(path, found)
