@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from router.pickers import HandPicker, mixed
 from router.policy import BalancerName, KeyPolicy
 from router.protocols import Compared, Sample
-from router.routes import KEPT_RATIO, REDRAWS, expected_wait, second_wins
+from router.routes import ALIKE_RATIO, KEPT_RATIO, REDRAWS, expected_wait, second_wins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -127,20 +127,33 @@ def load_bound(candidates: Sequence[Choosable], load_factor: float) -> int:
 
 def wait_ms(candidate: Choosable) -> float:
     """Return the expected wait of one more attempt of this process at a candidate, in ms."""
-    return expected_wait(candidate.latency.ewma_ms or candidate.prior_ms, candidate.load)
+    return expected_wait(_ewma_ms(candidate), candidate.load)
 
 
 def best_of(drawn: Sequence[Choosable]) -> Choosable:
-    """Return the one to take of those drawn: the lowest expected wait, the first drawn while that is about as low.
+    """Return the one to take of those drawn: of those that are alike, the one that was picked longest ago.
 
     ``Cluster.choose`` has this written out for speed; tests/property/test_choosing.py compares.
+    """
+    return min(alike_of(drawn), key=_picked_at)
+
+
+def alike_of(drawn: Sequence[Choosable]) -> list[Choosable]:
+    """Return the best of those drawn, and after it the others that are as good.
+
+    The best has the lowest expected wait, or was drawn first while that is about as low. Where it has anything in
+    flight, those are as good that have as much and are about as fast.
     """
     best = drawn[0]
     least = wait_ms(best) * KEPT_RATIO
     for other in drawn[1:]:
         if other is not best and (wait := wait_ms(other)) < least:
             best, least = other, wait
-    return best
+    if not best.load:
+        return [best]
+    most_ms = _ewma_ms(best) * ALIKE_RATIO
+    others = dict.fromkeys(each for each in drawn if each is not best)
+    return [best, *(each for each in others if each.load == best.load and _ewma_ms(each) <= most_ms)]
 
 
 class _Balancer:
@@ -218,13 +231,13 @@ class _Pair(_Balancer):
 
 
 class Warm(_Balancer):
-    """The default: four by weight, then the lowest expected wait (docs/adr/0025-four-by-weight.md).
+    """The default: four by weight, then the lowest expected wait, then age (docs/adr/0025-four-by-weight.md, 0029).
 
     ``Cluster.choose`` has this written out for speed.
     """
 
     name = BalancerName.WARM.value
-    goes_by = "four drawn by weight, then the lowest expected wait"
+    goes_by = "four drawn by weight, then the lowest expected wait, of those alike the one picked longest ago"
 
     def __init__(self, picker: PickerFactory = HandPicker, turn: int = 0) -> None:
         super().__init__()
@@ -251,7 +264,9 @@ class Warm(_Balancer):
     def sample(self, fit: Fit, rng: Rng, key: bytes | None) -> Sample | None:
         """Return what would be picked."""
         drawn = self._draw_some(fit, rng)
-        return Sample(tuple(drawn), best_of(drawn), "", Compared.WAIT) if drawn else None
+        if not drawn:
+            return None
+        return Sample(tuple(drawn), best_of(drawn), "", Compared.WAIT, len(alike_of(drawn)) - 1)
 
     def _draw_some(self, fit: Fit, rng: Rng) -> list[Choosable]:
         """Return those of a draw that may be picked, each once. A few draws first: nearly all of them may."""
@@ -597,6 +612,14 @@ _PLAIN: Final[dict[BalancerName, Callable[[], Balancer]]] = {
 
 def _order(candidate: Choosable) -> tuple[str, str]:
     return candidate.endpoint.id, candidate.version
+
+
+def _picked_at(candidate: Choosable) -> float:
+    return candidate.endpoint.picked_at
+
+
+def _ewma_ms(candidate: Choosable) -> float:
+    return candidate.latency.ewma_ms or candidate.prior_ms
 
 
 def _loads(candidates: Sequence[Choosable]) -> list[tuple[Measure, ...]]:

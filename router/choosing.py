@@ -18,7 +18,7 @@ from router.nobody import at_limit, nobody, only_tried
 from router.outcomes import AttemptResult, Reason
 from router.policy import OnNoCandidate, ServeRule
 from router.retry import RetryBudget, RetryVerdict, judge_retry
-from router.routes import BACKGROUND, KEPT_RATIO, PROBE, TRIAL, Attempt, NoCandidate, Route, VersionPick
+from router.routes import ALIKE_RATIO, BACKGROUND, KEPT_RATIO, PROBE, TRIAL, Attempt, NoCandidate, Route, VersionPick
 from router.tables import REBUILD_S, USED_FOR
 from router.versions import share_at_random, share_by_key
 
@@ -44,9 +44,10 @@ class Choosing(Learning):
         """Pick an endpoint and count the attempt as in flight there.
 
         By default four are drawn by weight. The first is taken, unless another's expected wait (EWMA of its latency
-        x attempts in flight with this one) is lower by more than a tenth: then the one with the lowest. Only a route
-        that goes by that has a ``table``. All others ask their balancer, to which a ``key`` may matter. ``tried`` (on a
-        retry) is left out.
+        x attempts in flight with this one) is lower by more than a tenth: then the one with the lowest. Where that one
+        has any in flight, those that have as many and are about as fast are as good: the one that was picked longest
+        ago is taken. Only a route that goes by that has a ``table``. All others ask their balancer, to which a ``key``
+        may matter. ``tried`` (on a retry) is left out.
         """
         if tried is None:
             calls = self._calls
@@ -57,7 +58,8 @@ class Choosing(Learning):
                 table = route.table
                 if table is not None:  # HandPicker.draw and best_of written out: this is every request
                     size, hands = table
-                    best, second, third, fourth = hands[int(rng() * size)]
+                    hand = hands[int(rng() * size)]
+                    best, second, third, fourth = hand
                     endpoint = best.endpoint
                     least = (best.latency.ewma_ms or best.prior_ms) * (endpoint.in_flight + 1) * KEPT_RATIO
                     if second is not best:
@@ -79,8 +81,23 @@ class Choosing(Learning):
                         if (fourth.latency.ewma_ms or fourth.prior_ms) * (other.in_flight + 1) < least:
                             best = fourth
                             endpoint = other
-                    if now < best.open_until and endpoint.in_flight < best.most:
-                        endpoint.in_flight += 1
+                    in_flight = endpoint.in_flight
+                    if in_flight:
+                        picked_at = endpoint.picked_at
+                        most_ms = (best.latency.ewma_ms or best.prior_ms) * ALIKE_RATIO
+                        for each in hand:
+                            other = each.endpoint
+                            if (
+                                other.in_flight == in_flight
+                                and other.picked_at < picked_at
+                                and (each.latency.ewma_ms or each.prior_ms) <= most_ms
+                            ):
+                                best = each
+                                endpoint = other
+                                picked_at = other.picked_at
+                    if now < best.open_until and in_flight < best.most:
+                        endpoint.in_flight = in_flight + 1
+                        endpoint.picked_at = now
                         route.used = USED_FOR
                         return Attempt(best, route, now)
                 else:
@@ -228,7 +245,7 @@ class Choosing(Learning):
 
     def _start(self, candidate: Candidate, route: Route, now: float) -> Attempt:
         endpoint = candidate.endpoint
-        endpoint.in_flight += 1
+        endpoint.begin(now)
         if not candidate.guarded:
             return Attempt(candidate, route, now)
         permits = 0
@@ -248,7 +265,7 @@ class Choosing(Learning):
         endpoint = candidate.endpoint
         if endpoint.full or endpoint.gone:
             return None
-        endpoint.in_flight += 1
+        endpoint.begin(now)
         return Attempt(candidate, route, now, BACKGROUND)
 
     def choose_background(self, route: Route, now: float, rng: Rng, key: bytes | None = None) -> Attempt | None:
@@ -262,7 +279,7 @@ class Choosing(Learning):
         if picked is None:
             return None
         route.used = USED_FOR
-        picked.endpoint.in_flight += 1
+        picked.endpoint.begin(now)
         return Attempt(cast("Candidate", picked), route, now, BACKGROUND)
 
     def has_others(self, attempt: Attempt, now: float) -> bool:

@@ -33,7 +33,8 @@ NO_LIMIT: Final = 1 << 62
 class Endpoint:
     """One worker process as this sidecar process sees it. A new epoch under the same id is a new Endpoint.
 
-    ``in_flight`` counts this process's attempts, ``peers_in_flight`` the siblings' as last reported. ``shell`` is free
+    ``in_flight`` counts this process's attempts, ``peers_in_flight`` the siblings' as last reported; ``picked_at`` is
+    when this process last began one, of its own too: what decides where the rest is even. ``shell`` is free
     for the shell (its pool and metrics row); the cluster never looks at it. ``heard_at`` is the arrival of the last
     word from it, ``busy_until`` the time for which it pushed back. A quarantine is the endpoint's, as it is the process
     that is not there; breakers are its candidates'.
@@ -47,7 +48,7 @@ class Endpoint:
     """
 
     __slots__ = (
-        "id", "address", "epoch", "record", "in_flight", "shell",
+        "id", "address", "epoch", "record", "in_flight", "picked_at", "shell",
         "cap", "capped_until", "limit", "passed_over",
         "busy_until", "candidates", "first_seen_at", "gone", "heard_at", "held", "peers", "peers_in_flight",
         "limiter", "quarantine", "report", "report_at", "report_unsent", "reported_in_flight", "several",
@@ -63,6 +64,7 @@ class Endpoint:
         self.report_at = -inf
         self.report_unsent = False
         self.in_flight = 0
+        self.picked_at = -inf
         self.shell: Any = None
         self.quarantine = Quarantine(policies.quarantine)
         self.busy_until = -inf
@@ -164,6 +166,11 @@ class Endpoint:
         for candidate in self.candidates.values():
             for route in candidate.routes:
                 route.mark(opened=False)
+
+    def begin(self, now: float) -> None:
+        """Count an attempt as in flight. ``Cluster.choose`` has this written out for speed."""
+        self.in_flight += 1
+        self.picked_at = now
 
     @property
     def full(self) -> bool:

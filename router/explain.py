@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from router.routes import Route
 
 _PANIC = "; panic: so few are left that those which are ejected are picked too"
+_OLDEST = "{} are as good, with as much in flight and about as fast: the one picked longest ago wins"
+_EACH_FOR_ITSELF = ", which each data process knows for itself"
 _ALL_BUSY = "; all that are left pushed back, so they are picked all the same"
 
 
@@ -217,7 +219,7 @@ def explain(view: View, route: Route, now: float, rng: Rng, key: bytes | None = 
     if open_ and probe is None:
         sample = balancer.sample(Anyone(), rng, key)
         decisive = {(row.endpoint, row.version): row for row in rows if row.reason is None}
-        draw = None if sample is None else _draw(sample, standing, decisive)
+        draw = None if sample is None else _draw(sample, standing, decisive, decides=view.decides)
     return Explanation(
         route=route.key,
         model=route.model,
@@ -393,7 +395,9 @@ def _left_s(candidate: Candidate, reason: Reason | None, now: float) -> float | 
     return None
 
 
-def _draw(sample: Sample, standing: _Standing, rows: dict[tuple[str, str], CandidateRow]) -> SampleDraw:
+def _draw(
+    sample: Sample, standing: _Standing, rows: dict[tuple[str, str], CandidateRow], *, decides: bool
+) -> SampleDraw:
     """Put a balancer's choice into words."""
     loads = {(glance.endpoint.id, glance.version): glance.load for glance in standing.open}
     keys = list(dict.fromkeys((one.endpoint.id, one.version) for one in sample.drawn))
@@ -413,6 +417,8 @@ def _draw(sample: Sample, standing: _Standing, rows: dict[tuple[str, str], Candi
         first, lowest = "the other has no fewer in flight", "the one with fewer in flight wins"
     if len(keys) == 1:
         why = "nobody else was drawn"
+    elif sample.alike:
+        why = _OLDEST.format(sample.alike + 1) + ("" if decides else _EACH_FOR_ITSELF)
     elif winner == keys[0]:
         why = lowest if costs[0] < min(costs[1:]) else f"the first drawn wins: {first}"
     else:

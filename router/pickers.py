@@ -18,6 +18,9 @@ Hand = tuple["Choosable", "Choosable", "Choosable", "Choosable"]
 LEAST_HANDS: Final = 64
 """A table has so many hands at least, and at least as many as candidates: a power of two."""
 
+FEW: Final = 4
+"""Of so many candidates or fewer the hands of a table have as many as can be: all where they weigh alike."""
+
 _WORD: Final = (1 << 64) - 1
 _FIRST_STEP: Final = 0.7548776662466927
 _SECOND_STEP: Final = 0.5698402909980532
@@ -31,6 +34,10 @@ class HandPicker:
     hand takes a place of each quarter of the circle (stratified sampling), so that it seldom has one candidate twice
     where there are others; and the first of all hands are spread evenly, as are the second, third and fourth: in each
     place of a hand a candidate is as likely as its weight says.
+
+    Where there are only a few candidates, the places of a hand are a quarter of the circle apart exactly, so who has a
+    quarter of the weights is in every hand. Where there are more, it is mixed which place of a quarter goes with which
+    of the others, so that everybody meets everybody.
 
     Numbers of places are whole. What is rounded off is made up for by the tables that follow (systematic sampling):
     ``turn``, which counts a route's tables, says where the circle begins and which way is rounded. A candidate of very
@@ -55,7 +62,7 @@ class HandPicker:
         counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
         circle = list(chain.from_iterable(map(repeat, candidates, counts)))
         first = int(turn * _SECOND_STEP % 1.0 * places)
-        dealt = iter(_deal(size)(circle[first:] + circle[:first]))
+        dealt = iter(_deal(size, mix=len(candidates) > FEW)(circle[first:] + circle[:first]))
         self.hands: list[Hand] = list(zip(dealt, dealt, dealt, dealt, strict=True))
         self.size = size
 
@@ -65,9 +72,21 @@ class HandPicker:
 
 
 @cache
-def _deal(size: int) -> Callable[[Sequence[Choosable]], tuple[Any, ...]]:
-    """Return what puts ``4 * size`` places into the order of the hands."""
+def _deal(size: int, *, mix: bool) -> Callable[[Sequence[Choosable]], tuple[Any, ...]]:
+    """Return what puts ``4 * size`` places into the order of the hands.
+
+    ``mix``: each of them is in one hand, once. Else every fourth is, in each place of the hands.
+    """
     quarter = size // 4
+    if not mix:
+        return itemgetter(
+            *(
+                4 * ((of + place) % 4 * quarter + within)
+                for of in range(4)
+                for within in range(quarter)
+                for place in range(4)
+            )
+        )
     shuffled = [sorted(range(begin, begin + quarter), key=mixed) for begin in (0, quarter, 2 * quarter)]
     order: list[int] = []
     for hand in range(size):

@@ -173,9 +173,13 @@ class Compared(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One choice as it would be made: who was drawn, who is picked, and why: they are compared, or ``why`` says it."""
+    """One choice as it would be made: who was drawn, who is picked, and why: they are compared, or ``why`` says it.
+
+    ``alike``: so many beside the best were as good, and whoever of them was picked longest ago wins.
+    """
 
     drawn: tuple[Choosable, ...]
     winner: Choosable
     why: str
     compared: Compared | None = None
+    alike: int = 0

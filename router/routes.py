@@ -31,6 +31,8 @@ REDRAWS: Final = 8
 
 KEPT_RATIO: Final = 0.9
 """Of those drawn by weight the first is taken, unless another's expected wait is below this much of its own."""
+ALIKE_RATIO: Final = 1 / KEPT_RATIO
+"""Of those with as much in flight as the one so found, whose EWMA is at most so many times its own are as good."""
 
 UNMEASURED_MS: Final = 1.0
 """Stands for every EWMA where none is known at all: attempts in flight decide."""

@@ -130,6 +130,7 @@ def test_what_is_explained_is_what_is_done(
         seen = observation(endpoint.id, load, data.draw(st.sampled_from([None, 15.0])), (), 0, 0)
         made.apply(PeerObserved(1, (seen,), NOW), NOW)
         endpoint.in_flight = data.draw(st.integers(0, 2))
+        endpoint.picked_at = data.draw(st.sampled_from([NOW - 2, NOW - 1]))
     route.expire()
     made.done(take(made, random.Random(4), key), AttemptResult.CANCELLED, NOW)  # makes the table
     explanation = made.explain(route, NOW, itertools.cycle(numbers).__next__, key)

@@ -123,6 +123,7 @@ def test_the_choosing_law_is_the_same_wherever_it_stands(
         if data.draw(st.booleans()):
             only(endpoint).latency.ewma_ms = data.draw(st.sampled_from([0.0, 1.0, 7.5, 200.0]))
         endpoint.in_flight = data.draw(st.integers(0, 3))
+        endpoint.picked_at = data.draw(st.sampled_from([float("-inf"), -3.0, -2.0, -1.0]))
         if data.draw(st.booleans()):
             seen = observation(id_, data.draw(st.integers(0, 3)), data.draw(st.sampled_from([None, 15.0])), (), 0, 0)
             cluster.apply(PeerObserved(1, (seen,), 0.0), 0.0)
@@ -130,11 +131,15 @@ def test_the_choosing_law_is_the_same_wherever_it_stands(
             endpoint.in_flight += 1
             cluster.done(Attempt(only(endpoint), route, 0.0), AttemptResult.BUSY, 0.0, 1.0)
 
+    before = {id_: endpoint.picked_at for id_, endpoint in cluster.endpoints.items()}
+
     def take(*, carefully: bool) -> str:
         route.due = float("-inf") if carefully else route.due
         attempt = cluster.choose(route, 0.0, lambda: number)
         assert isinstance(attempt, Attempt)
+        assert attempt.endpoint.picked_at == 0.0
         attempt.endpoint.in_flight -= 1
+        attempt.endpoint.picked_at = before[attempt.endpoint.id]
         return attempt.endpoint.id
 
     route.expire()

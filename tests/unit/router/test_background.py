@@ -57,6 +57,20 @@ def test_it_is_in_flight_for_choices_and_for_siblings() -> None:
     assert all(held)
 
 
+def test_it_is_the_last_that_an_endpoint_was_given() -> None:
+    """So a request goes to one of equal load whose work is further along."""
+    driven = fleet()
+    a, b = driven.route().candidates
+    for candidate in (a, b):
+        assert driven.cluster.begin_background(candidate, driven.route(), driven.now) is not None
+        driven.now += 0.01
+    assert driven.attempt().endpoint is a.endpoint
+    own = driven.cluster.choose_background(driven.route(), driven.now, driven.rng)
+    assert own is not None
+    assert own.endpoint is b.endpoint
+    assert own.endpoint.picked_at == driven.now
+
+
 def test_a_limit_holds_for_it_and_it_leaves_half_of_the_places_to_callers() -> None:
     driven = fleet(requests_per_endpoint=4)
     cluster, route = driven.cluster, driven.route()

@@ -74,6 +74,49 @@ def test_the_lowest_expected_wait_wins_of_those_drawn() -> None:
     assert driven.ids(100) == {"a": 100}
 
 
+def test_of_those_alike_the_one_picked_longest_ago_is_taken() -> None:
+    driven = Driven()
+    driven.seen(record("a", warmth=0.9), record("b"), record("c", warmth=0.8))
+    a, b, c = (only(driven.cluster.endpoints[id_]) for id_ in "abc")
+    a.latency.ewma_ms, b.latency.ewma_ms, c.latency.ewma_ms = 20.0, 21.0, 22.0
+    for each in (a, b, c):
+        each.endpoint.in_flight = 2
+
+    def taken(count: int) -> str:
+        ids = ""
+        for _ in range(count):
+            driven.now += 0.001
+            attempt = driven.attempt()
+            attempt.endpoint.in_flight -= 1
+            ids += attempt.endpoint.id
+        return ids
+
+    taken(3)
+    b.endpoint.picked_at = driven.now - 30.0
+    turns = taken(99)
+    assert turns[0] == "b"
+    assert {id_: turns.count(id_) for id_ in "abc"} == {"a": 33, "b": 33, "c": 33}
+    c.latency.ewma_ms = 23.0  # more than a tenth slower than the fastest: it is not as good
+    a.endpoint.in_flight = b.endpoint.in_flight = c.endpoint.in_flight = 1
+    a.latency.ewma_ms, b.latency.ewma_ms = 20.0, 20.0
+    assert set(taken(60)) == {"a", "b"}
+    c.latency.ewma_ms = 20.0
+    c.endpoint.in_flight = 2  # nor is one with more in flight, however long ago it was picked
+    assert set(taken(60)) == {"a", "b"}
+
+
+def test_where_nothing_is_in_flight_age_does_not_count() -> None:
+    driven = pair()
+    driven.attempt().endpoint.in_flight = 0
+    a, b = (driven.cluster.endpoints[id_] for id_ in "ab")
+    a.picked_at, b.picked_at = driven.now - 1.0, driven.now - 2.0
+    picked = driven.cluster.choose(driven.route(), driven.now, lambda: 0.0)
+    assert isinstance(picked, Attempt)
+    table = driven.route().table
+    assert table is not None
+    assert picked.candidate is table[1][0][0]
+
+
 def test_the_lowest_of_many_wins_whoever_was_drawn_first() -> None:
     driven = Driven()
     driven.seen(*(record(f"e{index}") for index in range(8)))

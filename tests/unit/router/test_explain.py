@@ -133,6 +133,38 @@ def test_the_sample_draw_says_why() -> None:
     assert "a: 10 ms x 3 in flight with this one = 30 ms" in draw.why
 
 
+def test_the_sample_draw_says_who_is_as_good_and_that_age_decides() -> None:
+    driven = Driven()
+    driven.seen(record("a"), record("b"), record("c"))
+    for age_s, (id_, ms, in_flight) in enumerate((("a", 20.0, 1), ("b", 21.0, 1), ("c", 10.5, 2))):
+        endpoint = driven.cluster.endpoints[id_]
+        only(endpoint).latency.ewma_ms, endpoint.in_flight = ms, in_flight
+        endpoint.picked_at = driven.now - age_s
+    draw = driven.cluster.explain(driven.route(), driven.now, lambda: 0.5).draw
+    assert draw is not None
+    assert draw.winner == "c"
+    assert draw.why.startswith("the lowest expected wait wins; ")
+    only(driven.cluster.endpoints["c"]).latency.ewma_ms = 20.0
+    why = "2 are as good, with as much in flight and about as fast: the one picked longest ago wins"
+    for number in (0.0, 0.3, 0.6, 0.9):
+        draw = driven.cluster.explain(driven.route(), driven.now, lambda: number).draw  # noqa: B023
+        assert draw is not None
+        assert draw.winner == "b"
+        assert draw.why.startswith(f"{why}; ")
+
+
+def test_where_siblings_decide_the_draw_says_that_they_know_whom_they_picked_last() -> None:
+    cluster = Cluster(Policies(), [ModelPolicy("m")], 1.0, decides=False)
+    for id_ in "ab":
+        cluster.apply(EndpointSeen(record(id_), 1.0), 1.0)
+        cluster.apply(PeerObserved(1, (observation(id_, 2, 20.0, ((60, 5),), 5, 0),), 1.0), 1.0)
+    route = cluster.route("m")
+    assert route is not None
+    draw = cluster.explain(route, 1.0, lambda: 0.0).draw
+    assert draw is not None
+    assert "the one picked longest ago wins, which each data process knows for itself; " in draw.why
+
+
 def test_of_one_nobody_else_is_drawn() -> None:
     driven = Driven()
     driven.seen(record("a"))

@@ -52,11 +52,11 @@ def test_in_one_table_each_place_is_off_by_the_rounding_alone() -> None:
 
 
 def test_who_weighs_least_is_drawn_as_often_as_that_in_the_long_run() -> None:
-    """1 in 1,000 of the weight is a quarter of a place in a table of 256."""
+    """1 in 1,000 of the weight is a quarter of a place in a table of 256, of which few candidates get every fourth."""
     weights = [999.0, 1.0]
     assert any(1 not in set[object](hand) for hand in picker(weights).hands)
-    drawn = sum(count[1] for count in places(weights, 400))
-    assert drawn / (400 * 4 * LEAST_HANDS) == pytest.approx(0.001, rel=0.05)
+    drawn = sum(count[1] for count in places(weights, 3000))
+    assert drawn / (3000 * 4 * LEAST_HANDS) == pytest.approx(0.001, rel=0.05)
 
 
 def test_no_weight_at_all_draws_evenly() -> None:
@@ -64,10 +64,21 @@ def test_no_weight_at_all_draws_evenly() -> None:
         assert sorted(counts.values()) == [LEAST_HANDS / 4] * 4
 
 
-@pytest.mark.parametrize(("count", "least"), [(4, 2), (5, 2), (8, 3), (12, 3), (64, 4), (1000, 4)])
+@pytest.mark.parametrize(
+    ("count", "least"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 2), (8, 3), (12, 3), (64, 4), (1000, 4)]
+)
 def test_a_hand_seldom_has_one_twice_where_there_are_others(count: int, least: int) -> None:
     for turn in (1, 2, 3):
         assert min(len(set(hand)) for hand in picker([1.0] * count, turn).hands) >= least
+
+
+@pytest.mark.parametrize("weights", [[0.3, 0.45, 0.25], [0.26, 0.24, 0.25, 0.25], [0.32, 0.32, 0.32, 0.04]])
+def test_of_a_few_whoever_has_a_quarter_of_the_weights_is_in_every_hand(weights: list[float]) -> None:
+    for turn in range(1, 50):
+        hands = picker(weights, turn).hands
+        for index, weight in enumerate(weights):
+            inside = sum(index in set[object](hand) for hand in hands) / len(hands)
+            assert inside == 1 if weight > 0.255 else inside >= 4 * weight - 0.07
 
 
 def test_everybody_meets_everybody() -> None:
