@@ -17,7 +17,8 @@ import uvloop
 
 from worker.baseline import BaselineError, read_baseline
 from worker.engines import EngineError
-from worker.engines.registry import ENGINES, EngineSettings, make_engine
+from worker.engines.early import EarlyEngine
+from worker.engines.registry import EngineSettings, find_kind, make_engine
 from worker.execution import Executor
 from worker.exposition import of_models, of_process
 from worker.loading.hash_cache import HashCache
@@ -69,9 +70,20 @@ def main(argv: list[str], follow_parent: Callable[[int], bool] | None = None) ->
 
 
 async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
-    kind = ENGINES[options.engine]
+    kind = find_kind(options.engine)
     found = scan(options.models, options.model, kind.file_name, options.versions)
-    engine = make_engine(options.engine, EngineSettings(log, options.threads, options.load_s, options.service_s))
+    memory = HostMemory()
+    settings = EngineSettings(
+        log,
+        options.threads,
+        options.load_s,
+        options.service_s,
+        _cores(),
+        options.libraries.absolute() if options.libraries is not None else None,
+        os.environ,
+    )
+    engine = EarlyEngine(make_engine(options.engine, settings), memory, log)
+    engine.initialize(found)
     epoch = secrets.token_hex(8)
     reporters: list[Reporter] = []
 
@@ -79,7 +91,6 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         for reporter in reporters:
             reporter.changed()
 
-    memory = HostMemory()
     hashes = HashCache(options.loading.shm_dir, log)
     loader = ModelLoader(options.loading.strategy, hashes, memory.read, _cores())
     starts = Starts(
@@ -107,7 +118,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         options.id,
         epoch,
         address,
-        memory,
+        engine,
         lambda: [replica.report() for replica in models],
         lambda: executor.queue_depth,
         CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read,

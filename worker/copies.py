@@ -76,6 +76,6 @@ class LoadedCopy:
     def close(self) -> None:
         """Give back what it holds; may block. It is retired and unused."""
         try:
-            self.model.close()
+            self.model.unload()
         finally:
             self.loaded.release()

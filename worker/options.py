@@ -39,6 +39,7 @@ class Options:
     id: str
     engine: str
     loading: LoadOptions
+    libraries: Path | None
     threads: int
     concurrency: int | None
     queue: int
@@ -86,6 +87,7 @@ def parse(argv: list[str]) -> Options:
         id=given.id or f"worker-{secrets.token_hex(4)}",
         engine=given.engine,
         loading=LoadOptions.read(given),
+        libraries=given.libraries,
         threads=given.threads,
         concurrency=given.concurrency,
         queue=given.queue,
@@ -145,7 +147,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--state-ca-file", type=Path, metavar="FILE", help="CA bundle for rediss://")
     add("--state-cert-file", type=Path, metavar="FILE", help="client certificate for rediss://")
     add("--state-key-file", type=Path, metavar="FILE", help="key of the client certificate")
-    add("--engine", choices=sorted(ENGINES), default="onnxruntime", help="what executes the models")
+    add(
+        "--engine",
+        default="onnxruntime",
+        metavar="NAME",
+        help=f"what executes the models: {', '.join(ENGINES)}, or one that another package brings",
+    )
+    add("--libraries", type=Path, metavar="DIR", help="where native libraries lie that a model.yaml may name")
     add_flags(add)
     add("--threads", type=_count(1, 1024), default=1, metavar="N", help="threads within one execution")
     add(

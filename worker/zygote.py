@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worker.engines import EngineError
 from worker.log import EventLog
 from worker.zygote_wire import DESCRIPTORS, HEAD, Request, WireError, code_mark, decode, expected_bytes
 
@@ -351,17 +352,14 @@ def main(argv: list[str]) -> int:
         os.environ["OPENBLAS_NUM_THREADS"] = "1"
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         from worker.__main__ import die_with_parent, run_forked
-        from worker.engines.registry import ENGINES
+        from worker.engines.registry import find_kind
 
         if given.parent_pid is not None and not die_with_parent(given.parent_pid):
             return 0
         engines = given.engine or ["onnxruntime"]
-        unknown = sorted(set(engines) - set(ENGINES))
-        if unknown:
-            raise ZygoteError(f"--engine {unknown[0]}: there is none; known: {', '.join(ENGINES)}")
-        preload((*PRELOADED, *(ENGINES[name].module for name in engines)))
+        preload((*PRELOADED, *(find_kind(name).module for name in engines)))
         zygote = Zygote(given.listen, log, run_forked)
-    except ZygoteError as error:
+    except (ZygoteError, EngineError) as error:
         log.error("zygote.failed", error=str(error))
         return _USAGE
     log.info("zygote.listening", path=str(given.listen), pid=os.getpid(), seconds=round(time.monotonic() - began, 3))

@@ -87,7 +87,7 @@ class DoublingModel:
     def facts(self) -> Mapping[str, Any]:
         return {}
 
-    def close(self) -> None:
+    def unload(self) -> None:
         self.closed = True
 
 
@@ -107,6 +107,12 @@ class FixedEngine:
         self.model = model
         self.error = error
         self.hold = hold
+
+    def initialize(self, models: Sequence[ModelFiles]) -> None:
+        pass
+
+    def memory(self) -> None:
+        return None
 
     def load(self, files: ModelFiles, cancellation: Cancellation, stages: Stages) -> DoublingModel:
         while self.hold is not None and not self.hold.is_set():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from worker.datatypes import Datatype
+    from worker.memory import Memory
     from worker.stages import Stages
     from worker.store import ModelFiles
 
@@ -124,12 +125,21 @@ class LoadedModel(Protocol):
     def facts(self) -> Mapping[str, Any]:
         """Return what the engine has to say of it beyond that, for ``/stats``: small, and ready for JSON."""
 
-    def close(self) -> None:
+    def unload(self) -> None:
         """Give back what it holds. No run is under way, and none follows."""
 
 
 class Engine(Protocol):
-    """Makes files into something that runs."""
+    """Makes files into something that runs. All of it blocks, and is called in threads that are not the loop's."""
+
+    def initialize(self, models: Sequence[ModelFiles]) -> None:
+        """Bring up the devices that ``models`` will want, while their files are still being read.
+
+        A head start and no more: :meth:`load` must do without, and fail with the same error.
+
+        Raises:
+            EngineError: a device cannot be used; in the words of its driver.
+        """
 
     def load(self, files: ModelFiles, cancellation: Cancellation, stages: Stages) -> LoadedModel:
         """Load one model, and measure its ``stages``; blocks until it can run.
@@ -138,3 +148,6 @@ class Engine(Protocol):
             EngineError: the model cannot be loaded.
             GivenUpError: given up, because ``cancellation`` said so.
         """
+
+    def memory(self) -> Memory | None:
+        """Return what its models' device has, in bytes; None where they live in the host's memory. Quick."""

@@ -84,7 +84,7 @@ class DeterministicModel:
         """Nothing to add."""
         return {}
 
-    def close(self) -> None:
+    def unload(self) -> None:
         """Nothing to give back."""
 
 
@@ -94,6 +94,12 @@ class DeterministicEngine:
     def __init__(self, load_s: float, service_s: float) -> None:
         self._load_s = load_s
         self._service_s = service_s
+
+    def initialize(self, models: Sequence[ModelFiles]) -> None:
+        """No device to bring up."""
+
+    def memory(self) -> None:
+        """The host's."""
 
     def load(self, files: ModelFiles, cancellation: Cancellation, stages: Stages) -> DeterministicModel:
         """Wait the load time; see :class:`worker.engines.Engine`."""

@@ -1,34 +1,42 @@
 """ONNX Runtime. Session creation and execution release the GIL, so they run beside the event loop in threads.
 
-A version's ``engine`` options::
-
-    engine: {providers: [CPUExecutionProvider], session: {session.set_denormal_as_zero: "1"}, two_phase: auto}
-
-``providers`` must all take part: ``get_available_providers()`` also names what cannot work on this machine, so the
-session itself is asked afterwards. ``session`` are ONNX Runtime's own session configuration entries. ``two_phase``:
-serve at once from a session that is made without prepacking, and make the prepacked one meanwhile.
+What ``model.yaml`` may say: :mod:`worker.engines.onnx_options`. Every provider that is asked for must take part:
+``get_available_providers()`` also names what cannot work on this machine, so the session itself is asked afterwards.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import onnxruntime as ort
 
 from worker.datatypes import Datatype
 from worker.engines import EngineError, GivenUpError, InputError, TensorSpec
+from worker.engines.nvidia import DeviceMemory, check_driver
+from worker.engines.onnx_options import (
+    CUDA_LIKE,
+    PREPACKING_OFF,
+    QUIET,
+    SEED,
+    Libraries,
+    OnnxOptions,
+    Provider,
+    add_providers,
+    first_line,
+    read_options,
+    session_options,
+)
 from worker.engines.two_phase import TwoPhaseModel
 from worker.stages import Stage, Stages
 from worker.warmup import shape_classes, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from worker.engines import Array, Cancellation, Engine, LoadedModel, Parameters
     from worker.engines.registry import EngineSettings
-    from worker.log import EventLog
+    from worker.memory import Memory
     from worker.store import ModelFiles
 
 _TYPES: dict[str, Datatype] = {
@@ -48,15 +56,18 @@ _TYPES: dict[str, Datatype] = {
 }
 TWO_PHASE_FROM_BYTES = 16 << 20
 """From this many bytes of files on, ``two_phase: auto`` is on: below, prepacking takes a few milliseconds."""
-_PREPACKING_OFF = "session.disable_prepacking"
-_CPU = "CPUExecutionProvider"
-_QUIET = 4  # ONNX Runtime's severity "fatal": what fails comes back as an exception, and needs no line of its own
-
-
-class _Options(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    providers: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=8)] = (_CPU,)
-    session: dict[str, str] = msgspec.field(default_factory=dict)
-    two_phase: Literal["auto", "on", "off"] = "auto"
+_CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_CUBLAS_DETERMINISTIC = ":4096:8"
+TINY_MODEL = (
+    b"\x08\x08"  # ir_version: 8
+    b"B\x02\x10\x11"  # opset_import: version 17
+    b":7"  # graph, of 55 bytes
+    b'\n\x10\n\x01x\x12\x01y"\x08Identity'  # node: Identity, x to y
+    b"\x12\x01g"  # name: g
+    b"Z\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01"  # input x: FP32, [1]
+    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01"  # output y: FP32, [1]
+)
+"""An ONNX model of one operator, whose session brings up a provider's libraries and its device's context."""
 
 
 class OnnxModel:
@@ -64,8 +75,10 @@ class OnnxModel:
 
     platform = "onnxruntime_onnx"
 
-    def __init__(self, session: ort.InferenceSession) -> None:
+    def __init__(self, session: ort.InferenceSession, pins: Mapping[str, Any]) -> None:
+        """``pins``: what deterministic execution holds fast; empty where it is not asked for."""
         self._session = session
+        self._pins = pins
         self.device = str(session.get_providers()[0])
         self.inputs = tuple(_spec("input", value) for value in session.get_inputs())
         self.outputs = tuple(_spec("output", value) for value in session.get_outputs())
@@ -79,26 +92,27 @@ class OnnxModel:
     ) -> list[Array]:
         """Execute the session; see :class:`worker.engines.LoadedModel`."""
         options = ort.RunOptions()
-        options.log_severity_level = _QUIET
+        options.log_severity_level = QUIET
         cancellation.on_cancel(lambda: setattr(options, "terminate", True))
         try:
             return [np.asarray(value) for value in self._session.run(list(outputs), dict(inputs), options)]
         except Exception as error:
             if cancellation.cancelled:
                 raise GivenUpError("given up while executing") from error
-            text = _text(error)
-            if isinstance(error, UnicodeEncodeError):
-                raise InputError("BYTES must be UTF-8 for ONNX Runtime") from error
+            text = first_line(error)
             # What the graph makes of the values (an index out of range, shapes that do not fit each other).
             if type(error).__name__ == "InvalidArgument":
                 raise InputError(text) from error
             raise EngineError(text) from error
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the providers that take part, as the session itself says."""
-        return {"providers": list(self._session.get_providers())}
+        """Return the providers that take part, as the session itself says, and what is pinned."""
+        said: dict[str, Any] = {"providers": list(self._session.get_providers())}
+        if self._pins:
+            said["deterministic"] = dict(self._pins)
+        return said
 
-    def close(self) -> None:
+    def unload(self) -> None:
         """Drop the session, which frees its memory."""
         del self._session
 
@@ -106,89 +120,149 @@ class OnnxModel:
 class OnnxRuntimeEngine:
     """See this module's text."""
 
-    def __init__(self, threads: int, log: EventLog) -> None:
-        self._threads = threads
-        self._log = log
+    def __init__(self, settings: EngineSettings, driver: Callable[[], None] = check_driver) -> None:
+        """``driver`` checks NVIDIA's, where a model wants it."""
+        self._settings = settings
+        self._driver = driver
+        self._libraries = Libraries(settings.libraries)
+        self._device_memory: DeviceMemory | None = None
+
+    def initialize(self, models: Sequence[ModelFiles]) -> None:
+        """Make a session of one operator on each provider that is not the CPU's; see :class:`worker.engines.Engine`."""
+        for files in models:
+            try:
+                options = read_options(files)
+            except EngineError:
+                continue  # the model's own load says so
+            if options.deterministic:
+                self._pin()
+            if options.on_cpu:
+                continue
+            self._check_devices(options)
+            # Where it is the model's custom operators or its plug-ins that fail, the model's own load says so.
+            self._session(files, options, {}, TINY_MODEL)
+
+    def _pin(self) -> None:
+        # Read by cuBLAS when its first handle is made.
+        self._settings.environment.setdefault(_CUBLAS_WORKSPACE, _CUBLAS_DETERMINISTIC)
+        ort.set_seed(SEED)
+
+    def _check_devices(self, options: OnnxOptions) -> None:
+        if not CUDA_LIKE & set(options.provider_names) & set(ort.get_available_providers()):
+            return
+        self._driver()
+        if self._device_memory is None:
+            self._device_memory = DeviceMemory(_device_number(options))
+
+    def memory(self) -> Memory | None:
+        """Return the GPU's, where a model is on one; see :class:`worker.engines.Engine`."""
+        return None if self._device_memory is None else self._device_memory.read()
 
     def load(self, files: ModelFiles, cancellation: Cancellation, stages: Stages) -> LoadedModel:
         """Create the session, or the first of two; see :class:`worker.engines.Engine`."""
         if files.model_file is None:
             raise EngineError(f"model {files.name!r}: ONNX Runtime loads model.onnx, and there is no directory")
-        where = f"{files.directory}/model.yaml: engine"
-        try:
-            settings = msgspec.convert(files.options, _Options)
-        except msgspec.ValidationError as error:
-            raise EngineError(f"{where}: {error}") from error
-        if not _in_two_phases(files, settings, where):
-            return self._session(files, settings, {}, cancellation, stages)
+        options = read_options(files)
+        if options.deterministic:
+            self._pin()
+        self._check_devices(options)
+        marks = _marks(files)
+        if not _in_two_phases(options, marks):
+            return self._load(files, options, {}, cancellation, stages)
 
         def build(cancellation: Cancellation) -> LoadedModel:
-            return self._session(files, settings, {}, cancellation, Stages())
+            second = self._load(files, options, {}, cancellation, Stages())
+            if _marks(files) != marks:
+                second.unload()
+                raise EngineError(f"{files.directory}: its files have changed since the first session was made of them")
+            return second
 
         def prove(second: LoadedModel, cancellation: Cancellation) -> None:
             warm_up(second, classes, cancellation, lambda _: None)
 
         classes = shape_classes(files)
         return TwoPhaseModel(
-            self._session(files, settings, {_PREPACKING_OFF: "1"}, cancellation, stages),
+            self._load(files, options, {PREPACKING_OFF: "1"}, cancellation, stages),
             build,
             prove,
             len(classes),
             name=files.name,
-            log=self._log,
-            lower_priority=self._threads == 1,
+            log=self._settings.log,
+            lower_priority=self._settings.threads == 1,
         )
 
-    def _session(
+    def _load(
         self,
         files: ModelFiles,
-        settings: _Options,
+        options: OnnxOptions,
         entries: Mapping[str, str],
         cancellation: Cancellation,
         stages: Stages,
     ) -> OnnxModel:
-        with stages.measure(Stage.CONFIGURE):
-            options = ort.SessionOptions()
-            options.log_severity_level = _QUIET
-            options.intra_op_num_threads = self._threads
-            options.inter_op_num_threads = 1
-            # Threads that spin between executions would take the cores that the other processes of this host need.
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-            for name, value in {**settings.session, **entries}.items():
-                options.add_session_config_entry(name, value)
-        cancellation.on_cancel(lambda: options.set_load_cancellation_flag(True))
         try:
-            with stages.measure(Stage.CREATE):
-                session = ort.InferenceSession(
-                    str(files.model_file), sess_options=options, providers=list(settings.providers)
-                )
-        except Exception as error:
+            session = self._session(files, options, entries, str(files.model_file), cancellation, stages)
+        except EngineError as error:
             if cancellation.cancelled:
                 raise GivenUpError("given up while loading") from error
-            raise EngineError(f"{files.model_file}: {_text(error)}") from error
-        missing = set(settings.providers) - set(session.get_providers())
+            raise
+        return OnnxModel(session, options.pins())
+
+    def _session(
+        self,
+        files: ModelFiles,
+        options: OnnxOptions,
+        entries: Mapping[str, str],
+        source: str | bytes,
+        cancellation: Cancellation | None = None,
+        stages: Stages | None = None,
+    ) -> ort.InferenceSession:
+        stages = stages or Stages()
+        with stages.measure(Stage.CONFIGURE):
+            self._libraries.register(files, options.plugins)
+            made = session_options(
+                files, options, self._libraries, self._settings.threads, self._settings.cores, entries
+            )
+            providers = add_providers(files, options, made)
+        if cancellation is not None:
+            cancellation.on_cancel(lambda: made.set_load_cancellation_flag(True))
+        try:
+            with stages.measure(Stage.CREATE):
+                session = ort.InferenceSession(source, sess_options=made, providers=providers, enable_fallback=0)
+        except Exception as error:
+            where = files.directory if isinstance(source, bytes) else source
+            raise EngineError(f"{where}: {first_line(error)}") from error
+        missing = set(options.provider_names) - set(session.get_providers())
         if missing:
             raise EngineError(
                 f"{files.directory}/model.yaml: engine.providers: {sorted(missing)} not usable here;"
                 f" got {session.get_providers()}"
             )
-        return OnnxModel(session)
+        return session
 
 
-def _in_two_phases(files: ModelFiles, settings: _Options, where: str) -> bool:
+def _marks(files: ModelFiles) -> tuple[tuple[str, int, int, int], ...]:
+    """Return what differs where a version's files do: of each its path, inode, size in bytes and time of change."""
+    if files.directory is None:
+        return ()
+    found = sorted(path for path in files.directory.rglob("*") if path.is_file())
+    stats = [(str(path), path.stat()) for path in found]
+    return tuple((path, stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
+
+
+def _in_two_phases(options: OnnxOptions, marks: tuple[tuple[str, int, int, int], ...]) -> bool:
     """Say whether prepacking is left out at first: it is the CPU's, and a session entry of the user's own decides."""
-    if settings.two_phase == "off":
+    if options.two_phase != "auto":
+        return options.two_phase == "on"
+    if options.deterministic or not options.on_cpu or PREPACKING_OFF in options.session:
         return False
-    own = settings.session.get(_PREPACKING_OFF)
-    if settings.two_phase == "on":
-        if own is not None:
-            raise EngineError(
-                f"{where}: two_phase: 'on' and session: {_PREPACKING_OFF}: {own!r} exclude each other; take one away"
-            )
-        return True
-    if own is not None or settings.providers != (_CPU,) or files.directory is None:
-        return False
-    return sum(path.stat().st_size for path in files.directory.rglob("*") if path.is_file()) >= TWO_PHASE_FROM_BYTES
+    return sum(size for _, _, size, _ in marks) >= TWO_PHASE_FROM_BYTES
+
+
+def _device_number(options: OnnxOptions) -> int:
+    for one in options.providers:
+        if isinstance(one, Provider) and one.name in CUDA_LIKE and str(one.options.get("device_id", "")).isdecimal():
+            return int(one.options["device_id"])
+    return 0
 
 
 def _spec(kind: str, value: Any) -> TensorSpec:
@@ -199,10 +273,6 @@ def _spec(kind: str, value: Any) -> TensorSpec:
     return TensorSpec(value.name, datatype, shape)
 
 
-def _text(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:500] if str(error).strip() else type(error).__name__
-
-
 def make_engine(settings: EngineSettings) -> Engine:
     """Build the engine from a worker's options."""
-    return OnnxRuntimeEngine(settings.threads, settings.log)
+    return OnnxRuntimeEngine(settings)

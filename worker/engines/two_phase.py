@@ -132,7 +132,7 @@ class TwoPhaseModel:
                     self._prove(second, self._cancellation)
                     first = self._swap(second, time.monotonic() - began)
                 except BaseException:
-                    second.close()
+                    second.unload()
                     raise
                 self._drop(first)
         except GivenUpError:
@@ -161,17 +161,17 @@ class TwoPhaseModel:
     def _swap(self, second: LoadedModel, seconds: float) -> _Session:
         with self._changed:
             if self._cancellation.cancelled:
-                raise GivenUpError("closed meanwhile")
+                raise GivenUpError("unloaded meanwhile")
             first, self._current = self._current, _Session(second)
             self._phase, self._seconds = "second", seconds
         self._log.info("model.session_swapped", model=self._name, seconds=round(seconds, 3))
         return first
 
     def _drop(self, first: _Session) -> None:
-        """Close the first session when the last run in it has ended."""
+        """Unload the first session when the last run in it has ended."""
         with self._changed:
             self._changed.wait_for(lambda: first.runs == 0)
-        first.model.close()
+        first.model.unload()
 
     # --- the rest of a loaded model -----------------------------------------------------------------------------------
 
@@ -186,12 +186,12 @@ class TwoPhaseModel:
             said["seconds"] = round(seconds, 3)
         return {**model.facts(), "two_phase": said}
 
-    def close(self) -> None:
+    def unload(self) -> None:
         """Give up what is still being made, and drop the session; see :class:`worker.engines.LoadedModel`."""
         self._cancellation.cancel()
         with self._changed:
             model = self._current.model
-        model.close()
+        model.unload()
 
     def wait(self, timeout_s: float) -> str:
         """Wait until the second session serves or never will; returns the phase then."""

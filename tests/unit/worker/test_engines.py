@@ -105,7 +105,7 @@ def test_a_real_model_is_described_and_run(tmp_path: Path) -> None:
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     (y,) = model.run({"X": x}, ["Y"], {}, Cancellation())
     assert y.tolist() == [[0.0, 2.0], [6.0, 12.0], [20.0, 30.0]]
-    model.close()
+    model.unload()
 
 
 def test_an_output_without_a_datatype_is_refused_at_load(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_first_session_serves_until_the_second_is_proven_and_is_closed_after
     assert bench.first.closed
     assert not bench.second.closed
     assert [event["model"] for event in bench.log.events("model.session_swapped")] == ["m"]
-    bench.model.close()
+    bench.model.unload()
     assert bench.second.closed
 
 
@@ -132,7 +132,7 @@ def test_a_run_that_is_under_way_keeps_the_first_session_until_it_ends() -> None
 def test_closing_gives_the_second_up() -> None:
     bench = Bench()
     bench.run()
-    bench.model.close()
+    bench.model.unload()
     assert bench.model.wait(10) == "given up"
     assert bench.first.closed
     assert bench.log.events() == []
@@ -147,7 +147,7 @@ def test_a_failed_run_proves_nothing() -> None:
 
 def test_closing_before_the_proof_starts_nothing() -> None:
     bench = Bench()
-    bench.model.close()
+    bench.model.unload()
     bench.run()
     assert bench.phase() == "first"
 
@@ -172,7 +172,7 @@ def test_a_real_session_is_swapped_and_answers_the_same(tmp_path: Path) -> None:
     facts = model.facts()
     assert facts["providers"] == ["CPUExecutionProvider"]
     assert facts["two_phase"]["phase"] == "second"
-    model.close()
+    model.unload()
 
 
 def test_two_phases_are_for_large_models_unless_said_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
