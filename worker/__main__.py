@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from worker.baseline import BaselineError, read_baseline
+from worker.baseline import BaselineError, page_cache_ratio, read_baseline
 from worker.engines import EngineError
 from worker.engines.early import EarlyEngine
 from worker.engines.registry import EngineSettings, find_kind, make_engine
 from worker.execution import Executor
-from worker.exposition import of_models, of_process
+from worker.exposition import of_models, of_page_cache, of_process
 from worker.loading.hash_cache import HashCache
 from worker.loading.model_loader import ModelLoader
 from worker.log import EventLog
@@ -99,6 +99,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         memory,
         imports_s=process_age_s() if found else None,
         objective_s=options.start_objective_s,
+        cached_ratio=page_cache_ratio,
     )
     models = Models(HeldReplica(files, engine, loader, log, time.monotonic, changed, starts) for files in found)
     executor = Executor(options.concurrency or kind.concurrency(_cores()), options.queue)
@@ -112,6 +113,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         metrics=metrics,
     )
     metrics.add(of_models(models))
+    metrics.add_blocking(of_page_cache(models))
     metrics.add(of_process(executor, memory, starts, lambda: serving.draining))
     address = options.advertise or _url(sock)
     builder = RecordBuilder(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from router.baseline_load import PRIOR, Baseline, StartFeatures
+from worker.loading.mapping import cached_ratio
+from worker.loading.version_files import version_files
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from worker.memory import MemoryProbe
     from worker.store import ModelFiles
 
@@ -64,13 +67,14 @@ def features(
     Weights count as four bytes each. What compressed files hold is told from their kind's own header where it says so.
 
     Raises:
-        OSError: the files cannot be looked at.
+        LoadError: the files cannot be looked at.
+        OSError: a compressed one cannot be read.
     """
     stored = held = 0
-    for path in model_files(files.directory):
-        size = path.stat().st_size
-        stored += size
-        held += max(size, raw_bytes(path)) if path.suffix in _COMPRESSED else size
+    for file in version_files(files.directory) if files.directory is not None else ():
+        stored += file.size_bytes
+        compressed = file.path.suffix in _COMPRESSED
+        held += max(file.size_bytes, raw_bytes(file.path)) if compressed else file.size_bytes
     free = None if memory is None else memory.read()
     return StartFeatures(
         parameters_billions=held / _WEIGHT_BYTES / 1e9,
@@ -81,9 +85,15 @@ def features(
     )
 
 
-def model_files(directory: Path | None) -> list[Path]:
-    """Return the files of a version, in a fixed order."""
-    return [] if directory is None else sorted(path for path in directory.rglob("*") if path.is_file())
+def page_cache_ratio(files: ModelFiles) -> float:
+    """Return the share of a version's files that the page cache holds; 0 where the kernel does not say.
+
+    Raises:
+        LoadError: the files cannot be looked at.
+    """
+    if files.directory is None:
+        return 0.0
+    return cached_ratio(version_files(files.directory)) or 0.0
 
 
 def raw_bytes(path: Path) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from router.model import State
+from worker.loading.mapping import cached_ratio
 from worker.metrics import Family
 from worker.starts import process_age_s
 
@@ -55,6 +56,25 @@ def of_models(models: Models) -> Callable[[], Iterator[Family]]:
         return iter((state, warmth, stages, start, expected, executed, ended))
 
     return families
+
+
+def of_page_cache(models: Models) -> Callable[[], Callable[[], Iterator[Family]]]:
+    """Expose how much of each loaded replica's files memory holds now."""
+
+    def loaded() -> Callable[[], Iterator[Family]]:
+        files = [(replica.name, replica.version, replica.loaded_files) for replica in models if replica.loaded_files]
+
+        def families() -> Iterator[Family]:
+            residency = Family("warmroute_worker_residency_ratio", _G, "Share of a replica's files that memory holds.")
+            for name, version, found in files:
+                held = cached_ratio(found)
+                if held is not None:
+                    residency.add(held, model=name, version=version)
+            yield residency
+
+        return families
+
+    return loaded
 
 
 def of_process(

@@ -6,6 +6,7 @@ along, and a worker that nobody scrapes pays nothing.
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -48,18 +49,27 @@ class Histogram:
 
 
 class Metrics:
-    """What is exposed: each source is asked at each scrape, on the event loop, and must be quick."""
+    """What is exposed. Sources are asked at each scrape."""
 
     def __init__(self) -> None:
         self._sources: list[Callable[[], Iterable[Family]]] = []
+        self._blocking: list[Callable[[], Callable[[], Iterable[Family]]]] = []
 
     def add(self, source: Callable[[], Iterable[Family]]) -> None:
-        """Expose what ``source`` returns, whenever somebody asks."""
+        """Expose what ``source`` returns. It is asked on the event loop, and must be quick."""
         self._sources.append(source)
 
-    def text(self) -> str:
+    def add_blocking(self, source: Callable[[], Callable[[], Iterable[Family]]]) -> None:
+        """Expose what the call that ``source`` returns returns: the first on the event loop, the second in a thread."""
+        self._blocking.append(source)
+
+    async def text(self) -> str:
         """Return everything as text."""
-        return "".join(_family(family) for source in self._sources for family in source())
+        families = [family for source in self._sources for family in source()]
+        calls = [source() for source in self._blocking]
+        if calls:
+            families += await asyncio.to_thread(lambda: [family for call in calls for family in call()])
+        return "".join(map(_family, families))
 
 
 def _family(family: Family) -> str:

@@ -105,6 +105,12 @@ def parse(argv: list[str]) -> Options:
     )
 
 
+def choices(flag: str) -> tuple[str, ...]:
+    """Return the values that ``flag`` takes; none where there is no such flag, or it takes others."""
+    found = (action.choices for action in _parser()._actions if flag in action.option_strings)  # noqa: SLF001
+    return tuple(str(choice) for choice in next(found, None) or ())
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="warmroute worker",

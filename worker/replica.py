@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from worker.copies import LoadedCopy
     from worker.engines import Array, Engine, LoadedModel, Parameters
     from worker.loading import Loader
+    from worker.loading.version_files import SourceFile
     from worker.log import EventLog
     from worker.store import ModelFiles, ShapeClass
 
@@ -134,6 +135,11 @@ class HeldReplica:
     def content_hash(self) -> str:
         """What is equal where the loaded files are; empty while there are none."""
         return "" if self._copy is None else self._copy.loaded.content_hash
+
+    @property
+    def loaded_files(self) -> tuple[SourceFile, ...]:
+        """The files that it was loaded from; none while it is not loaded."""
+        return () if self._copy is None else self._copy.loaded.files
 
     @property
     def warmth_ratio(self) -> float:

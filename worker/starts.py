@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from router.baseline_load import PRIOR
 from worker.baseline import features
+from worker.loading import LoadError
 from worker.stages import Stage
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Starts:
         """Return how long a start of ``files`` should take; None where they cannot be looked at. Blocks."""
         try:
             return self._baseline.predict_s(self._known(files))
-        except OSError:
+        except (OSError, LoadError):
             return None  # whoever reads them in a moment will say so
 
     def _known(self, files: ModelFiles) -> StartFeatures:

@@ -1,4 +1,4 @@
-"""``warmroute bench``: what measures a start. Each command's module is imported when the command is used."""
+"""``warmroute bench``: what measures a start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+from worker.bench import coldstart
 from worker.bench.synthetic import SyntheticError, write_model
 
 _FAILED, _REFUSED = 1, 2
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         help="round weights to N values, so that they compress (default: 0, not at all)",
     )
     model.set_defaults(command=_model)
+    coldstart.add_command(commands.add_parser)
     return parser
 
 

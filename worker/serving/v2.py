@@ -174,7 +174,7 @@ class Serving:
 
     async def metrics(self, _: web.Request) -> web.Response:
         """``GET /metrics``: the same and more in Prometheus' text format."""
-        return web.Response(body=self._metrics.text().encode(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=(await self._metrics.text()).encode(), headers={"Content-Type": CONTENT_TYPE})
 
     # --- inference ------------------------------------------------------------------------------------------------
 

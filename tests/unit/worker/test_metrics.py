@@ -12,7 +12,8 @@ import pytest
 from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, ReadableLog
 from worker.engines import Cancellation
 from worker.execution import Executor
-from worker.exposition import of_models, of_process
+from worker.exposition import of_models, of_page_cache, of_process
+from worker.loading.model_loader import ModelLoader
 from worker.memory import Memory
 from worker.metrics import Family, Histogram, Metrics
 from worker.models import Models
@@ -36,7 +37,7 @@ def replica(log: ReadableLog, *warmup: ShapeClass) -> HeldReplica:
 def text(*families: Family) -> str:
     metrics = Metrics()
     metrics.add(lambda: families)
-    return metrics.text()
+    return asyncio.run(metrics.text())
 
 
 def test_series_and_their_values() -> None:
@@ -72,12 +73,12 @@ def test_a_replica_is_shown_from_its_start_to_its_going() -> None:
     models = Models([held])
     metrics = Metrics()
     metrics.add(of_models(models))
-    assert 'warmroute_worker_state{model="m",version="3",state="cold"} 1' in metrics.text()
-    assert "stage_seconds" not in metrics.text()
+    assert 'warmroute_worker_state{model="m",version="3",state="cold"} 1' in asyncio.run(metrics.text())
+    assert "stage_seconds" not in asyncio.run(metrics.text())
     asyncio.run(held.bring_up())
     with held.hold() as copy:
         held.execute(copy, {"x": np.zeros((1, 2), np.float32)}, ["y"], {}, Cancellation())
-    shown = metrics.text()
+    shown = asyncio.run(metrics.text())
     for line in (
         'state{model="m",version="3",state="warm"} 1',
         'state{model="m",version="3",state="cold"} 0',
@@ -91,7 +92,7 @@ def test_a_replica_is_shown_from_its_start_to_its_going() -> None:
     ):
         assert f"warmroute_worker_{line}\n" in shown
     models.remove(held)
-    assert metrics.text() == ""
+    assert asyncio.run(metrics.text()) == ""
 
 
 def test_the_process_is_shown() -> None:
@@ -101,7 +102,7 @@ def test_the_process_is_shown() -> None:
         metrics.add(of_process(executor, Room(), Starts(ReadableLog()), lambda: True))
         await executor.run(lambda _: None)
         await asyncio.sleep(0)
-        shown = metrics.text()
+        shown = await metrics.text()
         executor.close()
         return shown
 
@@ -119,6 +120,32 @@ def test_the_process_is_shown() -> None:
     resident = re.search(r"^process_resident_memory_bytes (\d+)$", shown, re.MULTILINE)
     assert resident is not None
     assert int(resident[1]) > 1 << 20
+
+
+def test_residency_is_that_of_the_files_now(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"x" * 8192)
+    held = HeldReplica(
+        ModelFiles("m", "3", tmp_path, path),
+        FixedEngine(DoublingModel()),
+        ModelLoader(),
+        ReadableLog(),
+        lambda: 1.0,
+        lambda: None,
+    )
+    metrics = Metrics()
+    metrics.add_blocking(of_page_cache(Models([held])))
+
+    async def scenario() -> tuple[str, str, str]:
+        before = await metrics.text()
+        await held.bring_up()
+        loaded = await metrics.text()
+        path.unlink()
+        return before, loaded, await metrics.text()
+
+    before, loaded, gone = asyncio.run(scenario())
+    assert before == gone == ""
+    assert loaded.splitlines()[-1] == 'warmroute_worker_residency_ratio{model="m",version="3"} 1'
 
 
 @pytest.mark.parametrize("source", ["models", "process"])
