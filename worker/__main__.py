@@ -32,6 +32,7 @@ from worker.process import DrainTimes, WorkerProcess
 from worker.processor import CpuLoad, usable_cores
 from worker.replica import HeldReplica
 from worker.report import TTL_S, RecordBuilder, Reporter
+from worker.repository import Control, Repository, Source
 from worker.serving.body import Bodies
 from worker.serving.description import Identity
 from worker.serving.v2 import Serving
@@ -71,7 +72,9 @@ def main(argv: list[str], follow_parent: Callable[[int], bool] | None = None) ->
 
 async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     kind = find_kind(options.engine)
-    found = scan(options.models, options.model, kind.file_name, options.versions)
+    source = Source(options.models, options.model, kind.file_name, options.versions)
+    strict = options.behaviour.control is Control.NONE
+    found = scan(options.models, options.model, kind.file_name, options.versions) if strict else []
     memory = HostMemory()
     settings = EngineSettings(
         log,
@@ -83,7 +86,6 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         os.environ,
     )
     engine = EarlyEngine(make_engine(options.engine, settings), memory, log)
-    engine.initialize(found)
     epoch = secrets.token_hex(8)
     reporters: list[Reporter] = []
 
@@ -97,11 +99,26 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         log,
         read_baseline(options.baseline),
         memory,
-        imports_s=process_age_s() if found else None,
+        imports_s=process_age_s(),
         objective_s=options.start_objective_s,
         cached_ratio=page_cache_ratio,
     )
-    models = Models(HeldReplica(files, engine, loader, log, time.monotonic, changed, starts) for files in found)
+    models = Models()
+    repository = Repository(
+        source,
+        options.behaviour,
+        models,
+        lambda files: HeldReplica(files, engine, loader, log, time.monotonic, changed, starts),
+        log,
+    )
+    if strict:
+        repository.add(found)
+    else:
+        await repository.find()
+    at_once = [replica.files for replica in models if replica.rest is None]
+    engine.initialize(at_once)
+    if not at_once:
+        starts.apart()
     executor = Executor(options.concurrency or kind.concurrency(_cores()), options.queue)
     metrics = Metrics()
     serving = Serving(
@@ -111,6 +128,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         log,
         Bodies(options.body_limit_bytes, options.bodies_limit_bytes),
         metrics=metrics,
+        repository=repository,
     )
     metrics.add(of_models(models))
     metrics.add_blocking(of_page_cache(models))
@@ -121,7 +139,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         epoch,
         address,
         engine,
-        lambda: [replica.report() for replica in models],
+        models.reports,
         lambda: executor.queue_depth,
         CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read,
         serving.inference.idle_for_s,
@@ -137,14 +155,14 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         id=options.id,
         pid=os.getpid(),
         engine=options.engine,
-        models=[f"{files.name}@{files.version}" for files in found],
+        models=[f"{replica.name}@{replica.version}" for replica in models],
         state="none" if options.state is None else options.state.shown,
     )
     process = WorkerProcess(
         sock,
         address,
         serving,
-        models,
+        repository,
         executor,
         reporters[0] if reporters else None,
         builder,

@@ -8,13 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from router.model import State
+from router.wire import MAX_RECORD_BYTES, replica_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from router.model import Replica
     from worker.replica import HeldReplica
 
 _SHOWN_NAME, _SHOWN_VERSION = 128, 32
+_SURELY_FIT = 8
+"""So many replicas fit into a record, whatever is said of them: 64 shape classes, a reason of 500 characters."""
+_RECORD_REST_BYTES = 8 << 10
+"""What a record holds beside its replicas."""
 
 
 class UnknownModelError(Exception):
@@ -26,6 +32,10 @@ class Models:
 
     def __init__(self, replicas: Iterable[HeldReplica] = ()) -> None:
         self._models: dict[str, tuple[HeldReplica, ...]] = {}
+        self.refused: dict[str, str] = {}
+        """What in the repository cannot be read, by model, and why."""
+        self.on_wanted: Callable[[HeldReplica], None] = _nobody
+        """Called where a request came for a replica that rests until one does."""
         for replica in replicas:
             self.put(replica)
 
@@ -54,6 +64,8 @@ class Models:
         """
         versions = self._models.get(name)
         if versions is None:
+            if name in self.refused:
+                raise UnknownModelError(f"model {name!r} is not served here: {self.refused[name]}")
             served = ", ".join(sorted(self._models)) or "none"
             raise UnknownModelError(f"model {name[:_SHOWN_NAME]!r} is not served here; served: {served}")
         if version is not None:
@@ -68,6 +80,35 @@ class Models:
             if replica.state is State.WARM:
                 return replica
         return next((replica for replica in versions if replica.gate.is_open), versions[0])
+
+    def wanted(self, name: str, version: str | None = None) -> HeldReplica:
+        """Return what :meth:`find` does, for a request that is to be answered: what rests is called for it.
+
+        That is the replica itself or, where no ``version`` is named, the newest, while an older one answers.
+
+        Raises:
+            UnknownModelError: the worker has no such model or version.
+        """
+        replica = self.find(name, version)
+        if replica.state is not State.WARM or version is None:
+            meant = replica if version is not None else self._models[name][0]
+            if meant.can_be_wanted:
+                self.on_wanted(meant)
+        return replica
+
+    def reports(self) -> list[Replica]:
+        """Return what there is to say of each, as much as one record holds; what is cold is left out first."""
+        told = [replica.report() for replica in self]
+        if len(told) <= _SURELY_FIT:
+            return told
+        room = MAX_RECORD_BYTES - _RECORD_REST_BYTES
+        kept: list[Replica] = []
+        for one in sorted(told, key=lambda one: one.state is State.COLD):
+            room -= replica_bytes(one)
+            if room < 0:
+                break
+            kept.append(one)
+        return kept
 
     def put(self, replica: HeldReplica) -> None:
         """Add a version of a model.
@@ -88,3 +129,7 @@ class Models:
             self._models[replica.name] = left
         else:
             self._models.pop(replica.name, None)
+
+
+def _nobody(_: HeldReplica) -> None:
+    """Whatever rests goes on resting."""

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from router.urls import check_address
 from worker.engines.registry import ENGINES
 from worker.loading.settings import LoadOptions, add_flags
+from worker.repository import IDLE_S, LEAST_POLL_S, POLL_S, Behaviour, Control
 from worker.starts import OBJECTIVE_S
 from worker.state_address import SCHEMES, StateAddress
 from worker.store import MAX_VERSIONS, NAME, VERSION, Versions
@@ -32,6 +33,7 @@ class Options:
     models: Path | None
     model: tuple[str, ...]
     versions: Versions
+    behaviour: Behaviour
     host: str
     port: int
     state: StateAddress | None
@@ -76,10 +78,24 @@ def parse(argv: list[str]) -> Options:
             _file(parser, "--state-cert-file", given.state_cert_file),
             _file(parser, "--state-key-file", given.state_key_file),
         )
+    control = Control(given.model_control)
+    if given.load_model and control is not Control.EXPLICIT:
+        parser.error(f"--load-model {given.load_model[0]}: only with --model-control {Control.EXPLICIT.value}")
+    if control is Control.POLL and given.models is None:
+        parser.error("--model-control poll: there is nothing to look at; give --models DIR")
     return Options(
         models=given.models,
         model=tuple(given.model),
         versions=given.versions,
+        behaviour=Behaviour(
+            control,
+            given.poll_s,
+            tuple(dict.fromkeys(given.load_model)),
+            given.lazy,
+            given.idle_unload_s,
+            given.settle_s if state is not None else 0.0,  # else nobody is told that a model goes
+            given.drain_s,
+        ),
         host=host,
         port=port,
         state=state,
@@ -127,6 +143,38 @@ def _parser() -> argparse.ArgumentParser:
         default="latest",
         metavar="WHICH",
         help="versions of each model to serve: latest, latest:N, all, or numbers such as 1,3",
+    )
+    add(
+        "--model-control",
+        choices=[one.value for one in Control],
+        default=Control.NONE.value,
+        help="what is loaded: everything, as the worker starts; what is asked for; or what the repository holds",
+    )
+    add(
+        "--load-model",
+        action="append",
+        default=[],
+        type=_startup,
+        metavar="NAME",
+        help="with --model-control explicit: load this model at the start; * for all; repeatable",
+    )
+    add(
+        "--poll-s",
+        type=_pause,
+        default=POLL_S,
+        metavar="S",
+        help="with --model-control poll: look at the repository this often",
+    )
+    add("--lazy", action="store_true", help="load a model when a request comes for it, not at the start")
+    add(
+        "--idle-unload-s",
+        type=_seconds,
+        nargs="?",
+        const=IDLE_S,
+        default=0.0,
+        metavar="S",
+        help=f"unload a model after so long without a request, and load it for the next; {IDLE_S:g} where S is not "
+        "said; 0: never",
     )
     add("--listen", type=_listen, default="127.0.0.1:0", metavar="HOST:PORT", help="where to accept; port 0: any free")
     add(
@@ -219,6 +267,17 @@ def _name(text: str) -> str:
     if not NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r}: use 1 to 128 of A-Z a-z 0-9 . _ : -")
     return text
+
+
+def _startup(text: str) -> str:
+    return text if text == "*" else _name(text)
+
+
+def _pause(text: str) -> float:
+    value = _seconds(text)
+    if value < LEAST_POLL_S:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, {LEAST_POLL_S:g} or more")
+    return value
 
 
 def _versions(text: str) -> Versions:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from worker.execution import Executor
     from worker.log import EventLog
-    from worker.models import Models
     from worker.report import RecordBuilder, Reporter
+    from worker.repository import Repository
     from worker.serving.v2 import Serving
 
 ANNOUNCE_S = 1.0
@@ -46,7 +46,7 @@ class WorkerProcess:
         sock: socket.socket,
         address: str,
         serving: Serving,
-        models: Models,
+        repository: Repository,
         executor: Executor,
         reporter: Reporter | None,
         builder: RecordBuilder | None,
@@ -58,7 +58,7 @@ class WorkerProcess:
         self._sock = sock
         self._address = address
         self._serving = serving
-        self._models = models
+        self._repository = repository
         self._executor = executor
         self._reporter = reporter
         self._builder = builder
@@ -95,9 +95,9 @@ class WorkerProcess:
         site = web.SockSite(runner, self._sock, backlog=BACKLOG)
         reporting = self._task(self._reporter.run(), "report") if self._reporter is not None else None
         await self._listen(site)
-        bringing_up = self._task(self._bring_up(), "bring-up")
+        following = self._task(self._repository.run(), "repository")
         await self._stop.wait()
-        await self._drain(site, runner, bringing_up)
+        await self._drain(site, runner, following)
         await self._leave(reporting)
         self._log.info("worker.stopped")
         return self._exit_code
@@ -133,19 +133,11 @@ class WorkerProcess:
         else:
             self._log.info("worker.listening", address=self._address)
 
-    async def _bring_up(self) -> None:
-        """One model after the other: two at once would take each other's disk and cores, and none would be early."""
-        for replica in self._models:
-            if self._stop.is_set():
-                return
-            await replica.bring_up()
-
-    async def _drain(self, site: web.SockSite, runner: web.AppRunner, bringing_up: asyncio.Task[None]) -> None:
+    async def _drain(self, site: web.SockSite, runner: web.AppRunner, following: asyncio.Task[None]) -> None:
         deadline = self._clock() + self._times.drain_s
         self._log.info("worker.draining", in_flight=self._executor.in_flight, drain_s=self._times.drain_s)
         self._serving.drain()
-        for replica in self._models:
-            replica.drain()
+        self._repository.drain()
         if self._builder is not None and self._reporter is not None:
             self._builder.draining = True
             if not await self._reporter.flush(min(ANNOUNCE_S, self._times.drain_s)):
@@ -157,7 +149,7 @@ class WorkerProcess:
         if not finishing.done():
             self._log.warning("worker.drain_cut", in_flight=self._executor.in_flight)
         self._executor.close()
-        _, unfinished = await asyncio.wait({finishing, bringing_up}, timeout=CUT_S)
+        _, unfinished = await asyncio.wait({finishing, following}, timeout=CUT_S)
         for task in unfinished:
             task.cancel()
 
@@ -169,8 +161,7 @@ class WorkerProcess:
         cut.cancel()
 
     async def _leave(self, reporting: asyncio.Task[None] | None) -> None:
-        for replica in self._models:
-            replica.take_down()
+        self._repository.take_down()
         if reporting is None or self._reporter is None:
             return
         reporting.cancel()

@@ -7,6 +7,7 @@ import contextlib
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from router.model import Replica, State
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
     from worker.store import ModelFiles, ShapeClass
 
 PROGRESS_EVERY_S = 0.2
+
+
+class Rest(StrEnum):
+    """Why a replica is cold on purpose, which keeps nobody from being ready."""
+
+    LAZY = "lazy"  # no request came for it yet: the first has it loaded
+    IDLE = "idle"  # none came for long: the next has it loaded
+    UNLOADED = "unloaded"  # somebody said so, or nobody said that it should be loaded
 
 
 class Counts:
@@ -96,6 +105,7 @@ class HeldReplica:
         self._retiring: set[asyncio.Task[None]] = set()
         self._busy = asyncio.Lock()
         self._cancellation = Cancellation()
+        self.rest: Rest | None = None
         self._ended = False
         self._trouble = ""
         self._requests = 0
@@ -146,6 +156,16 @@ class HeldReplica:
         """The share of its shape classes that a run has proven."""
         return sum(self._warmth.values()) / len(self._warmth)
 
+    @property
+    def can_be_wanted(self) -> bool:
+        """A request for it has it loaded."""
+        return self.rest in (Rest.LAZY, Rest.IDLE)
+
+    def lay_to_rest(self, rest: Rest, why: str) -> None:
+        """Say that it is cold on purpose."""
+        self.rest = rest
+        self.gate.close(why)
+
     # --- loading ----------------------------------------------------------------------------------------------------
 
     async def bring_up(self, files: ModelFiles | None = None) -> bool:
@@ -157,6 +177,7 @@ class HeldReplica:
             if self._ended or self._copy is not None:
                 return self.state is State.WARM
             self.files = files or self.files
+            self.rest = None
             stages = self.stages = Stages(self._clock)
             self._starts.begin(stages)
             began = self._clock() - sum(stages.seconds().values())
@@ -321,7 +342,7 @@ class HeldReplica:
 
     # --- its end ----------------------------------------------------------------------------------------------------
 
-    async def unload(self, why: str, settle_s: float = 0.0, drain_s: float = 30.0) -> None:
+    async def unload(self, rest: Rest, why: str, settle_s: float = 0.0, drain_s: float = 30.0) -> None:
         """Give back what the model holds, once no request uses it, and be ``cold``; a load that is under way ends.
 
         For ``settle_s`` after the state said ``draining`` requests are still let in, because callers may not have heard
@@ -332,22 +353,25 @@ class HeldReplica:
         if self.state in (State.LOADING, State.WARMING):
             self._lifecycle.to(State.DRAINING, self._clock(), why)
         async with self._busy:
+            if self._ended:
+                return
             if self.state is State.WARM:
                 self._lifecycle.to(State.DRAINING, self._clock(), why)
                 await asyncio.sleep(settle_s)
                 self.gate.close(why)
                 await self._requests_ended(drain_s)
-            self.gate.close(why)
+            self.lay_to_rest(rest, why)
             copy, self._copy = self._copy, None
             if copy is not None:
                 self._retire(copy)
                 await asyncio.wait(self._retiring, timeout=drain_s)
             self._trouble = ""
             self._warmth = dict.fromkeys(self._warmth, 0.0)
+            self.start_s = None
             if self.state in (State.DRAINING, State.FAILED):
                 self._lifecycle.to(State.COLD, self._clock(), why)
             if copy is not None:
-                self._log.info("model.unloaded", model=self.name, version=self.version, reason=why)
+                self._log.info("model.unloaded", model=self.name, version=self.version, reason=rest.value)
 
     async def _requests_ended(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -87,6 +87,10 @@ class Starts:
         cached = 0.0 if self._cached_ratio is None else self._cached_ratio(files)
         return features(files, self._memory, accelerator=self._accelerator, cached_ratio=cached)
 
+    def apart(self) -> None:
+        """No model is loaded as the process starts: the first start is none of the process itself."""
+        self._imports_s = None
+
     def begin(self, stages: Stages) -> None:
         """A start begins."""
         if self._imports_s is not None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -78,6 +78,10 @@ class ModelFiles:
     signature: str = field(default="", compare=False)
     """What changes when a file of the directory does: names, sizes, times and inodes, not the content."""
     load: LoadDescription = field(default_factory=LoadDescription)
+    lazy: bool | None = None
+    """Whether it is loaded when a request comes for it, and not before; None: as the worker was told."""
+    idle_unload_s: float | None = None
+    """After so long without a request it is unloaded; 0: never; None: as the worker was told."""
 
     @property
     def config_revision(self) -> str:
@@ -121,6 +125,8 @@ class _ModelDescription(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
         | Annotated[tuple[_Number, ...], msgspec.Meta(min_length=1, max_length=MAX_VERSIONS)]
         | None
     ) = None
+    lazy: bool | None = None
+    idle_unload_s: Annotated[float, msgspec.Meta(ge=0, le=86_400_000)] | None = None
 
 
 def scan(
@@ -145,16 +151,39 @@ def scan(
         if not wanted:
             raise StoreError("no model: give --models DIR, or name one with --model NAME")
         return [ModelFiles(name, "1") for name in wanted]
+    wanted = wanted or names_in(root)
+    if not wanted:
+        raise StoreError(f"{root}: holds no model; add NAME/VERSION/{file_name or 'model.yaml'}")
+    return [files for name in wanted for files in choose(root, name, file_name, versions)]
+
+
+def names_in(root: Path) -> list[str]:
+    """Return the names of the directories that stand for models.
+
+    Raises:
+        StoreError: ``root`` is no directory, or cannot be looked at.
+    """
     if not root.is_dir():
         raise StoreError(f"{root}: not a directory; give --models the directory that holds NAME/VERSION/")
-    if not wanted:
-        wanted = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-        if not wanted:
-            raise StoreError(f"{root}: holds no model; add NAME/VERSION/{file_name or 'model.yaml'}")
-    return [files for name in wanted for files in _chosen(root, name, file_name, versions)]
+    try:
+        return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        raise StoreError(f"{error.filename}: {error.strerror}") from error
 
 
-def _chosen(root: Path, name: str, file_name: str | None, versions: Versions) -> list[ModelFiles]:
+def choose(root: Path, name: str, file_name: str | None, versions: Versions) -> list[ModelFiles]:
+    """Return the versions of one model that are to be served, the newest first; see :func:`scan`.
+
+    Raises:
+        StoreError: there is no such model, or it is not as it should be.
+    """
+    try:
+        return _choose(root, name, file_name, versions)
+    except OSError as error:  # a file that left meanwhile, or that may not be read
+        raise StoreError(f"{error.filename}: {error.strerror}") from error
+
+
+def _choose(root: Path, name: str, file_name: str | None, versions: Versions) -> list[ModelFiles]:
     directory = root / name
     if not NAME.fullmatch(name):
         raise StoreError(f"{directory}: name {name!r}: use 1 to 128 of A-Z a-z 0-9 . _ : -")
@@ -182,7 +211,10 @@ def _chosen(root: Path, name: str, file_name: str | None, versions: Versions) ->
     chosen = newest_first if policy.named or not policy.latest else newest_first[: policy.latest]
     if len(chosen) > MAX_VERSIONS:
         raise StoreError(f"{directory}: {len(chosen)} versions to serve, at most {MAX_VERSIONS}; name those or fewer")
-    return [_read(name, there[version], file_name) for version in chosen]
+    return [
+        replace(_read(name, there[version], file_name), lazy=said.lazy, idle_unload_s=said.idle_unload_s)
+        for version in chosen
+    ]
 
 
 def _policy(said: Literal["all"] | _Latest | tuple[int, ...]) -> Versions:

@@ -13,10 +13,13 @@ from worker.execution import Executor
 from worker.memory import HostMemory
 from worker.models import Models
 from worker.process import DrainTimes, WorkerProcess
+from worker.replica import HeldReplica
 from worker.report import RecordBuilder, Reporter
+from worker.repository import Behaviour, Repository, Source
 from worker.serving.body import Bodies
 from worker.serving.description import Identity
 from worker.serving.v2 import Serving
+from worker.store import ModelFiles, Versions
 
 
 class BrokenWriter:
@@ -32,10 +35,15 @@ class BrokenWriter:
         pass
 
 
+def no_replica(files: ModelFiles) -> HeldReplica:
+    raise AssertionError(files)
+
+
 def test_a_reporter_that_breaks_drains_the_worker_and_exits_with_1() -> None:
     async def scenario() -> tuple[int, ReadableLog]:
         log = ReadableLog()
         executor = Executor(1, 1)
+        repository = Repository(Source(None, (), None, Versions()), Behaviour(), Models(), no_replica, log)
         serving = Serving(Identity("w1", "e1", lambda: "9"), Models(), executor, log, Bodies(1000, 1000))
         replicas: list[Replica] = []
         address = "http://127.0.0.1:1"
@@ -47,7 +55,7 @@ def test_a_reporter_that_breaks_drains_the_worker_and_exits_with_1() -> None:
             socket.create_server(("127.0.0.1", 0)),
             address,
             serving,
-            Models(),
+            repository,
             executor,
             reporter,
             builder,

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from worker.models import Models
     from worker.replica import HeldReplica
 
-EXTENSIONS = ("classification", "binary_tensor_data", "parameters", "statistics", "model_configuration")
+EXTENSIONS = (
+    "classification",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "model_configuration",
+    "model_repository",
+)
 """By the names that Triton gives them."""
 _BACKENDS = {"onnxruntime_onnx": "onnxruntime"}
 

@@ -75,7 +75,10 @@ class Inference:
         Raises:
             RequestError: there is no such model, it is not warm, there is no room, or the run failed.
         """
-        replica = self.find(name, version)
+        try:
+            replica = self._models.wanted(name, version)
+        except UnknownModelError as error:
+            raise RequestError(str(error), 404) from None
         began = self._last_active = self._clock()
         if not replica.gate.is_open and replica.state is not State.DRAINING:
             replica.counts.before_warm += 1

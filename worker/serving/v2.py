@@ -17,6 +17,7 @@ from worker.serving.answer import write
 from worker.serving.description import Identity, configuration, metadata, statistics
 from worker.serving.errors import RequestError
 from worker.serving.inference import Inference, pass_gate
+from worker.serving.repository_api import RepositoryApi
 from worker.serving.request import HEADER_LENGTH, header_length, parse
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from worker.log import EventLog
     from worker.models import Models
     from worker.replica import HeldReplica
+    from worker.repository import Repository
     from worker.serving.body import Bodies
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -47,6 +49,7 @@ class Serving:
         bodies: Bodies,
         clock: Callable[[], float] = time.monotonic,
         metrics: Metrics | None = None,
+        repository: Repository | None = None,
     ) -> None:
         """``clock``: monotonic seconds."""
         self._identity = identity
@@ -55,6 +58,7 @@ class Serving:
         self._log = log
         self._bodies = bodies
         self._clock = clock
+        self._repository = repository
         self._metrics = Metrics() if metrics is None else metrics
         self._started = clock()
         self._draining = False
@@ -75,6 +79,8 @@ class Serving:
             app.router.add_post(f"{path}/infer", self.infer)
         app.router.add_get("/stats", self.stats)
         app.router.add_get("/metrics", self.metrics)
+        if self._repository is not None:
+            app.add_routes(RepositoryApi(self._repository, self._bodies, lambda: self._draining).routes())
         return app
 
     @property
@@ -118,11 +124,13 @@ class Serving:
         return _json({"live": True})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """``GET /v2/health/ready``: each model has a version that is proven warm, and the worker is not draining."""
+        """``GET /v2/health/ready``: each model is proven warm or cold on purpose, and the worker is not draining."""
         if self._draining:
             raise RequestError("the worker is draining", 503, 1)
         for name in self._models.names:
-            pass_gate(self._models.find(name))
+            replica = self._models.find(name)
+            if replica.rest is None:
+                pass_gate(replica)
         return _json({"ready": True})
 
     async def model_ready(self, request: web.Request) -> web.Response:

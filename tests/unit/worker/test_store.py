@@ -56,7 +56,7 @@ def test_which_versions_of_a_model_are_served(
     assert [files.version for files in scan(tmp_path, (), "model.onnx", versions)] == served
 
 
-KNOWN_OF_MODEL = "; known fields: versions (see docs/worker.md)"
+KNOWN_OF_MODEL = "; known fields: versions, lazy, idle_unload_s (see docs/worker.md)"
 
 
 @pytest.mark.parametrize(

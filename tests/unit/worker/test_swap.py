@@ -14,7 +14,7 @@ from tests.support.loops import in_loop, turns, until
 from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, ReadableLog
 from worker.engines import Cancellation, EngineError
 from worker.loading import LoadError
-from worker.replica import HeldReplica
+from worker.replica import HeldReplica, Rest
 from worker.store import ModelFiles, ShapeClass
 
 ONE = {"x": np.ones((1, 2), np.float32)}
@@ -158,7 +158,7 @@ async def test_unloading_waits_for_requests_and_gives_everything_back() -> None:
     bench = Bench()
     await bench.warm()
     with bench.replica.request():
-        unloading = asyncio.create_task(bench.replica.unload("it was unloaded"))
+        unloading = asyncio.create_task(bench.replica.unload(Rest.UNLOADED, "it was unloaded"))
         await until(lambda: not bench.replica.gate.is_open, "the gate")
         assert bench.replica.state is State.DRAINING
         await turns()
@@ -168,7 +168,7 @@ async def test_unloading_waits_for_requests_and_gives_everything_back() -> None:
     assert closed(bench)
     report = bench.replica.report()
     assert (report.state, report.warmth, report.content_hash) == (State.COLD, (("batch-1", 0.0),), "")
-    assert bench.log.events("model.unloaded")[0]["reason"] == "it was unloaded"
+    assert bench.log.events("model.unloaded")[0]["reason"] == "unloaded"
     with pytest.raises(EngineError, match="model 'm' was taken down"):
         bench.run()
 
@@ -177,7 +177,7 @@ async def test_unloading_waits_for_requests_and_gives_everything_back() -> None:
 async def test_requests_are_let_in_while_callers_have_not_heard_of_it() -> None:
     bench = Bench()
     await bench.warm()
-    unloading = asyncio.create_task(bench.replica.unload("it was unloaded", settle_s=0.05))
+    unloading = asyncio.create_task(bench.replica.unload(Rest.UNLOADED, "it was unloaded", settle_s=0.05))
     await turns()
     assert (bench.replica.state, bench.replica.gate.is_open) == (State.DRAINING, True)
     await unloading
@@ -189,7 +189,7 @@ async def test_a_run_that_does_not_end_does_not_hold_the_unload_up_and_keeps_its
     bench = Bench()
     await bench.warm()
     with bench.replica.hold():
-        await bench.replica.unload("it was unloaded", drain_s=0.01)
+        await bench.replica.unload(Rest.UNLOADED, "it was unloaded", drain_s=0.01)
         assert bench.replica.state is State.COLD
         assert not closed(bench)
     assert await bench.replica.retired(5)
@@ -202,7 +202,7 @@ async def test_unloading_gives_a_load_up_and_it_can_be_loaded_again() -> None:
     bench.engine.hold = threading.Event()
     loading = asyncio.create_task(bench.replica.bring_up())
     await turns(2)
-    await bench.replica.unload("it was unloaded")
+    await bench.replica.unload(Rest.UNLOADED, "it was unloaded")
     assert not await loading
     assert bench.replica.state is State.COLD
     bench.engine.hold.set()
@@ -215,7 +215,7 @@ async def test_what_failed_can_be_unloaded_and_tried_again() -> None:
     bench = Bench()
     bench.engine.error = EngineError("not a model")
     assert not await bench.replica.bring_up()
-    await bench.replica.unload("it was unloaded")
+    await bench.replica.unload(Rest.UNLOADED, "it was unloaded")
     assert (bench.replica.state, bench.replica.reason) == (State.COLD, "it was unloaded")
     bench.engine.error = None
     assert await bench.replica.bring_up()

@@ -1,0 +1,490 @@
+"""What a worker holds follows its model repository: at the start, when told to, or whenever something changed there.
+
+One model is changed by one task at a time, and one model is loaded at a time: two at once would take each other's disk
+and cores. Whatever goes wrong with a model leaves what served before serving, and the others untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from router.model import State
+from worker.models import UnknownModelError
+from worker.replica import Rest
+from worker.store import NAME, ModelFiles, StoreError, Versions, choose, names_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+    from pathlib import Path
+    from typing import Any
+
+    from worker.log import EventLog
+    from worker.models import Models
+    from worker.replica import HeldReplica
+
+POLL_S = 15.0
+LEAST_POLL_S = 0.1
+IDLE_S = 30.0
+LEAST_CHECK_S, MOST_CHECK_S = 0.05, 5.0
+
+
+class Control(StrEnum):
+    """Who decides what is loaded."""
+
+    NONE = "none"  # everything there is, as the worker starts
+    EXPLICIT = "explicit"  # whoever asks for it, by the repository API
+    POLL = "poll"  # the repository: what is changed there is followed
+
+
+class RefusedError(Exception):
+    """What was asked for is not done here; the text says what to do instead."""
+
+
+class LoadFailedError(Exception):
+    """A model was not loaded as it should be; the text names each version and why. What served before still does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where models come from, and which: ``names`` where there are any, else every directory under ``root``."""
+
+    root: Path | None
+    names: tuple[str, ...]
+    file_name: str | None
+    versions: Versions
+
+    def listed(self) -> list[str]:
+        """Return the models that may be loaded.
+
+        Raises:
+            StoreError: the repository cannot be looked at.
+        """
+        return list(self.names) if self.names or self.root is None else names_in(self.root)
+
+    def choose(self, name: str) -> list[ModelFiles]:
+        """Return the versions of a model that are to be served, the newest first; none where there is no such model.
+
+        Raises:
+            StoreError: it is not as it should be.
+        """
+        if not NAME.fullmatch(name) or (self.names and name not in self.names):
+            return []
+        if self.root is None:
+            return [ModelFiles(name, "1")] if name in self.names else []
+        if not (self.root / name).is_dir() and (self.file_name is not None or name not in self.names):
+            return []
+        return choose(self.root, name, self.file_name, self.versions)
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """How a worker goes about its models; times in seconds.
+
+    ``startup``: under explicit control, what is loaded at the start. ``lazy`` and ``idle_unload_s`` (0: never) hold for
+    models whose own description says nothing else. ``settle_s``: how long requests are still let in after callers were
+    told that a model goes; ``drain_s``: how long those that were let in have.
+    """
+
+    control: Control = Control.NONE
+    poll_s: float = POLL_S
+    startup: tuple[str, ...] = ()
+    lazy: bool = False
+    idle_unload_s: float = 0.0
+    settle_s: float = 0.0
+    drain_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of the repository's index. ``version`` is empty where the model as a whole could not be read."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+_STATES = {
+    State.COLD: "UNAVAILABLE",
+    State.LOADING: "LOADING",
+    State.WARMING: "LOADING",
+    State.WARM: "READY",
+    State.DRAINING: "UNLOADING",
+    State.FAILED: "UNAVAILABLE",
+}
+"""As the protocol's model repository extension names them."""
+
+
+class Repository:
+    """Keeps a worker's table of models as it should be. Used on the event loop only."""
+
+    def __init__(
+        self,
+        source: Source,
+        behaviour: Behaviour,
+        models: Models,
+        make: Callable[[ModelFiles], HeldReplica],
+        log: EventLog,
+    ) -> None:
+        """``make`` makes a replica, cold, of a version."""
+        self.models = models
+        self.control = behaviour.control
+        self._source = source
+        self._behaviour = behaviour
+        self._make = make
+        self._log = log
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._turn = asyncio.Lock()
+        self._tried: dict[tuple[str, str], str] = {}
+        self._seen: dict[str, object] = {}
+        self._unwanted: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stop = asyncio.Event()
+        models.on_wanted = self._wanted
+
+    # --- its life -----------------------------------------------------------------------------------------------------
+
+    def add(self, found: Iterable[ModelFiles]) -> None:
+        """Put what was found at the start into the table, to be brought up by :meth:`run`."""
+        startup = self._behaviour.startup
+        for files in found:
+            replica = self._put(files)
+            if self.control is Control.EXPLICIT and "*" not in startup and files.name not in startup:
+                replica.lay_to_rest(Rest.UNLOADED, _unloaded(files.name))
+
+    async def find(self) -> None:
+        """Add what the repository holds; a model that is not as it should be is told of and passed over.
+
+        Raises:
+            StoreError: the repository as a whole cannot be looked at.
+        """
+        listed = await asyncio.to_thread(self._source.listed)
+        missing = next((name for name in self._behaviour.startup if name not in ("*", *listed)), None)
+        if missing is not None:
+            raise StoreError(f"--load-model {missing}: no such model in {self._source.root}")
+        for name in listed:
+            with contextlib.suppress(StoreError):
+                self.add(files for files in await self._look(name) if not self._held(name, files.version))
+
+    async def run(self) -> None:
+        """Bring up what is not at rest, the newest version of each model first, and follow changes until stopped."""
+        ranked = [(rank, replica) for name in self.models.names for rank, replica in enumerate(self.models.of(name))]
+        for _, replica in sorted(ranked, key=lambda row: row[0]):
+            if self._stop.is_set():
+                return
+            if replica.rest is None and replica.state is State.COLD:
+                async with self._lock(replica.name):
+                    await self._bring_up(replica, replica.files)
+        watches = [self._poll()] if self.control is Control.POLL else []
+        if self._may_idle():
+            watches.append(self._watch_idle())
+        await asyncio.gather(*watches)
+
+    def _may_idle(self) -> bool:
+        """Whether anything here may ever be unloaded for idleness; what is found later may say so itself."""
+        return self.control is not Control.NONE or any(self._idle_unload_s(replica) for replica in self.models)
+
+    def drain(self) -> None:
+        """Follow nothing any more, and say of every model that no more requests should come: the process ends."""
+        self._stop.set()
+        for replica in self.models:
+            replica.drain()
+
+    def take_down(self) -> None:
+        """Give back what the models hold. Nothing runs any more."""
+        for replica in self.models:
+            replica.take_down()
+
+    # --- what is asked for --------------------------------------------------------------------------------------------
+
+    async def load(self, name: str) -> None:
+        """Have a model's chosen versions loaded as they are on disk now; what is loaded and unchanged stays.
+
+        It goes on where whoever asked goes away.
+
+        Raises:
+            RefusedError: the worker follows something else.
+            UnknownModelError: there is no such model.
+            LoadFailedError: a version was not loaded, or not as it is on disk.
+        """
+        if self.control is not Control.EXPLICIT and not self._may_rest(name):
+            raise RefusedError(
+                f"model {name[:128]!r}: loading and unloading by request is off; "
+                f"start the worker with --model-control {Control.EXPLICIT.value}"
+            )
+        await self._apart(self._load(name), f"load {name}")
+
+    async def _load(self, name: str) -> None:
+        self._unwanted.discard(name)
+        async with self._lock(name):
+            try:
+                chosen = await self._look(name)
+            except StoreError as error:
+                raise LoadFailedError(f"model {name!r} was not loaded: {error}") from None
+            if not chosen:
+                await self._clear(name)
+                raise UnknownModelError(f"model {name[:128]!r} is not in the repository")
+            await self._apply(name, chosen, again=True)
+            if self._stop.is_set() or name in self._unwanted:
+                raise LoadFailedError(f"model {name!r} was not loaded: it was unloaded meanwhile")
+            failed = [why for files in chosen if (why := self._not_as_said(files)) is not None]
+            if failed:
+                raise LoadFailedError(f"model {name!r} was not loaded: {'; '.join(failed)}")
+
+    def _not_as_said(self, files: ModelFiles) -> str | None:
+        replica = self._held(files.name, files.version)
+        if replica is not None and replica.state is State.WARM and replica.files.signature == files.signature:
+            return None
+        return f"version {files.version}: {'' if replica is None else replica.reason or replica.state.value}"
+
+    async def unload(self, name: str) -> None:
+        """Have all versions of a model unloaded, and a load of it that is under way end.
+
+        Raises:
+            RefusedError: the worker follows something else.
+            UnknownModelError: there is no such model.
+        """
+        if self.control is not Control.EXPLICIT:
+            raise RefusedError(
+                f"model {name[:128]!r}: loading and unloading by request is off; "
+                f"start the worker with --model-control {Control.EXPLICIT.value}"
+            )
+        if not self.models.of(name):
+            raise UnknownModelError(f"model {name[:128]!r} is not in the repository")
+        await self._apart(self._unload(name), f"unload {name}")
+
+    async def _unload(self, name: str) -> None:
+        self._unwanted.add(name)
+        held = self.models.of(name)
+        await asyncio.gather(*(self._rest(replica, Rest.UNLOADED, _unloaded(name)) for replica in held))
+
+    async def index(self, *, ready_only: bool = False) -> list[Entry]:
+        """Return what there is, model by model, the newest version first; ``ready_only``: only what answers.
+
+        Under explicit control the repository is looked at for what is new there.
+        """
+        if self.control is Control.EXPLICIT:
+            await self._follow_names()
+        entries = [
+            Entry(replica.name, replica.version, _STATES[replica.state], _reason(replica)) for replica in self.models
+        ]
+        entries += [Entry(name, "", "UNAVAILABLE", why) for name, why in self.models.refused.items()]
+        return [entry for entry in entries if not ready_only or entry.state == "READY"]
+
+    async def _follow_names(self) -> None:
+        """Put models that are new in the repository into the table, at rest; take out what left it and is cold."""
+        try:
+            listed = await asyncio.to_thread(self._source.listed)
+        except StoreError as error:
+            self._log.warning("repository.unreadable", error=str(error))
+            return
+        for name in {*listed, *self.models.names, *self.models.refused}:
+            if self._lock(name).locked() or any(replica.state is not State.COLD for replica in self.models.of(name)):
+                continue
+            async with self._lock(name):
+                try:
+                    chosen = await self._look(name)
+                except StoreError:
+                    continue
+                for replica in self.models.of(name):
+                    if replica.version not in {files.version for files in chosen}:
+                        self.models.remove(replica)
+                for files in chosen:
+                    replica = self._held(name, files.version) or self._put(files)
+                    replica.files = files
+                    if replica.rest is None:
+                        replica.lay_to_rest(Rest.UNLOADED, _unloaded(name))
+
+    def _wanted(self, replica: HeldReplica) -> None:
+        """Load a replica that rested until a request came for it."""
+        replica.rest = None
+        replica.gate.close("it is being loaded")
+        self._log.info("model.wanted", model=replica.name, version=replica.version)
+
+        async def work() -> None:
+            async with self._lock(replica.name):
+                await self._bring_up(replica, replica.files)
+
+        self._start(work(), f"load {replica.name}@{replica.version}")
+
+    # --- following the repository -------------------------------------------------------------------------------------
+
+    async def _poll(self) -> None:
+        while not await self._stopped(self._behaviour.poll_s):
+            await self.look_again()
+
+    async def look_again(self) -> None:
+        """Follow what has changed in the repository, and was the same at the last two looks: it may be half there."""
+        try:
+            listed = await asyncio.to_thread(self._source.listed)
+        except StoreError as error:
+            self._log.warning("repository.unreadable", error=str(error))
+            return
+        for name in dict.fromkeys((*self.models.names, *listed)):
+            if self._stop.is_set():
+                return
+            async with self._lock(name):
+                try:
+                    chosen = await self._look(name)
+                except StoreError:
+                    continue
+                now = [(files.version, files.signature, files.config_revision) for files in chosen]
+                before, self._seen[name] = self._seen.get(name, _NEVER), now
+                if before == now:
+                    if chosen:
+                        await self._apply(name, chosen, again=False)
+                    else:
+                        await self._clear(name)
+
+    async def _look(self, name: str) -> list[ModelFiles]:
+        """Look at one model; what is wrong with it is told once, and in the index for as long as it lasts.
+
+        Raises:
+            StoreError: something is.
+        """
+        try:
+            chosen = await asyncio.to_thread(self._source.choose, name)
+        except StoreError as error:
+            if self.models.refused.get(name) != str(error):
+                self._log.error("model.refused", model=name, reason=str(error))
+            self.models.refused[name] = str(error)
+            raise
+        self.models.refused.pop(name, None)
+        return chosen
+
+    async def _apply(self, name: str, chosen: list[ModelFiles], *, again: bool) -> None:
+        """Make a model's versions what was ``chosen``. ``again``: also what rests, and what has failed as it is."""
+        versions = {files.version for files in chosen}
+        # A model that answers now is to answer on, also where its new versions would rest until they are asked for.
+        again = again or any(
+            replica.state is State.WARM and replica.version not in versions for replica in self.models.of(name)
+        )
+        for files in chosen:
+            if self._stop.is_set() or name in self._unwanted:
+                return
+            replica = self._held(name, files.version) or self._put(files)
+            if again or self._tried.get((name, files.version)) != files.signature:
+                await self._make_good(replica, files, again=again)
+        kept = [replica for replica in self.models.of(name) if replica.version in versions]
+        answers = any(replica.state is State.WARM or replica.rest is not None for replica in kept)
+        for replica in self.models.of(name):
+            if replica not in kept and (answers or replica.state is not State.WARM):
+                await self._rest(replica, Rest.UNLOADED, "it is not to be served any more")
+                self._remove(replica)
+
+    async def _make_good(self, replica: HeldReplica, files: ModelFiles, *, again: bool) -> None:
+        """Have a replica loaded as ``files`` say, where it is not."""
+        if replica.state is State.WARM:
+            if replica.files.signature != files.signature:
+                async with self._turn:
+                    await replica.swap(files)
+                self._note(files, failed=bool(replica.reason))
+                await replica.retired(self._behaviour.drain_s)
+        elif replica.rest is not None and not again:
+            replica.files = files
+        elif replica.state in (State.COLD, State.FAILED):
+            await self._bring_up(replica, files)
+
+    async def _bring_up(self, replica: HeldReplica, files: ModelFiles) -> None:
+        async with self._turn:
+            if not self._stop.is_set() and replica.name not in self._unwanted:
+                await replica.bring_up(files)
+                self._note(files, failed=replica.state is State.FAILED)
+
+    def _note(self, files: ModelFiles, *, failed: bool) -> None:
+        """Remember what has failed, so that polling does not try it again as it is."""
+        if failed:
+            self._tried[(files.name, files.version)] = files.signature
+        else:
+            self._tried.pop((files.name, files.version), None)
+
+    async def _clear(self, name: str) -> None:
+        """Let go of a model that is not in the repository any more."""
+        self._seen.pop(name, None)
+        for replica in self.models.of(name):
+            await self._rest(replica, Rest.UNLOADED, "it is not in the repository any more")
+            self._remove(replica)
+
+    def _put(self, files: ModelFiles) -> HeldReplica:
+        replica = self._make(files)
+        if self._lazy(files):
+            replica.lay_to_rest(Rest.LAZY, "it is loaded when a request comes for it")
+        self.models.put(replica)
+        return replica
+
+    def _remove(self, replica: HeldReplica) -> None:
+        self._tried.pop((replica.name, replica.version), None)
+        self.models.remove(replica)
+
+    # --- idleness -----------------------------------------------------------------------------------------------------
+
+    async def _watch_idle(self) -> None:
+        while True:
+            limits = [limit for replica in self.models if (limit := self._idle_unload_s(replica))]
+            if await self._stopped(min(MOST_CHECK_S, max(LEAST_CHECK_S, min(limits, default=MOST_CHECK_S) / 10))):
+                return
+            self.unload_idle()
+
+    def unload_idle(self) -> None:
+        """Begin to unload what was not asked for as long as it may."""
+        for replica in self.models:
+            limit_s = self._idle_unload_s(replica)
+            if self._lock(replica.name).locked():
+                continue  # it is being changed
+            if limit_s and replica.state is State.WARM and replica.idle_s() >= limit_s:
+                why = f"it was idle for {limit_s:g} s; the next request has it loaded"
+                self._start(self._rest(replica, Rest.IDLE, why), f"unload {replica.name}@{replica.version}")
+
+    def _idle_unload_s(self, replica: HeldReplica) -> float:
+        said = replica.files.idle_unload_s
+        return self._behaviour.idle_unload_s if said is None else said
+
+    def _lazy(self, files: ModelFiles) -> bool:
+        return self._behaviour.lazy if files.lazy is None else files.lazy
+
+    def _may_rest(self, name: str) -> bool:
+        """Whether a request for it would have it loaded, whenever it is cold."""
+        held = self.models.of(name)
+        return any(self._lazy(replica.files) or self._idle_unload_s(replica) for replica in held)
+
+    # --- the parts ----------------------------------------------------------------------------------------------------
+
+    async def _rest(self, replica: HeldReplica, rest: Rest, why: str) -> None:
+        await replica.unload(rest, why, self._behaviour.settle_s, self._behaviour.drain_s)
+
+    def _held(self, name: str, version: str) -> HeldReplica | None:
+        return next((replica for replica in self.models.of(name) if replica.version == version), None)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    async def _stopped(self, within_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._stop.wait()
+        return self._stop.is_set()
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _apart(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Wait for ``work``, which goes on where whoever waits goes away."""
+        await asyncio.shield(self._start(work, name))
+
+
+_NEVER = object()
+
+
+def _unloaded(name: str) -> str:
+    return f"it is not loaded; POST /v2/repository/models/{name}/load loads it"
+
+
+def _reason(replica: HeldReplica) -> str:
+    return replica.reason or ("" if replica.rest is None else replica.rest.value)
