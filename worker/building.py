@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from worker.copies import LoadedCopy
 from worker.engines import EngineError, GivenUpError
+from worker.expectation import check_expected
 from worker.loading import LoadError
 from worker.memory import trim
 from worker.stages import Stage
@@ -32,7 +33,7 @@ class BuildError(Exception):
 
 
 class Builder:
-    """Brings files in, which verifies them, has the engine make a model of them and proves it by the warm-up runs."""
+    """Brings files in, which verifies them, has the engine make a model of them and proves it by runs."""
 
     def __init__(self, engine: Engine, loader: Loader, memory: MemoryProbe) -> None:
         """``memory``: what models live in; it is only asked when it did not suffice."""
@@ -100,6 +101,7 @@ class Builder:
             loaded()
             with stages.measure(Stage.WARM_UP):
                 await asyncio.to_thread(warm_up, model, shape_classes(files), cancellation, tell)
+                await asyncio.to_thread(check_expected, model, files, cancellation)
             _go_on(cancellation)  # a run that could not be interrupted ends well after it was given up
             await asyncio.to_thread(brought.check)
         except BaseException:

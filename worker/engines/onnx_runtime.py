@@ -28,6 +28,7 @@ from worker.engines.onnx_options import (
     session_options,
 )
 from worker.engines.two_phase import TwoPhaseModel
+from worker.expectation import check_expected
 from worker.stages import Stage, Stages
 from worker.warmup import shape_classes, warm_up
 
@@ -179,6 +180,7 @@ class OnnxRuntimeEngine:
 
         def prove(second: LoadedModel, cancellation: Cancellation) -> None:
             warm_up(second, classes, cancellation, lambda _: None)
+            check_expected(second, files, cancellation)
 
         classes = shape_classes(files)
         return TwoPhaseModel(
@@ -242,9 +244,9 @@ class OnnxRuntimeEngine:
 
 def _marks(files: ModelFiles) -> tuple[tuple[str, int, int, int], ...]:
     """Return what differs where a version's files do: of each its path, inode, size in bytes and time of change."""
-    if files.directory is None:
+    if files.model_file is None:
         return ()
-    found = sorted(path for path in files.directory.rglob("*") if path.is_file())
+    found = sorted(path for path in files.model_file.parent.rglob("*") if path.is_file())
     stats = [(str(path), path.stat()) for path in found]
     return tuple((path, stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 

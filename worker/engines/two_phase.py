@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from worker.engines import Cancellation, GivenUpError
+from worker.memory import trim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -172,6 +173,7 @@ class TwoPhaseModel:
         with self._changed:
             self._changed.wait_for(lambda: first.runs == 0)
         first.model.unload()
+        trim()
 
     # --- the rest of a loaded model -----------------------------------------------------------------------------------
 
