@@ -33,6 +33,7 @@ _COMMANDS = (
     ("health", "sidecar.cli.health:health", _SEE, "Say whether a sidecar is alive and ready."),
     ("config", "sidecar.cli.config:app", _CONFIGURE, "Check, show and explain configuration."),
     ("version", "sidecar.cli.version:version", _CONFIGURE, "Print the version."),
+    ("models", "sidecar.cli.models:app", _CONFIGURE, "Split models over workers; recommend a number of shards."),
     ("bench", "sidecar.cli.bench:app", _MEASURE, "Measure how workers start; write synthetic models."),
 )
 

@@ -1,0 +1,262 @@
+"""Splits as manifest.json describes them: all parts together are the whole, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.tensors import arrays, write_onnx, write_safetensors
+from worker.sharding import ShardError, onnx_file, safetensors
+from worker.sharding.manifest import (
+    Manifest,
+    all_bytes,
+    make_manifest,
+    read_manifest,
+    shard_bytes,
+    tensors_of,
+    write_manifest,
+)
+from worker.sharding.reading import ShardWeights, read_shard
+from worker.sharding.rules import Rule, split_for
+from worker.sharding.tensors import TensorInfo, bytes_of
+
+READERS = (("*.safetensors", safetensors.read_tensors), ("*.onnx", onnx_file.read_tensors))
+
+
+def split(directory: Path, shards: int = 4, *rules: Rule) -> Manifest:
+    manifest = make_manifest(directory, tensors_of(directory, READERS), shards, rules)
+    write_manifest(manifest, directory)
+    assert read_manifest(directory) == manifest
+    return manifest
+
+
+def joined(manifest: Manifest, held: list[ShardWeights]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return what the shards make together: joined along the dimension they are split on, the padding cropped."""
+    whole = {}
+    for tensor in manifest.tensors:
+        parts = [weights.arrays[tensor.name] for weights in held]
+        if tensor.dim is None:
+            assert all((part == parts[0]).all() for part in parts)
+            whole[tensor.name] = parts[0]
+        else:
+            everything = np.concatenate(parts, axis=tensor.dim)
+            assert everything.shape[tensor.dim] == tensor.padded
+            size = tensor.shape[tensor.dim]
+            whole[tensor.name], padding = np.split(everything, [size], axis=tensor.dim)
+            assert not padding.any()
+    return whole
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "safetensors, odd offsets", "onnx", "onnx beside"])
+def test_all_shards_together_are_the_whole(tmp_path: Path, kind: str) -> None:
+    wanted = arrays()
+    if kind.startswith("safetensors"):
+        write_safetensors(tmp_path / "model.safetensors", wanted, 8 if kind == "safetensors" else 1)
+    else:
+        write_onnx(tmp_path / "model.onnx", wanted, "model.data" if kind == "onnx beside" else None)
+    manifest = split(tmp_path)
+    assert [tensor.dim for tensor in manifest.tensors] == [0, 0, 1, 0, None]
+    held = [read_shard(tmp_path, manifest, shard) for shard in range(4)]
+    assert held[0].arrays["h.0.attn.q_proj.weight"].shape == (16, 32)
+    assert held[0].arrays["h.0.mlp.up_proj.weight"].shape == (32, 23)
+    for name, array in joined(manifest, held).items():
+        assert (array == wanted[name]).all(), name
+    assert len({weights.content_hash for weights in held}) == 4
+    for weights in held:
+        weights.close()
+
+
+@given(st.integers(2, 9), st.integers(1, 5), st.integers(1, 40), st.integers(1, 40))
+def test_parts_cover_a_dimension_once(shards: int, times: int, rows: int, columns: int) -> None:
+    for name, shape, dim in (
+        ("q_proj.weight", (shards * times, columns), 0),
+        ("up_proj.weight", (rows, columns), 1),
+        ("up_proj.bias", (columns,), 0),
+    ):
+        found = split_for(TensorInfo(name, "F16", shape, Path("f"), 0, bytes_of("F16", shape)), shards)
+        assert found.dim == dim
+        assert found.padded % shards == 0
+        assert 0 <= found.padded - shape[dim] < shards
+        parts = [found.part(shard, shards) for shard in range(shards)]
+        assert [index for begin, end in parts for index in range(begin, end)] == list(range(shape[dim]))
+
+
+@pytest.mark.parametrize(
+    ("name", "dim"),
+    [
+        ("model.layers.3.self_attn.q_proj.weight", 0),
+        ("model.layers.3.self_attn.qkv_proj.weight", 0),
+        ("encoder.layer.0.attention.self.query.weight", 0),
+        ("transformer.h.0.attn.c_attn.weight", 0),
+        ("gpt_neox.layers.0.attention.query_key_value.weight", 0),
+        ("model.layers.3.mlp.up_proj.weight", 1),
+        ("model.layers.3.mlp.gate_proj.weight", 1),
+        ("bert.encoder.layer.0.intermediate.dense.weight", 1),
+        ("transformer.h.0.mlp.c_fc.weight", 1),
+        ("model.layers.3.mlp.down_proj.weight", None),
+        ("model.layers.3.self_attn.o_proj.weight", None),
+        ("model.embed_tokens.weight", None),
+        ("model.layers.3.input_layernorm.weight", None),
+        ("monkey.weight", None),
+        ("setup_projection.weight", None),
+    ],
+)
+def test_layers_are_known_by_their_names(name: str, dim: int | None) -> None:
+    assert split_for(TensorInfo(name, "F32", (8, 8), Path("f"), 0, 256), 4).dim == dim
+
+
+def test_rules_of_ones_own_come_first() -> None:
+    tensor = TensorInfo("h.q_proj.weight", "F32", (6, 8), Path("f"), 0, 192)
+    assert split_for(tensor, 4, [Rule("q_proj", None)]).dim is None
+    assert split_for(tensor, 4, [Rule("q_proj", 1)]).dim == 1
+    assert split_for(tensor, 4, [Rule("q_proj", 0, True)]).padded == 8
+    with pytest.raises(ShardError, match=r"rules: match: '[(]': missing"):
+        split_for(tensor, 4, [Rule("(", 0)])
+
+
+def test_output_channels_that_do_not_divide_are_refused_with_the_layer(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", arrays(heads=66))
+    with pytest.raises(ShardError, match=r"layer 'h.0.attn.q_proj.weight': 66 output channels .* 4 shards; take a"):
+        split(tmp_path)
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def test_a_shard_with_nothing_but_padding_reads_nothing(tmp_path: Path) -> None:
+    wanted = {"up_proj.weight": np.arange(10, dtype=np.float32).reshape(2, 5)}
+    write_safetensors(tmp_path / "model.safetensors", wanted)
+    manifest = split(tmp_path, 4)
+    assert [shard_bytes(manifest, shard) for shard in range(4)] == [16, 16, 8, 0]
+    held = [read_shard(tmp_path, manifest, shard) for shard in range(4)]
+    assert (joined(manifest, held)["up_proj.weight"] == wanted["up_proj.weight"]).all()
+
+
+def test_several_files_are_one_model_and_a_name_stands_once(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model-1.safetensors", {"a": np.zeros(4, np.float32)})
+    write_safetensors(tmp_path / "model-2.safetensors", {"b": np.ones(4, np.float32)})
+    assert all_bytes(split(tmp_path, 2)) == 32
+    write_safetensors(tmp_path / "model-3.safetensors", {"a": np.ones(4, np.float32)})
+    with pytest.raises(ShardError, match=r"model-3.safetensors: tensor 'a' stands in another file, too"):
+        tensors_of(tmp_path, READERS)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ShardError, match=r"no weights: [*].safetensors or [*].onnx is needed"):
+        tensors_of(tmp_path / "empty", READERS)
+
+
+def test_a_changed_slice_is_refused_and_other_shards_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, {"q_proj.weight": np.ones((4, 4), np.float32)})
+    manifest = split(tmp_path, 2)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ShardError, match=r"tensor 'q_proj.weight': its bytes have the hash .*: the file was changed"):
+        read_shard(tmp_path, manifest, 1)
+    assert read_shard(tmp_path, manifest, 0).bytes == 32
+
+
+def test_a_cut_or_missing_file_and_a_shard_that_is_none_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_safetensors(path, arrays())
+    manifest = split(tmp_path)
+    with pytest.raises(ShardError, match=r"shard 4: .* has 0 to 3"):
+        read_shard(tmp_path, manifest, 4)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(ShardError, match=r"ends at byte \d+ of model.safetensors, which has \d+: it was cut"):
+        read_manifest(tmp_path)
+    with pytest.raises(ShardError, match=r"the file ends before byte|the file ends at byte"):
+        read_shard(tmp_path, manifest, 3)
+    path.unlink()
+    with pytest.raises(ShardError, match="No such file"):
+        read_shard(tmp_path, manifest, 0)
+    with pytest.raises(ShardError, match="No such file"):
+        read_manifest(tmp_path)
+
+
+class LeftError(Exception):
+    pass
+
+
+def test_reading_can_be_given_up_and_tells_its_progress(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", arrays())
+    manifest = split(tmp_path)
+    told: list[tuple[int, int]] = []
+    read_shard(tmp_path, manifest, 1, read=lambda *step: told.append(step))
+    total = shard_bytes(manifest, 1)
+    assert (told[0], told[-1]) == ((0, total), (total, total))
+
+    def give_up() -> None:
+        raise LeftError
+
+    with pytest.raises(LeftError):
+        read_shard(tmp_path, manifest, 1, go_on=give_up)
+
+
+SLICE = {"file": "w", "offset": 0, "bytes": 16, "dtype": "F32", "shape": [4], "hash": "0" * 32}
+
+
+@pytest.mark.parametrize(
+    ("slices", "text"),
+    [
+        ([{**SLICE, "shard": 0}], "tensor 't': slices of 1 shards, not of 2"),
+        ([{**SLICE, "file": "../w"}], "file '../w': must be a path within the version's directory"),
+        ([{**SLICE, "file": "gone"}], "gone: No such file"),
+        ([{**SLICE, "offset": 8}], "ends at byte 24 of w, which has 16: it was cut"),
+        ([{**SLICE, "dtype": "F7"}], "dtype 'F7': known: BOOL"),
+        ([{**SLICE, "shape": [3]}], r"16 bytes in 1 rows do not fit F32 \[3\]"),
+        ([{**SLICE, "rows": 2, "stride": 4}], "16 bytes in 2 rows do not fit"),
+        ([{**SLICE, "rows": 0}], "Expected `int` >= 1"),
+        ([{**SLICE, "hash": "no"}], "matching regex"),
+        ([{**SLICE, "more": 1}], "unknown field `more`"),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(tmp_path: Path, slices: list[dict[str, Any]], text: str) -> None:
+    (tmp_path / "w").write_bytes(bytes(16))
+    tensor = {"name": "t", "dtype": "F32", "shape": [4], "slices": slices}
+    (tmp_path / "manifest.json").write_bytes(msgspec.json.encode({"version": 1, "shards": 2, "tensors": [tensor]}))
+    with pytest.raises(ShardError, match=f"manifest.json: .*{text}"):
+        read_manifest(tmp_path)
+
+
+def test_another_version_of_the_manifest_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"version": 2, "shards": 2, "tensors": []}')
+    with pytest.raises(ShardError, match="version 2: this is for version 1"):
+        read_manifest(tmp_path)
+
+
+READ_ONE = """
+import sys
+from pathlib import Path
+from worker.sharding.manifest import read_manifest
+from worker.sharding.reading import read_shard
+
+def peak_kib():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+
+directory = Path(sys.argv[1])
+manifest = read_manifest(directory)
+before = peak_kib()
+held = read_shard(directory, manifest, 1)
+print((peak_kib() - before) * 1024, held.bytes)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.parametrize("layer", ["q_proj", "up_proj"])
+def test_the_peak_memory_of_one_shard_is_its_part(tmp_path: Path, layer: str) -> None:
+    whole = {f"h.{number}.{layer}.weight": np.ones((1024, 2048), np.float32) for number in range(4)}  # 32 MiB
+    write_safetensors(tmp_path / "model.safetensors", whole)
+    manifest = split(tmp_path, 4)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ONE, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
+    )
+    took, held = map(int, done.stdout.split())
+    assert held == all_bytes(manifest) // 4
+    assert took <= (1 / 4 + 0.10) * all_bytes(manifest)

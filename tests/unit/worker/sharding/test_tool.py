@@ -1,0 +1,67 @@
+"""``warmroute models``: what it prints, and what it says of mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.tensors import arrays, write_safetensors
+from worker.sharding.__main__ import main
+from worker.sharding.manifest import read_manifest
+
+
+def test_a_model_is_split_by_name_version_or_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for version in ("2", "10"):
+        write_safetensors(tmp_path / "m" / version / "model.safetensors", arrays())
+    assert main(["shard", "m", "--models", str(tmp_path), "--shards", "4"]) == 0
+    assert not (tmp_path / "m" / "2" / "manifest.json").exists()
+    assert "4 shards of 5 tensors, 4 of them split; the largest shard reads" in capsys.readouterr().out
+    assert main(["shard", "m@2", "--models", str(tmp_path), "--shards", "2"]) == 0
+    assert read_manifest(tmp_path / "m" / "2").shards == 2
+    assert main(["shard", str(tmp_path / "m" / "2"), "--cost", "4:1:1", "--cost", "2:9:9"]) == 0
+    assert read_manifest(tmp_path / "m" / "2").shards == 4
+
+
+def test_rules_are_read_from_a_file(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "m" / "1" / "model.safetensors", arrays(heads=66))
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("rules: [{match: q_proj, dim: 0, pad: true}]")
+    assert main(["shard", "m", "--models", str(tmp_path), "--shards", "4", "--rules", str(rules)]) == 0
+    assert read_manifest(tmp_path / "m" / "1").tensors[0].padded == 68
+
+
+def test_a_number_of_shards_is_recommended(capsys: pytest.CaptureFixture[str]) -> None:
+    costs = ["--cost", "4:8.2:42.1", "--cost", "16:24.7:13.5", "--cost", "64:68.9:5.1"]
+    assert main(["choose-shards", *costs]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "recommended: 16 shards"
+    assert main(["choose-shards", "--flops", "1e12", "--rtt-ms", "10"]) == 0
+    assert capsys.readouterr().out == "recommended: 31 shards\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["shard", "gone", "--shards", "2"], "gone: no such model; name one of"),
+        (["shard", "m@3", "--shards", "2"], "m: no version 3; there are 1"),
+        (["shard", "empty", "--shards", "2"], "empty: holds no version; add"),
+        (["shard", "m", "--shards", "1"], "1 shards: must lie between 2 and 256"),
+        (["shard", "m", "--shards", "2", "--rules", "gone.yaml"], "gone.yaml: No such file"),
+        (["shard", "m", "--shards", "2", "--rules", "bad.yaml"], "bad.yaml: Object missing required field `rules`"),
+        (["shard", "m", "--flops", "0"], "flops: 0.0: must be a number above 0"),
+    ],
+)
+def test_mistakes_are_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    text: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_safetensors(tmp_path / "models" / "m" / "1" / "model.safetensors", arrays())
+    (tmp_path / "models" / "empty").mkdir()
+    Path("bad.yaml").write_text("{}")
+    assert main(arguments) == 1
+    assert text in capsys.readouterr().err
+    assert not list(tmp_path.rglob("manifest.json"))

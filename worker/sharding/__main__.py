@@ -1,0 +1,147 @@
+"""``python -m worker.sharding``: split a model over several workers; ``warmroute models`` hands over to it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from worker.sharding import ShardError, onnx_file, safetensors
+from worker.sharding.choosing import Cost, choose_shards, pareto, shards_for, table
+from worker.sharding.manifest import all_bytes, make_manifest, shard_bytes, tensors_of, write_manifest
+from worker.sharding.rules import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from worker.sharding.manifest import Manifest
+
+_READERS = (("*.safetensors", safetensors.read_tensors), ("*.onnx", onnx_file.read_tensors))
+_COST = re.compile(r"(\d+):(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
+_VERSION = re.compile(r"[1-9][0-9]{0,8}")
+MOST_RULES_BYTES = 1 << 20
+
+
+class _Rules(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    rules: tuple[Rule, ...]
+
+
+def main(argv: list[str]) -> int:
+    """Run a command; returns 0, or 1 with the reason on standard error."""
+    parser = argparse.ArgumentParser(prog="warmroute models", description="Split models over several workers.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    shard = commands.add_parser("shard", help="write manifest.json: what each shard of a model reads")
+    shard.add_argument("model", help="NAME, NAME@VERSION, or the directory of a version")
+    shard.add_argument(
+        "--models", type=Path, default=Path("models"), metavar="DIR", help="the model repository (models)"
+    )
+    shard.add_argument(
+        "--rules", type=Path, metavar="FILE", help="YAML with rules of your own: which tensors are split"
+    )
+    count = shard.add_mutually_exclusive_group(required=True)
+    count.add_argument("--shards", type=int, metavar="N", help="how many")
+    _add_choice(shard, count)
+    shard.set_defaults(run=_shard)
+    choose = commands.add_parser("choose-shards", help="recommend a number of shards, and print the table")
+    _add_choice(choose, choose.add_mutually_exclusive_group(required=True))
+    choose.set_defaults(run=_choose)
+    arguments = parser.parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except ShardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _add_choice(parser: argparse.ArgumentParser, group: argparse._MutuallyExclusiveGroup) -> None:
+    group.add_argument("--flops", type=float, metavar="N", help="operations of one request, with --rtt-ms")
+    group.add_argument(
+        "--cost",
+        action="append",
+        type=_cost,
+        metavar="SHARDS:COMMUNICATION_MS:COMPUTE_MS",
+        help="what was measured with so many shards; may be repeated",
+    )
+    parser.add_argument("--rtt-ms", type=float, default=0.5, metavar="MS", help="round trip between shards (0.5)")
+
+
+def _cost(text: str) -> Cost:
+    found = _COST.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be like 16:24.7:13.5")
+    return Cost(int(found[1]), float(found[2]), float(found[3]))
+
+
+def _chosen(arguments: argparse.Namespace) -> int:
+    if arguments.cost:
+        print(table(pareto(arguments.cost)))
+        return choose_shards(arguments.cost)
+    return shards_for(arguments.flops, arguments.rtt_ms)
+
+
+def _choose(arguments: argparse.Namespace) -> None:
+    print(f"recommended: {_chosen(arguments)} shards")
+
+
+def _shard(arguments: argparse.Namespace) -> None:
+    directory = _directory(arguments.model, arguments.models)
+    shards = _chosen(arguments) if arguments.shards is None else arguments.shards
+    rules = () if arguments.rules is None else _rules(arguments.rules)
+    shown = sys.stderr.isatty()
+
+    def told(name: str, done: int, of: int) -> None:
+        if shown:
+            print(f"\r{done}/{of} {name[:80]:<80}", end="" if done < of else "\n", file=sys.stderr, flush=True)
+
+    manifest = make_manifest(directory, tensors_of(directory, _READERS), shards, rules, told)
+    path = write_manifest(manifest, directory)
+    print(_summary(manifest))
+    print(f"written: {path}")
+
+
+def _summary(manifest: Manifest) -> str:
+    split = sum(tensor.dim is not None for tensor in manifest.tensors)
+    whole = all_bytes(manifest)
+    largest = max(shard_bytes(manifest, shard) for shard in range(manifest.shards))
+    return (
+        f"{manifest.shards} shards of {len(manifest.tensors)} tensors, {split} of them split; "
+        f"the largest shard reads {largest:,} of {whole:,} bytes ({largest / max(1, whole):.1%})"
+    )
+
+
+def _directory(model: str, root: Path) -> Path:
+    given = Path(model)
+    if given.is_dir():
+        return given
+    name, _, version = model.partition("@")
+    where = root / name
+    if not where.is_dir():
+        raise ShardError(f"{where}: no such model; name one of {root}, or the directory of a version")
+    versions = sorted((int(path.name) for path in where.iterdir() if _VERSION.fullmatch(path.name)), reverse=True)
+    if version and (not version.isdecimal() or int(version) not in versions):
+        raise ShardError(f"{where}: no version {version}; there are {', '.join(map(str, versions)) or 'none'}")
+    if not versions:
+        raise ShardError(f"{where}: holds no version; add {where}/1/ with the weights in it")
+    return where / (version or str(versions[0]))
+
+
+def _rules(path: Path) -> Sequence[Rule]:
+    import yaml  # only here: it takes a while
+
+    try:
+        if path.stat().st_size > MOST_RULES_BYTES:
+            raise ShardError(f"{path}: over {MOST_RULES_BYTES} bytes")
+        return msgspec.convert(yaml.safe_load(path.read_bytes()), _Rules).rules
+    except OSError as error:
+        raise ShardError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        raise ShardError(f"{path}: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
