@@ -13,16 +13,20 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from worker.baseline import encode_baseline, features
 from worker.bench.beside import Beside
-from worker.bench.contenders import MEASURES, PLAIN, Contender, contenders, strategies
+from worker.bench.contenders import DEFAULT, MEASURES, PLAIN, Contender, contenders, strategies
+from worker.bench.fit import FitError, describe, fit
 from worker.bench.model import ModelError, find_model
 from worker.bench.plot import draw
 from worker.bench.results import CACHES, SCHEMA, BesideSample, Machine, Results
+from worker.bench.runs import Run, RunsError, append_runs, read_runs
 from worker.bench.samples import Measuring, Sample, cores
 from worker.bench.tables import report
 from worker.bench.worker_start import StartError
 from worker.bench.zygotes import BenchZygote
 from worker.memory import HostMemory
+from worker.store import ModelFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +71,7 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         allow_abbrev=False,
     )
     option = parser.add_argument
-    option("model", type=Path, metavar="MODEL", help="a version's directory, as models/synthetic/1")
+    option("model", type=Path, nargs="?", metavar="MODEL", help="a version's directory, as models/synthetic/1")
     option(
         "--strategies", metavar="ROW,...", help="these rows only; --list names them (the plain session is always in)"
     )
@@ -91,6 +95,10 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     option("--no-beside", action="store_true", help="leave out the load beside the start")
     option("--json", type=Path, metavar="FILE", help="write every sample there")
     option("--plot", type=Path, metavar="FILE", help="draw the stages there, as SVG")
+    option("--runs", type=Path, metavar="FILE", help="add every start to this file, to fit a baseline to")
+    option("--fit", action="store_true", help="fit a baseline to the runs in --runs; without MODEL nothing is started")
+    option("--fit-row", default=DEFAULT, metavar="ROW", help=f"the row whose starts to fit to ({DEFAULT})")
+    option("--baseline", type=Path, metavar="FILE", help="write the fitted baseline there, for a worker's --baseline")
     parser.set_defaults(command=run)
 
 
@@ -101,8 +109,12 @@ def run(given: argparse.Namespace) -> int:
         print("\n".join(row.name for row in rows))
         return 0
     try:
+        if given.model is None and not given.fit:
+            raise ValueError("MODEL: name the directory of a version, or fit to earlier runs with --fit --runs FILE")
+        if given.fit and given.runs is None:
+            raise ValueError("--fit: needs --runs FILE, which earlier runs stand in")
         rows = chosen(rows, given.strategies)
-        model = find_model(given.model, dict(given.shape))
+        model = None if given.model is None else find_model(given.model, dict(given.shape))
     except (ModelError, ValueError) as error:
         sys.stderr.write(f"error: {error}\n")
         return _REFUSED
@@ -110,16 +122,49 @@ def run(given: argparse.Namespace) -> int:
         print("skipped: no NVIDIA device here")
         return 0
     try:
-        results = measure(model, rows, given)
-    except (StartError, ModelError, OSError) as error:
-        sys.stderr.write(f"\nerror: {error}\n")
+        if model is not None:
+            _bench(model, rows, given)
+        if given.fit:
+            _fit(given)
+    except (StartError, ModelError, RunsError, FitError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
         return _FAILED
+    return 0
+
+
+def _bench(model: BenchModel, rows: Sequence[Contender], given: argparse.Namespace) -> None:
+    results = measure(model, rows, given)
     print(report(results), end="")
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     if given.plot is not None:
         given.plot.write_text(draw(results))
-    return 0
+    if given.runs is not None:
+        append_runs(given.runs, _runs(model, results))
+
+
+def _runs(model: BenchModel, results: Results) -> Iterator[Run]:
+    """Every measured start of a worker, as a run that a baseline can be fitted to."""
+    known = features(ModelFiles(model.directory.parent.name, "1", model.directory), None)
+    for sample in results.samples:
+        if sample.row != PLAIN and sample.cached_before is not None:
+            yield Run(
+                sample.row,
+                known.parameters_billions,
+                known.saved_percent,
+                sample.free_bytes / 1e9,
+                results.device != "cpu",
+                sample.cached_before,
+                sample.warm_s,
+            )
+
+
+def _fit(given: argparse.Namespace) -> None:
+    runs = [run for run in read_runs(given.runs) if run.row == given.fit_row]
+    found = fit(runs)
+    print(f"{given.fit_row}:\n{describe(found)}", end="")
+    if given.baseline is not None:
+        given.baseline.write_bytes(encode_baseline(found.baseline))
 
 
 def chosen(rows: Sequence[Contender], text: str | None) -> list[Contender]:

@@ -17,6 +17,7 @@ from worker.bench import page_cache, plain
 from worker.bench.model import ModelError, Repository
 from worker.bench.worker_start import StartError, WorkerStart, spawn
 from worker.loading.mapping import cached_ratio
+from worker.memory import HostMemory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +44,10 @@ class Sample(msgspec.Struct, frozen=True):
     """From the spawn to the end of the first answer."""
     first_access_s: float
     """From the first request to the end of its answer."""
+    warm_s: float
+    """From the spawn to where the worker called the model warm, by its clock; of a plain session, its first answer."""
+    free_bytes: int
+    """Free memory before it."""
     stages: dict[str, float]
     cached_before: float | None
     """Share of the model's pages in the page cache when it began, and at the first answer; None: unknown."""
@@ -131,10 +136,11 @@ class Measuring:
         else:
             page_cache.warm(files)
         before = cached_ratio(files)
+        free = HostMemory().read()
         if row.change is None:
             with PlainStart(self._model) as started:
                 answer_s, stages = started.first_answer()
-                first_access_s = stages["first_answer"]
+                warm_s, first_access_s = answer_s, stages["first_answer"]
                 memory = of_process(started.pid)
                 after = cached_ratio(files)
         else:
@@ -143,13 +149,16 @@ class Measuring:
                 self._body = worker.body
                 memory = of_process(worker.pid)
                 after = cached_ratio(files)
-                stages = {**worker.event("model.warm")["stages"], "first_answer": first_access_s}
+                warm = worker.event("model.warm")
+                warm_s, stages = warm["seconds"], {**warm["stages"], "first_answer": first_access_s}
         return Sample(
             row.name,
             cache,
             number,
             answer_s,
             first_access_s,
+            warm_s,
+            0 if free is None else free.free_bytes,
             stages,
             before,
             after,

@@ -26,7 +26,7 @@ SMALL = 1 << 18
 
 
 def sample(row: str, cache: str, answer_s: float, **stages: float) -> Sample:
-    return Sample(row, cache, 0, answer_s, 0.02, stages, 0.0, 1.0, 400_000_000, 50_000_000)
+    return Sample(row, cache, 0, answer_s, 0.02, answer_s, 9_000_000_000, stages, 0.0, 1.0, 400_000_000, 50_000_000)
 
 
 def results(*samples: Sample, steady: tuple[Steady, ...] = (), beside: tuple[BesideSample, ...] = ()) -> Results:
