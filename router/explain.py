@@ -445,5 +445,6 @@ def _law(view: View, standing: _Standing) -> str:
     if view.mode is StoreMode.UNIFORM:
         return f"{balancer.first}{keyless}weight = 1 for each (nothing known to go by)"
     terms = " + ".join(f"{column.coefficient:g} x {column.scorer.name}" for column in weighing.columns)
-    law = f"weight = freshness x ramp x ({terms or 0}), at least {weighing.floor:.3g}; four drawn, lowest wait wins"
+    law = f"weight = freshness x ramp x ({terms or 0}), at least {weighing.floor:.3g}"
+    law += "; four drawn, lowest wait wins, of busy ones that are alike the one picked longest ago"
     return balancer.first + keyless + law
