@@ -18,13 +18,14 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from router.model import EndpointRecord, Replica, State
 from router.urls import check_address, protocol_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 SCHEMA_VERSION = 1
 MAX_REPLICAS = 4096
@@ -43,6 +44,12 @@ CONTENT_FIELD = "crev"
 
 MAX_INTEGER = (1 << 63) - 1
 """Largest number taken from the store: what every encoding of it can hold."""
+
+NEWS_FIELD = "news"
+"""Field of a record, where there is any: what became of the endpoint's models lately. Older readers pass it by."""
+
+MAX_NEWS = 8
+"""Pieces of news that a record holds; older ones go."""
 
 _WHOLE = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -192,6 +199,63 @@ def replica_bytes(replica: Replica) -> int:
     names = (name for name, _ in replica.warmth)
     frames = _REPLICA_FRAME_BYTES + len(replica.warmth) * _WARMTH_FRAME_BYTES
     return frames + sum(map(_utf8, texts)) + sum(map(_utf8, names))
+
+
+class ModelEvent(StrEnum):
+    """What became of one model version at an endpoint."""
+
+    LOADED = "model-loaded"
+    LOAD_FAILED = "model-load-failed"
+    SWAPPED = "model-swapped"  # new content took over
+    SWAP_FAILED = "model-swap-failed"  # it did not, and the old one serves
+    UNLOADED = "model-unloaded"
+
+
+class ModelNews(NamedTuple):
+    """One thing that became of a model version; ``number`` counts them within an epoch, from 1."""
+
+    number: int
+    event: ModelEvent
+    model: str
+    version: str
+    reason: str
+
+
+def encode_news(news: Iterable[ModelNews]) -> str:
+    """Return the field's value."""
+    return json.dumps([list(one) for one in news], separators=(",", ":"))
+
+
+def decode_news(id: str, text: str, after: int = 0) -> list[ModelNews]:  # noqa: A002
+    """Read the field; returns what is numbered higher than ``after``. Events that are unknown here are left out.
+
+    Raises:
+        WireError: it is no list of news.
+    """
+    try:
+        if len(text) > MAX_FIELD_CHARS:
+            raise WireError(f"{len(text)} characters, at most {MAX_FIELD_CHARS}")
+        rows = json.loads(text)
+        if not isinstance(rows, list) or len(rows) > MAX_NEWS:
+            raise WireError(f"not a list of at most {MAX_NEWS}")
+        return [
+            ModelNews(
+                number,
+                ModelEvent(event),
+                _short(model, "model", MAX_NAME_CHARS),
+                _short(version, "version", MAX_NAME_CHARS),
+                _cut(_text(reason)),
+            )
+            for number, event, model, version, reason in rows
+            if _integer(number) > after and event in _MODEL_EVENTS
+        ]
+    except WireError as error:
+        raise WireError(f"endpoint {_shown(id)}: {NEWS_FIELD}: {error}") from error
+    except UNREADABLE as error:
+        raise WireError(f"endpoint {_shown(id)}: {NEWS_FIELD}: {type(error).__name__}: {_cut(str(error))}") from error
+
+
+_MODEL_EVENTS = frozenset(one.value for one in ModelEvent)
 
 
 @dataclass(frozen=True, slots=True)

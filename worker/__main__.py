@@ -27,6 +27,7 @@ from worker.log import EventLog
 from worker.memory import HostMemory
 from worker.metrics import Metrics
 from worker.models import Models
+from worker.news import News
 from worker.options import Options, parse
 from worker.process import DrainTimes, WorkerProcess
 from worker.processor import CpuLoad, usable_cores
@@ -103,12 +104,13 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         objective_s=options.start_objective_s,
         cached_ratio=page_cache_ratio,
     )
+    news = News()
     models = Models()
     repository = Repository(
         source,
         options.behaviour,
         models,
-        lambda files: HeldReplica(files, engine, loader, log, time.monotonic, changed, starts),
+        lambda files: HeldReplica(files, engine, loader, log, time.monotonic, changed, starts, news),
         log,
     )
     if strict:
@@ -149,7 +151,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         from worker.redis_writer import RedisWriter  # its client takes a while to import
 
         writer = RedisWriter(options.state, options.namespace, options.id, epoch, TTL_S)
-        reporters.append(Reporter(writer, builder, log, time.monotonic, random.random))
+        reporters.append(Reporter(writer, builder, log, time.monotonic, random.random, news))
     log.info(
         "worker.started",
         id=options.id,

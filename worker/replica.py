@@ -11,11 +11,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from router.model import Replica, State
+from router.wire import ModelEvent
 from worker.building import Builder, BuildError, close
 from worker.engines import Cancellation, EngineError, GivenUpError
 from worker.gate import Gate
 from worker.lifecycle import Lifecycle, Transition
 from worker.memory import HostMemory
+from worker.news import News
 from worker.stages import Stage, Stages
 from worker.starts import Start, Starts
 from worker.statistics import Statistics
@@ -81,10 +83,11 @@ class HeldReplica:
         clock: Callable[[], float],
         on_change: Callable[[], None],
         starts: Starts | None = None,
+        news: News | None = None,
     ) -> None:
         """``clock``: monotonic seconds. ``on_change`` is called whenever what :meth:`report` returns has changed.
 
-        ``starts`` is told of its start.
+        ``starts`` is told of its start, ``news`` of what becomes of it.
         """
         self.files = files
         self.counts = Counts()
@@ -95,6 +98,7 @@ class HeldReplica:
         self._clock = clock
         self._on_change = on_change
         self._starts = Starts(log) if starts is None else starts
+        self._news = News() if news is None else news
         self.stages = Stages(clock)
         """Of the last time it was loaded."""
         self.start_s: float | None = None
@@ -193,6 +197,7 @@ class HeldReplica:
                 return False
             except BuildError as error:
                 self._starts.failed()
+                self._news.add(ModelEvent.LOAD_FAILED, self.name, self.version, str(error))
                 self.gate.close(f"loading failed: {error}")
                 self._lifecycle.to(State.FAILED, self._clock(), str(error))
                 return False
@@ -202,6 +207,7 @@ class HeldReplica:
             self._lifecycle.to(State.WARM, self._clock())
             self.start_s = self._clock() - began
             start = Start(self.start_s, self.expected_s, stages, copy.loaded.facts())
+            self._news.add(ModelEvent.LOADED, self.name, self.version)
             self._starts.warm(self.name, self.version, copy.model.device, start)
             return True
 
@@ -225,6 +231,7 @@ class HeldReplica:
                 return False
             except BuildError as error:
                 self._trouble = f"the new content was not taken over: {error}"
+                self._news.add(ModelEvent.SWAP_FAILED, self.name, self.version, str(error))
                 self._log.error("model.swap_failed", model=self.name, version=self.version, reason=str(error))
                 self._on_change()
                 return False
@@ -232,6 +239,7 @@ class HeldReplica:
             self.files = files
             self._trouble = ""
             self._warmth = {shape_class.name: 1.0 for shape_class in shape_classes(files)}
+            self._news.add(ModelEvent.SWAPPED, self.name, self.version)
             self._on_change()
             self.stages, self.start_s = stages, self._clock() - began
             self._log.info(
@@ -368,6 +376,8 @@ class HeldReplica:
             self._trouble = ""
             self._warmth = dict.fromkeys(self._warmth, 0.0)
             self.start_s = None
+            if copy is not None:
+                self._news.add(ModelEvent.UNLOADED, self.name, self.version, rest.value)
             if self.state in (State.DRAINING, State.FAILED):
                 self._lifecycle.to(State.COLD, self._clock(), why)
             if copy is not None:

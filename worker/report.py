@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from router.model import EndpointRecord, State
 from router.wire import changed_fields, encode_fields
 from worker.memory import Memory
+from worker.news import News
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -146,8 +147,10 @@ class Reporter:
         log: EventLog,
         clock: Callable[[], float],
         rng: Callable[[], float],
+        news: News | None = None,
     ) -> None:
-        """``clock``: monotonic seconds. ``rng``: [0, 1)."""
+        """``clock``: monotonic seconds. ``rng``: [0, 1). ``news`` is told along."""
+        self._news = News() if news is None else news
         self._writer = writer
         self._builder = builder
         self._log = log
@@ -210,7 +213,7 @@ class Reporter:
     async def _send(self) -> bool:
         """Send what changed; returns whether the next heartbeat should come soon."""
         record = self._builder.build()
-        fields = encode_fields(record)
+        fields = encode_fields(record) | self._news.fields()
         if not await self._writer.write(changed_fields(self._sent, fields)):
             if self._sent:
                 self._log.warning("state.record_lost", remedy="if this repeats, another worker has the same --id")

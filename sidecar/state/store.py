@@ -292,7 +292,22 @@ class RedisSource:
             self.modes.heard(heard, self._clock())
         if self.view.complaints:
             self._complain()
+        if self.view.news:
+            self._tell_news()
         return heard
+
+    def _tell_news(self) -> None:
+        news = list(self.view.news)
+        self.view.news.clear()
+        for id, one in news:  # noqa: A001
+            _log.info(
+                "endpoint.model",
+                endpoint=id,
+                told=one.event.value,
+                model=one.model,
+                version=one.version,
+                reason=one.reason,
+            )
 
     def _complain(self) -> None:
         complaints = list(self.view.complaints)

@@ -13,7 +13,18 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from router.model import EndpointGone, EndpointRecord, EndpointSeen, EndpointsHeard, GoneReason
-from router.wire import CONTENT_FIELD, SCHEMA_VERSION, Delta, WireError, decode_delta, decode_fields, decode_revision
+from router.wire import (
+    CONTENT_FIELD,
+    NEWS_FIELD,
+    SCHEMA_VERSION,
+    Delta,
+    ModelNews,
+    WireError,
+    decode_delta,
+    decode_fields,
+    decode_news,
+    decode_revision,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, KeysView, Sequence
@@ -74,6 +85,8 @@ class StoreView:
         self.counts: Counter[Count] = Counter()
         self.complaints: list[str] = []
         """Why records or messages were skipped, since last taken away by the shell (which logs them)."""
+        self.news: list[tuple[str, ModelNews]] = []
+        """What became of models, with the endpoint that says so, since last taken away by the shell."""
 
     def configure(self, ttl_s: float) -> None:
         """Let records live for another time from now on."""
@@ -175,6 +188,7 @@ class StoreView:
         same = _told(fields) == _told(known.fields)
         if not same:
             known.reported_at = now
+            self._note_news(id, known.fields if known.record.epoch == record.epoch else {}, fields)
         known.fields, known.record = fields, record
         yield EndpointsHeard((id,), now) if same else EndpointSeen(record, now)
 
@@ -240,6 +254,17 @@ class StoreView:
         self._base = delta.revision
         yield from self._apply(delta, now)
 
+    def _note_news(self, id: str, before: dict[str, str], after: dict[str, str]) -> None:  # noqa: A002
+        """Keep what is new in a record's news; what was there when it was first read is old."""
+        told, now = before.get(NEWS_FIELD, ""), after.get(NEWS_FIELD, "")
+        if now in ("", told):
+            return
+        try:
+            known = decode_news(id, told)[-1:] if told else []
+            self.news += [(id, one) for one in decode_news(id, now, known[0].number if known else 0)]
+        except WireError as error:
+            self._complain(str(error))
+
     def _wait(self, delta: Delta) -> None:
         if len(self._waiting) >= MAX_WAITING:
             self._waiting.clear()
@@ -274,6 +299,7 @@ class StoreView:
             return
         if known is None and not self._room(delta.id):
             return
+        self._note_news(delta.id, {} if known is None else known.fields, fields)
         reported_at = now if known is None or "replicas" in delta.fields else known.reported_at
         self._known[delta.id] = _Known(fields, record, reported_at, now)
         yield EndpointSeen(_aged(record, now - reported_at), now)

@@ -16,12 +16,16 @@ from router.wire import (
     MAX_RECORD_BYTES,
     MAX_REPLICAS,
     Keys,
+    ModelEvent,
+    ModelNews,
     WireError,
     changed_fields,
     decode_delta,
     decode_fields,
+    decode_news,
     decode_revision,
     encode_fields,
+    encode_news,
     record_bytes,
 )
 from sidecar.channel import MAX_MESSAGE_BYTES, encode
@@ -274,3 +278,33 @@ def test_a_static_record_is_not_made_by_the_store() -> None:
         ).static
         is False
     )
+
+
+NEWS = [
+    ModelNews(7, ModelEvent.SWAPPED, "m", "1", ""),
+    ModelNews(8, ModelEvent.UNLOADED, "m", "1", "idle"),
+]
+
+
+def test_news_are_read_from_a_number_on_and_later_kinds_are_left_out() -> None:
+    text = encode_news(NEWS)
+    assert decode_news("e", text) == NEWS
+    assert decode_news("e", text, 7) == NEWS[1:]
+    assert decode_news("e", text.replace("model-unloaded", "model-moved")) == NEWS[:1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{}", "endpoint 'e': news: not a list of at most 8"),
+        ("[" + ",".join(['[1,"model-loaded","m","1",""]'] * 9) + "]", "endpoint 'e': news: not a list of at most 8"),
+        ('[[-1,"model-loaded","m","1",""]]', "endpoint 'e': news: -1 is negative"),
+        ('[[1,"model-loaded",7,"1",""]]', "endpoint 'e': news: 7 is not text"),
+        ('[[1,"model-loaded","m"]]', "endpoint 'e': news: ValueError: not enough values to unpack (expected 5, got 3)"),
+        ("[", "endpoint 'e': news: JSONDecodeError: Expecting value: line 1 column 2 (char 1)"),
+    ],
+)
+def test_news_that_cannot_be_read_say_whose(text: str, says: str) -> None:
+    with pytest.raises(WireError) as caught:
+        decode_news("e", text)
+    assert str(caught.value) == says

@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 
 from router.model import Replica, State
-from router.wire import decode_fields
+from router.wire import ModelEvent, ModelNews, decode_fields, decode_news
 from tests.support.worker_parts import ReadableLog
 from worker.memory import Memory
+from worker.news import News
 from worker.report import RecordBuilder, Reporter, StoreUnavailableError, stepped
 
 GB = 1 << 30
@@ -64,7 +65,8 @@ class Bench:
             lambda: self.cpu_load,
             lambda: self.idle_for_s,
         )
-        self.reporter = Reporter(self.store, self.builder, self.log, lambda: self.now, lambda: 0.5)
+        self.news = News()
+        self.reporter = Reporter(self.store, self.builder, self.log, lambda: self.now, lambda: 0.5, self.news)
 
     def read(self) -> Memory | None:
         return self.memory
@@ -105,6 +107,23 @@ def test_first_everything_then_what_changed_then_nothing(bench: Bench) -> None:
     assert [call for call in bench.store.calls[1:] if call] == [{"queue": "3"}]
     assert bench.store.calls[-1] == {}
     assert [event["event"] for event in bench.log.events()] == ["state.registered"]
+
+
+def test_what_became_of_models_goes_along_and_the_last_of_it_stays(bench: Bench) -> None:
+    async def check() -> None:
+        assert await bench.reporter.flush(5)
+        bench.news.add(ModelEvent.LOADED, "m", "1")
+        assert await bench.reporter.flush(5)
+        for version in range(2, 12):
+            bench.news.add(ModelEvent.UNLOADED, "m", str(version), "idle")
+        assert await bench.reporter.flush(5)
+        assert await bench.reporter.flush(5)
+
+    bench.running(check)
+    assert "news" not in bench.store.calls[0]
+    first, last = (decode_news("w1", call["news"]) for call in bench.store.calls if "news" in call)
+    assert first == [ModelNews(1, ModelEvent.LOADED, "m", "1", "")]
+    assert [one.number for one in last] == [4, 5, 6, 7, 8, 9, 10, 11]
 
 
 def test_a_store_that_lacks_the_record_gets_everything_again(bench: Bench) -> None:

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from router.model import State
+from router.wire import decode_news
 from tests.support.loops import in_loop, turns, until
 from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, ReadableLog
 from worker.engines import Cancellation, EngineError
 from worker.loading import LoadError
+from worker.news import News
 from worker.replica import HeldReplica, Rest
 from worker.store import ModelFiles, ShapeClass
 
@@ -30,8 +32,9 @@ class Bench:
         self.log = ReadableLog()
         self.now = 50.0
         self.reports: list[State] = []
+        self.news = News()
         self.replica = HeldReplica(
-            ModelFiles("m", "3"), self.engine, self.loader, self.log, lambda: self.now, self._changed
+            ModelFiles("m", "3"), self.engine, self.loader, self.log, lambda: self.now, self._changed, news=self.news
         )
 
     def _changed(self) -> None:
@@ -42,6 +45,11 @@ class Bench:
         self.engine.model = self.second
         self.first.ran.clear()
         self.reports.clear()
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        """What the shared state is told of it."""
+        return [(one.event.value, one.reason) for one in decode_news("w", self.news.fields()["news"])]
 
     def run(self) -> None:
         with self.replica.hold() as copy:
@@ -68,6 +76,7 @@ async def test_the_new_content_takes_over_and_the_old_one_is_closed() -> None:
     assert bench.replica.files is files
     assert bench.reports == [State.WARM], "it was warm all the time"
     assert bench.log.events("model.swapped")[0]["version"] == "3"
+    assert bench.told == [("model-loaded", ""), ("model-swapped", "")]
 
 
 @in_loop
@@ -116,6 +125,7 @@ def test_a_load_that_fails_leaves_the_old_content_serving(break_it: Callable[[Be
     report = bench.replica.report()
     assert (report.state, report.reason) == (State.WARM, f"the new content was not taken over: {reason}")
     assert bench.log.events("model.swap_failed")[0]["reason"] == reason
+    assert bench.told == [("model-loaded", ""), ("model-swap-failed", reason)]
     assert bench.second.closed == bool(bench.second.error), "what was loaded was given back"
 
 
@@ -169,6 +179,7 @@ async def test_unloading_waits_for_requests_and_gives_everything_back() -> None:
     report = bench.replica.report()
     assert (report.state, report.warmth, report.content_hash) == (State.COLD, (("batch-1", 0.0),), "")
     assert bench.log.events("model.unloaded")[0]["reason"] == "unloaded"
+    assert bench.told == [("model-loaded", ""), ("model-unloaded", "unloaded")]
     with pytest.raises(EngineError, match="model 'm' was taken down"):
         bench.run()
 
@@ -217,6 +228,7 @@ async def test_what_failed_can_be_unloaded_and_tried_again() -> None:
     assert not await bench.replica.bring_up()
     await bench.replica.unload(Rest.UNLOADED, "it was unloaded")
     assert (bench.replica.state, bench.replica.reason) == (State.COLD, "it was unloaded")
+    assert bench.told == [("model-load-failed", "not a model")]
     bench.engine.error = None
     assert await bench.replica.bring_up()
     assert bench.replica.reason == ""

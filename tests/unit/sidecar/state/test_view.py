@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.model import EndpointGone, EndpointRecord, EndpointSeen, EndpointsHeard, GoneReason, Replica, State
-from router.wire import WireError, encode_fields
+from router.wire import ModelEvent, ModelNews, WireError, encode_fields, encode_news
 from sidecar.state.view import MAX_ENDPOINTS, MAX_WAITING, Count, StoreView, Told
 
 TTL_S = 5.0
@@ -29,9 +29,9 @@ class Store:
         self.revision = revision
         self.hashes: dict[str, dict[str, str]] = {}
 
-    def put(self, record: EndpointRecord, *only: str) -> str:
+    def put(self, record: EndpointRecord, *only: str, **more: str) -> str:
         self.revision += 1
-        fields = encode_fields(record)
+        fields = encode_fields(record) | more
         if only:
             fields = {name: fields[name] for name in only}
         held = self.hashes.get(record.id, {})
@@ -435,3 +435,48 @@ def test_what_could_not_be_heard_while_this_process_stood_still_is_no_silence() 
     view.paused(20.0, 46.5)
     assert list(view.expire_missing(47.0, lambda _: False)) == []
     assert [event.id for event in view.expire_missing(52.0, lambda _: False)] == ["a"]
+
+
+def news(*numbers: int) -> str:
+    return encode_news(ModelNews(number, ModelEvent.LOADED, "m", str(number), "") for number in numbers)
+
+
+def told(view: StoreView) -> list[tuple[str, int]]:
+    found = [(id_, one.number) for id_, one in view.news]
+    view.news.clear()
+    return found
+
+
+def test_what_becomes_of_models_is_told_once_and_not_what_was_there_before() -> None:
+    store, view = Store(), StoreView(TTL_S)
+    store.put(record("a"), news=news(1, 2))
+    read(view, store.reply())
+    assert told(view) == [], "it is old"
+    list(view.message(store.put(record("a"), "free", "news", news=news(1, 2)), 1.0))
+    assert told(view) == []
+    list(view.message(store.put(record("a"), "free", "news", news=news(1, 2, 3, 4)), 2.0))
+    assert told(view) == [("a", 3), ("a", 4)]
+    list(view.message(store.beat("a"), 3.0))
+    assert told(view) == []
+    list(view.message(store.put(record("a", epoch="e2"), news=news(1)), 4.0))
+    assert told(view) == [("a", 1)], "a new process counts anew"
+    list(view.message(store.put(record("b"), news=news(1)), 5.0))
+    assert told(view) == [("b", 1)]
+
+
+def test_news_that_deltas_missed_are_in_the_next_read() -> None:
+    store, view = Store(), StoreView(TTL_S)
+    store.put(record("a"), news=news(1))
+    read(view, store.reply())
+    store.put(record("a", free=2), news=news(1, 2))
+    read(view, store.reply(view.read_begins()))
+    assert told(view) == [("a", 2)]
+
+
+def test_news_that_cannot_be_read_are_complained_of_and_the_record_stands() -> None:
+    store, view = Store(), StoreView(TTL_S)
+    store.put(record("a"))
+    read(view, store.reply())
+    assert seen(list(view.message(store.put(record("a", free=2), news="{}"), 1.0))) == ["a"]
+    assert view.complaints == ["endpoint 'a': news: not a list of at most 8"]
+    assert told(view) == []
