@@ -21,6 +21,7 @@ from worker.engines.early import EarlyEngine
 from worker.engines.registry import EngineSettings, find_kind, make_engine
 from worker.execution import Executor
 from worker.exposition import of_models, of_page_cache, of_process
+from worker.load_report import LoadProbe
 from worker.loading.hash_cache import HashCache
 from worker.loading.model_loader import ModelLoader
 from worker.log import EventLog
@@ -28,20 +29,25 @@ from worker.memory import HostMemory
 from worker.metrics import Metrics
 from worker.models import Models
 from worker.news import News
-from worker.options import Options, parse
+from worker.options import GRPC_ID_SUFFIX, Options, parse
 from worker.process import DrainTimes, WorkerProcess
 from worker.processor import CpuLoad, usable_cores
 from worker.replica import HeldReplica
-from worker.report import TTL_S, RecordBuilder, Reporter
+from worker.report import TTL_S, RecordBuilder, Reporter, Reporters
 from worker.repository import Control, Repository, Source
 from worker.serving.body import Bodies
 from worker.serving.description import Identity
+from worker.serving.inference import Inference
+from worker.serving.repository_api import RepositoryApi
 from worker.serving.v2 import Serving
 from worker.starts import Starts, process_age_s
 from worker.store import StoreError, scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from worker.serving.grpc.server import GrpcSurface
+    from worker.state_address import StateAddress
 
 _USAGE = 2
 _PR_SET_PDEATHSIG = 1
@@ -88,11 +94,11 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     )
     engine = EarlyEngine(make_engine(options.engine, settings), memory, log)
     epoch = secrets.token_hex(8)
-    reporters: list[Reporter] = []
+    informed: list[Reporters | GrpcSurface] = []
 
     def changed() -> None:
-        for reporter in reporters:
-            reporter.changed()
+        for one in informed:
+            one.changed()
 
     hashes = HashCache(options.loading.shm_dir, log)
     loader = ModelLoader(options.loading.strategy, hashes, memory.read, _cores())
@@ -123,35 +129,65 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         starts.apart()
     executor = Executor(options.concurrency or kind.concurrency(_cores()), options.queue)
     metrics = Metrics()
+    identity = Identity(options.id, epoch, _version)
+    bodies = Bodies(options.body_limit_bytes, options.bodies_limit_bytes)
+    inference = Inference(models, executor)
+    cpu_load = CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read
+    load = LoadProbe(executor, engine, cpu_load, inference.served, time.monotonic)
+    always_report = options.load_reports == "always"
     serving = Serving(
-        Identity(options.id, epoch, _version),
+        identity,
         models,
         executor,
         log,
-        Bodies(options.body_limit_bytes, options.bodies_limit_bytes),
+        bodies,
         metrics=metrics,
         repository=repository,
+        inference=inference,
+        load=load,
+        always_report=always_report,
     )
     metrics.add(of_models(models))
     metrics.add_blocking(of_page_cache(models))
     metrics.add(of_process(executor, memory, starts, lambda: serving.draining))
     address = options.advertise or _url(sock)
-    builder = RecordBuilder(
-        options.id,
-        epoch,
-        address,
-        engine,
-        models.reports,
-        lambda: executor.queue_depth,
-        CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read,
-        serving.inference.idle_for_s,
-        executor.queue_time_ms,
-    )
-    if options.state is not None:
+    grpc = None
+    if options.grpc_listen is not None:
+        try:
+            api = RepositoryApi(repository, bodies, lambda: inference.draining)
+            grpc = _grpc_class()(identity, models, inference, bodies, load, api, log, always_report=always_report)
+            grpc.bind(*options.grpc_listen, options.grpc_advertise)
+        except (ImportError, OSError) as error:
+            remedy = "; install warmroute[worker]" if isinstance(error, ImportError) else ""
+            host, port = options.grpc_listen
+            log.error("worker.failed", error=f"--grpc-listen {host}:{port}: {error}{remedy}")
+            return _USAGE
+        informed.append(grpc)
+
+    def reporter(state: StateAddress, id: str, address: str, news: News | None) -> Reporter:  # noqa: A002
         from worker.redis_writer import RedisWriter  # its client takes a while to import
 
-        writer = RedisWriter(options.state, options.namespace, options.id, epoch, TTL_S)
-        reporters.append(Reporter(writer, builder, log, time.monotonic, random.random, news))
+        builder = RecordBuilder(
+            id,
+            epoch,
+            address,
+            engine,
+            models.reports,
+            lambda: executor.queue_depth,
+            cpu_load,
+            inference.idle_for_s,
+            executor.queue_time_ms,
+        )
+        writer = RedisWriter(state, options.namespace, id, epoch, TTL_S)
+        return Reporter(writer, builder, log, time.monotonic, random.random, news)
+
+    reporters = Reporters()
+    if options.state is not None:
+        records = [reporter(options.state, options.id, address, news)]
+        if grpc is not None:
+            records.append(reporter(options.state, options.id + GRPC_ID_SUFFIX, grpc.address, None))
+        reporters = Reporters(records)
+        informed.append(reporters)
     log.info(
         "worker.started",
         id=options.id,
@@ -166,11 +202,11 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         serving,
         repository,
         executor,
-        reporters[0] if reporters else None,
-        builder,
+        reporters,
         DrainTimes(options.settle_s, options.drain_s),
         log,
         time.monotonic,
+        grpc,
     )
     signals = [signal.SIGTERM]
     if options.parent_pid is None:
@@ -178,6 +214,12 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent says when it is our turn
     return await process.run(signals)
+
+
+def _grpc_class() -> type[GrpcSurface]:
+    from worker.serving.grpc.server import GrpcSurface  # what does not serve gRPC does not pay for its library
+
+    return GrpcSurface
 
 
 def _bind(host: str, port: int) -> socket.socket:

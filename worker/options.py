@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from router.urls import check_address
+from router.wire import MAX_ID_CHARS
 from worker.engines.registry import ENGINES
 from worker.loading.settings import LoadOptions, add_flags
 from worker.repository import IDLE_S, LEAST_POLL_S, POLL_S, Behaviour, Control
@@ -21,6 +22,9 @@ from worker.store import MAX_VERSIONS, NAME, VERSION, Versions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+EVERY_ADDRESS = ("0.0.0.0", "::", "")
+GRPC_ID_SUFFIX = ".grpc"
+"""What the id of a worker's second record in the shared state has behind the worker's own: that of its gRPC address."""
 MAX_BODY_BYTES = 64 << 20
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -52,6 +56,9 @@ class Options:
     settle_s: float
     drain_s: float
     advertise: str | None
+    grpc_listen: tuple[str, int] | None
+    grpc_advertise: str | None
+    load_reports: str
     parent_pid: int | None
     json_log: bool
     start_objective_s: float
@@ -65,10 +72,12 @@ def parse(argv: list[str]) -> Options:
     if given.zygote is not None:
         parser.error("--zygote: a worker cannot; use `warmroute worker` or `python -m worker.zygote_client`")
     host, port = given.listen
-    if given.advertise is None and given.state != "none" and host in ("0.0.0.0", "::", ""):
+    if given.advertise is None and given.state != "none" and host in EVERY_ADDRESS:
         parser.error(
             f"--listen {host}: every address of the host; say with --advertise URL which one others should use"
         )
+    if given.grpc_listen is not None and given.state != "none":
+        _check_grpc(parser, given)
     state = None
     if given.state != "none":
         state = StateAddress(
@@ -114,6 +123,9 @@ def parse(argv: list[str]) -> Options:
         settle_s=given.settle_s,
         drain_s=given.drain_s,
         advertise=given.advertise,
+        grpc_listen=given.grpc_listen,
+        grpc_advertise=given.grpc_advertise,
+        load_reports=given.load_reports,
         parent_pid=given.parent_pid,
         json_log=given.log_format == "json",
         start_objective_s=given.start_objective_s,
@@ -125,6 +137,17 @@ def choices(flag: str) -> tuple[str, ...]:
     """Return the values that ``flag`` takes; none where there is no such flag, or it takes others."""
     found = (action.choices for action in _parser()._actions if flag in action.option_strings)  # noqa: SLF001
     return tuple(str(choice) for choice in next(found, None) or ())
+
+
+def _check_grpc(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    host, _ = given.grpc_listen
+    if given.grpc_advertise is None and host in EVERY_ADDRESS:
+        parser.error(
+            f"--grpc-listen {host}: every address of the host; say with --grpc-advertise URL which others should use"
+        )
+    most = MAX_ID_CHARS - len(GRPC_ID_SUFFIX)
+    if given.id is not None and len(given.id) > most:
+        parser.error(f"--id: {len(given.id)} characters, with --grpc-listen at most {most}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -189,6 +212,19 @@ def _parser() -> argparse.ArgumentParser:
         default="none",
         metavar="URL",
         help="shared state: redis://, rediss:// or unix:///PATH, or none",
+    )
+    add("--grpc-listen", type=_listen, metavar="HOST:PORT", help="serve gRPC, too; needs the extra worker")
+    add(
+        "--grpc-advertise",
+        type=lambda text: _advertised(text, "grpc"),
+        metavar="URL",
+        help="address that others should use for gRPC; made from --grpc-listen if not set",
+    )
+    add(
+        "--load-reports",
+        choices=("asked", "always"),
+        default="asked",
+        help="which answers carry a load report (ORCA): those to requests that ask for one, or all",
     )
     add("--namespace", type=_namespace, default="default", metavar="NS", help="prefix of the keys in the shared state")
     add("--id", type=_id, metavar="ID", help="this worker's id in the shared state; random if not set")
@@ -313,14 +349,14 @@ def _listen(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _advertised(text: str) -> str:
+def _advertised(text: str, scheme: str = "http") -> str:
     address = text.removesuffix("/")
     try:
         check_address(address)
     except ValueError:
         address = ""
-    if not address.startswith("http://"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected http://HOST:PORT")
+    if not address.startswith(f"{scheme}://"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {scheme}://HOST:PORT")
     return address
 
 

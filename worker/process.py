@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from worker.execution import Executor
     from worker.log import EventLog
-    from worker.report import RecordBuilder, Reporter
+    from worker.report import Reporters
     from worker.repository import Repository
+    from worker.serving.grpc.server import GrpcSurface
     from worker.serving.v2 import Serving
 
 ANNOUNCE_S = 1.0
@@ -39,7 +40,7 @@ class DrainTimes:
 
 
 class WorkerProcess:
-    """Runs what the composition root has built. ``reporter`` and ``builder`` are None without a shared state."""
+    """Runs what the composition root has built."""
 
     def __init__(
         self,
@@ -48,20 +49,20 @@ class WorkerProcess:
         serving: Serving,
         repository: Repository,
         executor: Executor,
-        reporter: Reporter | None,
-        builder: RecordBuilder | None,
+        reporters: Reporters,
         times: DrainTimes,
         log: EventLog,
         clock: Callable[[], float],
+        grpc: GrpcSurface | None = None,
     ) -> None:
-        """``sock`` is bound and does not listen yet; ``address`` is what to tell of it."""
+        """``sock`` is bound and does not listen yet; ``address`` is what to tell of it. ``grpc`` is bound, too."""
         self._sock = sock
         self._address = address
         self._serving = serving
         self._repository = repository
         self._executor = executor
-        self._reporter = reporter
-        self._builder = builder
+        self._reporters = reporters
+        self._grpc = grpc
         self._times = times
         self._log = log
         self._clock = clock
@@ -93,7 +94,7 @@ class WorkerProcess:
         )
         await runner.setup()
         site = web.SockSite(runner, self._sock, backlog=BACKLOG)
-        reporting = self._task(self._reporter.run(), "report") if self._reporter is not None else None
+        reporting = self._task(self._reporters.run(), "report") if self._reporters else None
         await self._listen(site)
         following = self._task(self._repository.run(), "repository")
         await self._stop.wait()
@@ -124,27 +125,30 @@ class WorkerProcess:
 
         Until then sidecars may take it for the one that had this id and address before it, and for warm as that was.
         """
-        if self._reporter is not None:
-            await self._reporter.flush(ANNOUNCE_S)
+        await self._reporters.flush(ANNOUNCE_S)
         try:
             await site.start()
         except OSError as error:  # another process began to listen there after this one had bound
             self._fail("listen", error)
-        else:
-            self._log.info("worker.listening", address=self._address)
+            return
+        if self._grpc is not None:
+            await self._grpc.start()
+        also = {} if self._grpc is None else {"grpc": self._grpc.address}
+        self._log.info("worker.listening", address=self._address, **also)
 
     async def _drain(self, site: web.SockSite, runner: web.AppRunner, following: asyncio.Task[None]) -> None:
         deadline = self._clock() + self._times.drain_s
         self._log.info("worker.draining", in_flight=self._executor.in_flight, drain_s=self._times.drain_s)
         self._serving.drain()
+        if self._grpc is not None:
+            self._grpc.changed()
         self._repository.drain()
-        if self._builder is not None and self._reporter is not None:
-            self._builder.draining = True
-            if not await self._reporter.flush(min(ANNOUNCE_S, self._times.drain_s)):
-                self._log.warning("state.drain_not_announced")
+        self._reporters.drain()
+        if not await self._reporters.flush(min(ANNOUNCE_S, self._times.drain_s)):
+            self._log.warning("state.drain_not_announced")
         await self._until(None, min(self._clock() + self._times.settle_s, deadline))
         await site.stop()
-        finishing = asyncio.create_task(runner.cleanup(), name="finish")
+        finishing = asyncio.create_task(self._finish(runner, deadline), name="finish")
         await self._until(finishing, deadline)
         if not finishing.done():
             self._log.warning("worker.drain_cut", in_flight=self._executor.in_flight)
@@ -152,6 +156,11 @@ class WorkerProcess:
         _, unfinished = await asyncio.wait({finishing, following}, timeout=CUT_S)
         for task in unfinished:
             task.cancel()
+
+    async def _finish(self, runner: web.AppRunner, deadline: float) -> None:
+        grace_s = max(0.0, deadline - self._clock()) + CUT_S  # what is cut at the deadline still gets a status
+        stopping = () if self._grpc is None else (self._grpc.stop(grace_s),)
+        await asyncio.gather(runner.cleanup(), *stopping)
 
     async def _until(self, task: asyncio.Task[None] | None, deadline: float) -> None:
         """Return when ``task`` has ended, at ``deadline``, or when the drain is cut short; leaves the task running."""
@@ -162,9 +171,9 @@ class WorkerProcess:
 
     async def _leave(self, reporting: asyncio.Task[None] | None) -> None:
         self._repository.take_down()
-        if reporting is None or self._reporter is None:
+        if reporting is None:
             return
         reporting.cancel()
         await asyncio.wait({reporting})
-        if not await self._reporter.leave(ANNOUNCE_S):
+        if not await self._reporters.leave(ANNOUNCE_S):
             self._log.warning("state.record_left", remedy="it expires by itself")

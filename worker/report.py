@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from router.model import EndpointRecord, State
+from router.urls import protocol_of
 from router.wire import changed_fields, encode_fields
 from worker.memory import Memory
 from worker.news import News
@@ -111,6 +112,7 @@ class RecordBuilder:
             cpu_load=self._rounded_load(self._cpu_load()),
             idle_for_s=None if idle_for_s is None else stepped(idle_for_s, 1),
             draining=self.draining,
+            protocol=protocol_of(self._address),
         )
 
     def _rounded(self, memory: Memory | None) -> Memory | None:
@@ -167,6 +169,10 @@ class Reporter:
     def changed(self) -> None:
         """Something changed that should not wait for the next heartbeat."""
         self._wake.set()
+
+    def drain(self) -> None:
+        """Say from the next report on that the worker drains."""
+        self._builder.draining = True
 
     async def run(self) -> None:
         """Report until cancelled. Losing the store is logged once, and so is its return."""
@@ -241,3 +247,36 @@ class Reporter:
         self._registered = True
         self._answered = asked
         self._arrived.set()
+
+
+class Reporters:
+    """The records of one worker, of which each address that it serves has one; none without a shared state."""
+
+    def __init__(self, reporters: Iterable[Reporter] = ()) -> None:
+        self._reporters = tuple(reporters)
+
+    def __bool__(self) -> bool:
+        """True where there is a shared state to report to."""
+        return bool(self._reporters)
+
+    def changed(self) -> None:
+        """Something changed that should not wait for the next heartbeat."""
+        for reporter in self._reporters:
+            reporter.changed()
+
+    def drain(self) -> None:
+        """Say from the next report on that the worker drains."""
+        for reporter in self._reporters:
+            reporter.drain()
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        await asyncio.gather(*(reporter.run() for reporter in self._reporters))
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Report now; True where all arrived within ``timeout_s``. :meth:`run` must be running."""
+        return all(await asyncio.gather(*(reporter.flush(timeout_s) for reporter in self._reporters)))
+
+    async def leave(self, timeout_s: float) -> bool:
+        """Take the records out of the store; True where that was done within ``timeout_s``. :meth:`run` has ended."""
+        return all(await asyncio.gather(*(reporter.leave(timeout_s) for reporter in self._reporters)))

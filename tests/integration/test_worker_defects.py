@@ -14,7 +14,7 @@ from worker.memory import HostMemory
 from worker.models import Models
 from worker.process import DrainTimes, WorkerProcess
 from worker.replica import HeldReplica
-from worker.report import RecordBuilder, Reporter
+from worker.report import RecordBuilder, Reporter, Reporters
 from worker.repository import Behaviour, Repository, Source
 from worker.serving.body import Bodies
 from worker.serving.description import Identity
@@ -57,8 +57,7 @@ def test_a_reporter_that_breaks_drains_the_worker_and_exits_with_1() -> None:
             serving,
             repository,
             executor,
-            reporter,
-            builder,
+            Reporters([reporter]),
             DrainTimes(0.0, 0.1),
             log,
             time.monotonic,

@@ -293,6 +293,7 @@ def test_metadata() -> None:
                     "parameters",
                     "statistics",
                     "model_configuration",
+                    "model_repository",
                 ],
             },
         )

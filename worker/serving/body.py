@@ -48,6 +48,19 @@ class Bodies:
         finally:
             self.held_bytes -= body.share_bytes
 
+    @contextmanager
+    def share(self, count: int) -> Iterator[None]:
+        """Give a body of ``count`` bytes, which is there whole, its share until the end of the ``with`` block.
+
+        Raises:
+            RequestError: there is no room for it now.
+        """
+        self.take(count)
+        try:
+            yield
+        finally:
+            self.held_bytes -= count
+
     def take(self, count: int) -> None:
         """Take ``count`` bytes of the room.
 

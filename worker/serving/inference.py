@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+WORKER_HEADER = "warmroute-worker"
+BACKGROUND_HEADER = "warmroute-background"
+"""1 in requests that no caller waits for: warming up, keeping warm, mirrored ones."""
+
 
 class Inference:
     """What every surface asks for inferences. Used on the event loop only."""
@@ -37,12 +41,46 @@ class Inference:
         self._executor = executor
         self._clock = clock
         self._last_active: float | None = None
+        self._answered = self._failed = 0
+        self.draining = False
+        """Say not ready from now on; what arrives is still answered."""
 
     def idle_for_s(self) -> float | None:
         """Return for how many seconds no inference request was at work; None where there never was one."""
         if self._executor.in_flight:
             return 0.0
         return None if self._last_active is None else max(0.0, self._clock() - self._last_active)
+
+    def served(self) -> tuple[int, int]:
+        """Return how many requests were answered as asked, and how many were not, since the start."""
+        return self._answered, self._failed
+
+    def check_ready(self) -> None:
+        """Do nothing where each model is proven warm or cold on purpose, and the worker is not draining.
+
+        Raises:
+            RequestError: otherwise; the text is the reason.
+        """
+        self._check_draining()
+        for name in self._models.names:
+            replica = self._models.find(name)
+            if replica.rest is None:
+                pass_gate(replica)
+
+    def check_model_ready(self, name: str, version: str | None) -> HeldReplica:
+        """Return the replica that a request would be for, where it is proven warm and the worker is not draining.
+
+        Raises:
+            RequestError: otherwise; the text is the reason.
+        """
+        replica = self.find(name, version)
+        self._check_draining()
+        pass_gate(replica)
+        return replica
+
+    def _check_draining(self) -> None:
+        if self.draining:
+            raise RequestError("the worker is draining", 503, 1)
 
     def find(self, name: str, version: str | None) -> HeldReplica:
         """Return the replica that a request is for; without a ``version`` the one that the worker prefers.
@@ -93,8 +131,11 @@ class Inference:
             ):
                 yield Admitted(replica, place, self._clock)
         except BaseException:
+            self._failed += 1
             replica.statistics.failed(self._clock() - began)
             raise
+        else:
+            self._answered += 1
         finally:
             self._last_active = self._clock()
 

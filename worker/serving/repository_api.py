@@ -1,4 +1,4 @@
-"""The model repository extension of the V2 protocol over HTTP: what there is, and loading and unloading by request."""
+"""The model repository extension of the V2 protocol: what there is, and loading and unloading by request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.repository import LoadFailedError, RefusedError
 from worker.serving.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from worker.repository import Repository
     from worker.serving.body import Bodies
@@ -52,29 +52,50 @@ class RepositoryApi:
     async def index(self, request: web.Request) -> web.Response:
         """``POST /v2/repository/index``: every version with its state and why; ``ready``: those that answer."""
         said = await self._read(request, _Index)
-        entries = await self._repository.index(ready_only=said.ready)
-        rows = [
-            {"name": entry.name, "version": entry.version, "state": entry.state, "reason": entry.reason}
-            for entry in entries
-        ]
-        return _json(rows)
+        return _json(await self.rows(ready_only=said.ready))
 
     async def load(self, request: web.Request) -> web.Response:
         """``POST /v2/repository/models/NAME/load``: answered when it is warm, or has failed."""
         said = await self._read(request, _Change)
-        for parameter in said.parameters:
-            raise RequestError(f"parameter {parameter[:128]!r}: {_why_not(parameter)}")
-        await self._change(request.match_info["model"], load=True)
+        await self.load_model(request.match_info["model"], said.parameters)
         return _json({})
 
     async def unload(self, request: web.Request) -> web.Response:
         """``POST /v2/repository/models/NAME/unload``: answered when all that it held is given back."""
         said = await self._read(request, _Change)
-        unknown = next((name for name in said.parameters if name not in _UNLOAD_PARAMETERS), None)
+        await self.unload_model(request.match_info["model"], said.parameters)
+        return _json({})
+
+    # --- the same for every surface -------------------------------------------------------------------------------
+
+    async def rows(self, *, ready_only: bool) -> list[dict[str, str]]:
+        """Return every version with its state and why; ``ready_only``: those that answer."""
+        entries = await self._repository.index(ready_only=ready_only)
+        return [
+            {"name": entry.name, "version": entry.version, "state": entry.state, "reason": entry.reason}
+            for entry in entries
+        ]
+
+    async def load_model(self, name: str, parameters: Iterable[str]) -> None:
+        """Load a model; returns when it is warm.
+
+        Raises:
+            RequestError: it failed, was refused, or one of the ``parameters``, by name, is not known.
+        """
+        for parameter in parameters:
+            raise RequestError(f"parameter {parameter[:128]!r}: {_why_not(parameter)}")
+        await self._change(name, load=True)
+
+    async def unload_model(self, name: str, parameters: Iterable[str]) -> None:
+        """Unload a model; returns when all that it held is given back.
+
+        Raises:
+            RequestError: it was refused, or one of the ``parameters``, by name, is not known.
+        """
+        unknown = next((parameter for parameter in parameters if parameter not in _UNLOAD_PARAMETERS), None)
         if unknown is not None:
             raise RequestError(f"parameter {unknown[:128]!r}: unknown; known: {', '.join(_UNLOAD_PARAMETERS)}")
-        await self._change(request.match_info["model"], load=False)
-        return _json({})
+        await self._change(name, load=False)
 
     async def _change(self, name: str, *, load: bool) -> None:
         if self._draining():

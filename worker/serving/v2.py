@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
+from worker.load_report import FORMAT_HEADER, TEXT, report_header
 from worker.metrics import CONTENT_TYPE, Metrics
 from worker.serving.answer import write
 from worker.serving.description import Identity, configuration, metadata, statistics
 from worker.serving.errors import RequestError
-from worker.serving.inference import Inference, pass_gate
+from worker.serving.inference import BACKGROUND_HEADER, WORKER_HEADER, Inference
 from worker.serving.repository_api import RepositoryApi
 from worker.serving.request import HEADER_LENGTH, header_length, parse
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from worker.execution import Executor
+    from worker.load_report import LoadProbe
     from worker.log import EventLog
     from worker.models import Models
     from worker.replica import HeldReplica
@@ -31,10 +33,6 @@ if TYPE_CHECKING:
     from worker.serving.body import Bodies
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-WORKER_HEADER = "warmroute-worker"
-BACKGROUND_HEADER = "warmroute-background"
-"""1 in requests that no caller waits for: warming up, keeping warm, mirrored ones."""
 
 
 class Serving:
@@ -50,8 +48,16 @@ class Serving:
         clock: Callable[[], float] = time.monotonic,
         metrics: Metrics | None = None,
         repository: Repository | None = None,
+        inference: Inference | None = None,
+        load: LoadProbe | None = None,
+        *,
+        always_report: bool = False,
     ) -> None:
-        """``clock``: monotonic seconds."""
+        """``clock``: monotonic seconds. ``inference``: where another surface shares it.
+
+        ``load``: what load reports are made of; without it there are none. ``always_report``: put one on every answer,
+        not only where it was asked for.
+        """
         self._identity = identity
         self._models = models
         self._executor = executor
@@ -61,8 +67,9 @@ class Serving:
         self._repository = repository
         self._metrics = Metrics() if metrics is None else metrics
         self._started = clock()
-        self._draining = False
-        self.inference = Inference(models, executor, clock)
+        self.inference = Inference(models, executor, clock) if inference is None else inference
+        self._load = load
+        self._report_form = TEXT if always_report else None
 
     def application(self) -> web.Application:
         """Return the application that serves all this."""
@@ -80,17 +87,17 @@ class Serving:
         app.router.add_get("/stats", self.stats)
         app.router.add_get("/metrics", self.metrics)
         if self._repository is not None:
-            app.add_routes(RepositoryApi(self._repository, self._bodies, lambda: self._draining).routes())
+            app.add_routes(RepositoryApi(self._repository, self._bodies, lambda: self.draining).routes())
         return app
 
     @property
     def draining(self) -> bool:
         """Whether the worker drains."""
-        return self._draining
+        return self.inference.draining
 
     def drain(self) -> None:
         """Say not ready from now on, and close each connection after its next answer; still answer what arrives."""
-        self._draining = True
+        self.inference.draining = True
 
     # --- what every answer goes through ---------------------------------------------------------------------------
 
@@ -99,7 +106,12 @@ class Serving:
         response = await self._answered(request, handler)
         response.headers[WORKER_HEADER] = self._identity.id
         response.headers["Server"] = "warmroute-worker"
-        if self._draining:
+        form = request.headers.get(FORMAT_HEADER, self._report_form)
+        if form is not None and self._load is not None:
+            report = report_header(self._load.read(), form)
+            if report is not None:
+                response.headers[report[0]] = report[1]
+        if self.draining:
             response.force_close()
         return response
 
@@ -125,20 +137,13 @@ class Serving:
 
     async def ready(self, _: web.Request) -> web.Response:
         """``GET /v2/health/ready``: each model is proven warm or cold on purpose, and the worker is not draining."""
-        if self._draining:
-            raise RequestError("the worker is draining", 503, 1)
-        for name in self._models.names:
-            replica = self._models.find(name)
-            if replica.rest is None:
-                pass_gate(replica)
+        self.inference.check_ready()
         return _json({"ready": True})
 
     async def model_ready(self, request: web.Request) -> web.Response:
         """``GET /v2/models/NAME/ready``: this model is proven warm, and the worker is not draining."""
-        replica = self._find(request)
-        if self._draining:
-            raise RequestError("the worker is draining", 503, 1)
-        pass_gate(replica)
+        name, version = request.match_info["model"], request.match_info.get("version")
+        replica = self.inference.check_model_ready(name, version)
         return _json({"name": replica.name, "ready": True})
 
     async def server_metadata(self, _: web.Request) -> web.Response:
@@ -172,7 +177,7 @@ class Serving:
                 "worker": self._identity.id,
                 "epoch": self._identity.epoch,
                 "uptime_s": round(self._clock() - self._started, 3),
-                "draining": self._draining,
+                "draining": self.draining,
                 "in_flight": self._executor.in_flight,
                 "queue_depth": self._executor.queue_depth,
                 "models": {name: _stats(self._models.find(name)) for name in self._models.names},

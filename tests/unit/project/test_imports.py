@@ -83,5 +83,15 @@ def test_the_environment_is_read_at_the_roots_only() -> None:
 
 
 def test_a_worker_imports_at_once_only_what_every_start_needs() -> None:
-    rest = {"redis", "yaml", "grpc", "onnxruntime", "torch", "email.message", "importlib.metadata", "tritonclient"}
+    rest = {
+        "redis",
+        "yaml",
+        "grpc",
+        "onnxruntime",
+        "torch",
+        "google",
+        "email.message",
+        "importlib.metadata",
+        "tritonclient",
+    }
     assert loaded_by("worker.__main__") & rest == set()

@@ -59,9 +59,14 @@ def test_service_methods() -> None:
     service = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     assert service.full_name == "inference.GRPCInferenceService"
     assert sorted(method.name for method in service.methods) == [
+        "ModelConfig",
         "ModelInfer",
         "ModelMetadata",
         "ModelReady",
+        "ModelStatistics",
+        "RepositoryIndex",
+        "RepositoryModelLoad",
+        "RepositoryModelUnload",
         "ServerLive",
         "ServerMetadata",
         "ServerReady",

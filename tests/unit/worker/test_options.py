@@ -45,9 +45,12 @@ def test_everything(tmp_path: Path) -> None:
             *("--engine", "deterministic", "--load-s", "1.5", "--service-ms", "20", "--threads", "2"),
             *("--concurrency", "3", "--queue", "0", "--drain-s", "9", "--settle-s", "0", "--parent-pid", "7"),
             *("--log-format", "text", "--advertise", "http://10.0.0.1:9001/", "--body-limit-bytes", "1000"),
+            *("--grpc-listen", "0.0.0.0:9101", "--grpc-advertise", "grpc://10.0.0.1:9101", "--load-reports", "always"),
         ]
     )
     assert options.model == ("a", "b")
+    assert (options.grpc_listen, options.grpc_advertise) == (("0.0.0.0", 9101), "grpc://10.0.0.1:9101")
+    assert options.load_reports == "always"
     assert (options.host, options.port) == ("::1", 9001)
     assert options.state == StateAddress("redis://h:1/0", "s3cret")
     assert (options.load_s, options.service_s) == (1.5, 0.02)
@@ -82,6 +85,19 @@ def test_everything(tmp_path: Path) -> None:
         (["--drain-s", "nan"], "argument --drain-s: 'nan': expected a number, 0 or more"),
         (["--advertise", "http://x:70000"], "argument --advertise: 'http://x:70000': expected http://HOST:PORT"),
         (["--advertise", "https://x"], "argument --advertise: 'https://x': expected http://HOST:PORT"),
+        (
+            ["--grpc-listen", "9001"],
+            "argument --grpc-listen: '9001': expected HOST:PORT, such as 127.0.0.1:9001 or [::1]:9001",
+        ),
+        (["--grpc-advertise", "http://x:1"], "argument --grpc-advertise: 'http://x:1': expected grpc://HOST:PORT"),
+        (
+            ["--grpc-listen", "0.0.0.0:1", "--state", "redis://h"],
+            "--grpc-listen 0.0.0.0: every address of the host; say with --grpc-advertise URL which others should use",
+        ),
+        (
+            ["--grpc-listen", "127.0.0.1:1", "--state", "redis://h", "--id", "x" * 124],
+            "--id: 124 characters, with --grpc-listen at most 123",
+        ),
         (["--state-ca-file", "/nonexistent"], "--state-ca-file /nonexistent: no such file"),
         (
             ["--state-password-file", "/nonexistent"],

@@ -1,0 +1,200 @@
+"""Inference requests and answers as protobuf messages: read, checked against the model, and written.
+
+Tensors are bytes for all inputs (``raw_input_contents``) or typed contents in each. Answers come as requests did,
+but as bytes where a tensor has no typed form.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from warmroute_pb.v1 import open_inference_pb2 as oip
+
+from worker.datatypes import NUMPY, Datatype
+from worker.serving.answer import answered
+from worker.serving.binary import decode_binary, encode_binary, raw_string, string
+from worker.serving.errors import RequestError
+from worker.serving.fit import (
+    InferRequest,
+    Named,
+    RequestedOutput,
+    check_complete,
+    check_count,
+    check_id,
+    check_parameters,
+    check_shape,
+    expected,
+    flag,
+    requested,
+)
+from worker.serving.tensors import limits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from worker.engines import Array, LoadedModel, Parameters, TensorSpec
+    from worker.store import ModelFiles
+
+CONTENTS: dict[Datatype, str] = {
+    Datatype.BOOL: "bool_contents",
+    Datatype.INT8: "int_contents",
+    Datatype.INT16: "int_contents",
+    Datatype.INT32: "int_contents",
+    Datatype.INT64: "int64_contents",
+    Datatype.UINT8: "uint_contents",
+    Datatype.UINT16: "uint_contents",
+    Datatype.UINT32: "uint_contents",
+    Datatype.UINT64: "uint64_contents",
+    Datatype.FP32: "fp32_contents",
+    Datatype.FP64: "fp64_contents",
+    Datatype.BYTES: "bytes_contents",
+}
+"""The field that carries a datatype; those of 16 bits have none."""
+_CARRIERS: dict[str, np.dtype[Any]] = {
+    "bool_contents": np.dtype(np.bool_),
+    "int_contents": np.dtype(np.int32),
+    "int64_contents": np.dtype(np.int64),
+    "uint_contents": np.dtype(np.uint32),
+    "uint64_contents": np.dtype(np.uint64),
+    "fp32_contents": np.dtype(np.float32),
+    "fp64_contents": np.dtype(np.float64),
+    "bytes_contents": np.dtype(np.object_),
+}
+
+
+def decode(data: bytes) -> oip.ModelInferRequest:
+    """Return the message that ``data`` holds.
+
+    Raises:
+        RequestError: it holds none.
+    """
+    try:
+        return oip.ModelInferRequest.FromString(data)
+    except DecodeError:
+        raise RequestError("inference request: the message is no ModelInferRequest") from None
+
+
+def read(message: oip.ModelInferRequest, model: LoadedModel) -> InferRequest:
+    """Check a message against ``model`` and turn its tensors into arrays, which may share its memory.
+
+    Raises:
+        RequestError: it does not fit; the text says what and where.
+    """
+    check_id(message.id)
+    parameters = _parameters("inference request", message.parameters)
+    raw = bool(message.raw_input_contents)
+    as_bytes = flag("inference request", "binary_data_output", parameters, absent=raw)
+    parameters.pop("binary_data_output", None)
+    check_count("inputs", len(message.inputs))
+    if raw and len(message.raw_input_contents) != len(message.inputs):
+        raise RequestError(
+            f"inference request: {len(message.raw_input_contents)} raw_input_contents for {len(message.inputs)} inputs"
+        )
+    named = Named("input", model.inputs)
+    arrays: dict[str, Array] = {}
+    for index, tensor in enumerate(message.inputs):
+        spec = named.take(_name(f"inputs[{index}]", tensor.name))
+        where = f"input {spec.name!r}"
+        _parameters(where, tensor.parameters)
+        if not tensor.datatype:
+            raise RequestError(f"{where}: 'datatype' is missing; {expected(spec)}")
+        shape = check_shape(spec, tensor.datatype, tensor.shape)
+        if raw:
+            if tensor.HasField("contents"):
+                raise RequestError(f"{where}: 'contents' and raw_input_contents exclude each other")
+            data = memoryview(message.raw_input_contents[index])
+            arrays[spec.name] = decode_binary(spec.name, spec.datatype, shape, data)
+        else:
+            arrays[spec.name] = _typed(spec, shape, tensor.contents)
+    check_complete(model.inputs, arrays)
+    return InferRequest(message.id or None, arrays, _outputs(message.outputs, model.outputs, as_bytes), parameters)
+
+
+def _name(where: str, name: str) -> str:
+    if not name:
+        raise RequestError(f"inference request: {where}: 'name' is missing")
+    return name
+
+
+def _typed(spec: TensorSpec, shape: tuple[int, ...], contents: oip.InferTensorContents) -> Array:
+    where, datatype = f"input {spec.name!r}", spec.datatype
+    field = CONTENTS.get(datatype)
+    if field is None:
+        raise RequestError(f"{where}: {datatype.value} has no typed contents; send it in raw_input_contents")
+    for other, _ in contents.ListFields():
+        if other.name != field:
+            raise RequestError(f"{where}: {datatype.value} goes into contents.{field}, given contents.{other.name}")
+    values = getattr(contents, field)
+    count, given = math.prod(shape), len(values)
+    if given != count:
+        raise RequestError(f"{where}: shape {list(shape)} takes {count} elements, contents.{field} has {given}")
+    if datatype is Datatype.BYTES:
+        array: Array = np.empty(count, dtype=np.object_)
+        array[:] = [string(value) for value in values]
+        return array.reshape(shape)
+    array = np.fromiter(values, dtype=_CARRIERS[field], count=count)
+    if NUMPY[datatype] != array.dtype:
+        array = _narrowed(where, datatype, field, array)
+    return array.reshape(shape)
+
+
+def _narrowed(where: str, datatype: Datatype, field: str, array: Array) -> Array:
+    low, high = limits(datatype)
+    outside = (array < low) | (array > high)
+    if outside.any():
+        index = int(np.argmax(outside))
+        raise RequestError(
+            f"{where}: contents.{field}[{index}] is {int(array[index])}, {datatype.value} takes {low} to {high}"
+        )
+    return array.astype(NUMPY[datatype])
+
+
+def _outputs(
+    given: Sequence[oip.ModelInferRequest.InferRequestedOutputTensor],
+    specs: Sequence[TensorSpec],
+    as_bytes: bool,
+) -> tuple[RequestedOutput, ...]:
+    if not given:
+        return tuple(RequestedOutput(spec, binary=as_bytes) for spec in specs)
+    check_count("outputs", len(given))
+    named = Named("output", specs)
+    outputs = []
+    for index, output in enumerate(given):
+        spec = named.take(_name(f"outputs[{index}]", output.name))
+        outputs.append(requested(spec, _parameters(f"output {spec.name!r}", output.parameters), binary=as_bytes))
+    return tuple(outputs)
+
+
+def _parameters(where: str, given: Mapping[str, oip.InferParameter]) -> Parameters:
+    if not given:
+        return {}
+    values: dict[str, Any] = {}
+    for name, parameter in given.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        values[name] = None if choice is None else getattr(parameter, choice)
+    return check_parameters(where, values)
+
+
+def write(files: ModelFiles, request: InferRequest, arrays: Sequence[Array]) -> bytes:
+    """Encode the ``arrays`` that the model of ``files`` gave for the outputs of ``request``, all in one way.
+
+    Raises:
+        KeyError: an array is of a type that the protocol has no name for.
+    """
+    answer = oip.ModelInferResponse(
+        model_name=files.name, model_version=files.version, id=request.id if request.id is not None else ""
+    )
+    given = [answered(output, array, files.labels) for output, array in zip(request.outputs, arrays, strict=True)]
+    as_bytes = any(output.binary for output in request.outputs) or any(kind not in CONTENTS for kind, _ in given)
+    for output, (datatype, array) in zip(request.outputs, given, strict=True):
+        tensor = answer.outputs.add(name=output.spec.name, datatype=datatype.value, shape=array.shape)
+        if as_bytes:
+            answer.raw_output_contents.append(bytes(encode_binary(datatype, array)))
+        elif datatype is Datatype.BYTES:
+            tensor.contents.bytes_contents.extend(raw_string(element) for element in array.ravel().tolist())
+        else:
+            getattr(tensor.contents, CONTENTS[datatype]).extend(array.ravel().tolist())
+    return answer.SerializeToString()

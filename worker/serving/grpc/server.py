@@ -1,0 +1,236 @@
+"""The gRPC server: ``inference.GRPCInferenceService``, health and load reports, over what HTTP serves too.
+
+Errors have HTTP's texts. Where HTTP has ``Retry-After``, a status carries ``grpc-retry-pushback-ms``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+from warmroute_pb.v1 import open_inference_pb2 as oip
+
+from worker.load_report import BINARY_REPORT_HEADER, FORMAT_HEADER, report_message
+from worker.serving.description import configuration, metadata, statistics
+from worker.serving.errors import RequestError
+from worker.serving.grpc.health import Health
+from worker.serving.grpc.load_reports import LoadReports
+from worker.serving.grpc.messages import decode, read, write
+from worker.serving.inference import BACKGROUND_HEADER, WORKER_HEADER
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from google.protobuf.message import Message
+
+    from worker.load_report import LoadProbe
+    from worker.log import EventLog
+    from worker.models import Models
+    from worker.serving.body import Bodies
+    from worker.serving.description import Identity
+    from worker.serving.inference import Inference
+    from worker.serving.repository_api import RepositoryApi
+
+    Context: TypeAlias = Any  # grpc.aio.ServicerContext; the library has no types
+    Call = Callable[[Any, Context], Awaitable[Message | bytes]]
+
+SERVICE = "inference.GRPCInferenceService"
+QUICK_BYTES = 64 << 10
+"""Larger messages are read in a thread: the loop goes on meanwhile."""
+MAX_METADATA_BYTES = 64 << 10
+MAX_CALLS_PER_CONNECTION = 1000
+_STATUSES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    500: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+class GrpcSurface:
+    """One server on one address. Made and used on the event loop only."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        models: Models,
+        inference: Inference,
+        bodies: Bodies,
+        load: LoadProbe,
+        repository: RepositoryApi,
+        log: EventLog,
+        *,
+        always_report: bool = False,
+    ) -> None:
+        """``always_report``: put a load report on every answer, not only where it was asked for."""
+        self._identity = identity
+        self._models = models
+        self._inference = inference
+        self._bodies = bodies
+        self._load = load
+        self._repository = repository
+        self._log = log
+        self._always_report = always_report
+        self.address = ""
+        """What to tell of it, ``grpc://HOST:PORT``, once it is bound."""
+        self._health = Health(inference)
+        self._reports = LoadReports(load)
+        self._server = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", bodies.each_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+                ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+                ("grpc.so_reuseport", 0),
+            )
+        )
+        self._server.add_generic_rpc_handlers((self._handler(), self._health.handler(), self._reports.handler()))
+
+    def bind(self, host: str, port: int, advertise: str | None = None) -> None:
+        """Take the address, without answering there yet. ``advertise``: what to tell of it, where that is another.
+
+        Raises:
+            OSError: it cannot be had.
+        """
+        name = f"[{host}]" if ":" in host else host
+        try:
+            taken = self._server.add_insecure_port(f"{name}:{port}")
+        except RuntimeError:
+            taken = 0
+        if not taken:
+            raise OSError("the address cannot be had")
+        self.address = advertise or f"grpc://{name}:{taken}"
+
+    async def start(self) -> None:
+        """Answer from now on."""
+        await self._server.start()
+
+    def changed(self) -> None:
+        """Readiness of the server or of a model may have changed: whoever watches is told."""
+        self._health.changed()
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls, and finish those that run within ``grace_s``; streams that have no end are ended now."""
+        self._health.end()
+        self._reports.end()
+        await self._server.stop(grace_s)
+
+    # --- what every call goes through -----------------------------------------------------------------------------
+
+    def _handler(self) -> grpc.GenericRpcHandler:
+        methods: dict[str, tuple[Call, type[Message]]] = {
+            "ServerLive": (self._server_live, oip.ServerLiveRequest),
+            "ServerReady": (self._server_ready, oip.ServerReadyRequest),
+            "ModelReady": (self._model_ready, oip.ModelReadyRequest),
+            "ServerMetadata": (self._server_metadata, oip.ServerMetadataRequest),
+            "ModelMetadata": (self._model_metadata, oip.ModelMetadataRequest),
+            "ModelConfig": (self._model_configuration, oip.ModelConfigRequest),
+            "ModelStatistics": (self._model_statistics, oip.ModelStatisticsRequest),
+            "RepositoryIndex": (self._repository_index, oip.RepositoryIndexRequest),
+            "RepositoryModelLoad": (self._repository_load, oip.RepositoryModelLoadRequest),
+            "RepositoryModelUnload": (self._repository_unload, oip.RepositoryModelUnloadRequest),
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(self._answered(call), kind.FromString, _bytes)
+            for name, (call, kind) in methods.items()
+        }
+        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._answered(self._infer))
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def _answered(self, call: Call) -> Callable[[Any, Context], Awaitable[Message | bytes]]:
+        async def answer(request: Any, context: Context) -> Message | bytes:
+            try:
+                reply = await call(request, context)
+            except RequestError as error:
+                await context.abort(_STATUSES[error.status], str(error), self._trailers(context, error.retry_after_s))
+            except Exception as error:  # noqa: BLE001 - the caller gets a status, the log the cause
+                name = getattr(call, "__name__", "").strip("_")
+                self._log.error("request.failed", path=f"{SERVICE}/{name}", error=f"{type(error).__name__}: {error}")
+                text = "an error inside the worker"
+                await context.abort(grpc.StatusCode.INTERNAL, text, self._trailers(context, None))
+            context.set_trailing_metadata(self._trailers(context, None))
+            return reply
+
+        return answer
+
+    def _trailers(self, context: Context, retry_after_s: int | None) -> tuple[tuple[str, str | bytes], ...]:
+        trailers: list[tuple[str, str | bytes]] = [(WORKER_HEADER, self._identity.id)]
+        if retry_after_s is not None:
+            trailers.append(("grpc-retry-pushback-ms", str(retry_after_s * 1000)))
+        if self._always_report or _metadata(context, FORMAT_HEADER) is not None:
+            trailers.append((BINARY_REPORT_HEADER, report_message(self._load.read())))
+        return tuple(trailers)
+
+    # --- the methods ----------------------------------------------------------------------------------------------
+
+    async def _server_live(self, _: oip.ServerLiveRequest, __: Context) -> Message:
+        return oip.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, _: oip.ServerReadyRequest, __: Context) -> Message:
+        return oip.ServerReadyResponse(ready=_holds(self._inference.check_ready))
+
+    async def _model_ready(self, request: oip.ModelReadyRequest, _: Context) -> Message:
+        ready = _holds(lambda: self._inference.check_model_ready(request.name, request.version or None))
+        return oip.ModelReadyResponse(ready=ready)
+
+    async def _server_metadata(self, _: oip.ServerMetadataRequest, __: Context) -> Message:
+        return oip.ServerMetadataResponse(**self._identity.metadata())
+
+    async def _model_metadata(self, request: oip.ModelMetadataRequest, _: Context) -> Message:
+        replica = self._inference.find(request.name, request.version or None)
+        return oip.ModelMetadataResponse(**metadata(self._models, replica, self._inference.loaded(replica)))
+
+    async def _model_configuration(self, request: oip.ModelConfigRequest, _: Context) -> Message:
+        replica = self._inference.find(request.name, request.version or None)
+        said = configuration(self._models, replica, self._inference.loaded(replica))
+        return oip.ModelConfigResponse(config=oip.ModelConfig(**said))
+
+    async def _model_statistics(self, request: oip.ModelStatisticsRequest, _: Context) -> Message:
+        if not request.name:
+            return oip.ModelStatisticsResponse(**statistics(list(self._models)))
+        replica = self._inference.find(request.name, request.version or None)
+        versions = [replica] if request.version else list(self._models.of(request.name))
+        return oip.ModelStatisticsResponse(**statistics(versions))
+
+    async def _repository_index(self, request: oip.RepositoryIndexRequest, _: Context) -> Message:
+        return oip.RepositoryIndexResponse(models=await self._repository.rows(ready_only=request.ready))
+
+    async def _repository_load(self, request: oip.RepositoryModelLoadRequest, _: Context) -> Message:
+        await self._repository.load_model(request.model_name, request.parameters)
+        return oip.RepositoryModelLoadResponse()
+
+    async def _repository_unload(self, request: oip.RepositoryModelUnloadRequest, _: Context) -> Message:
+        await self._repository.unload_model(request.model_name, request.parameters)
+        return oip.RepositoryModelUnloadResponse()
+
+    async def _infer(self, data: bytes, context: Context) -> bytes:
+        background = _metadata(context, BACKGROUND_HEADER) == "1"
+        with self._bodies.share(len(data)):
+            message = decode(data) if len(data) <= QUICK_BYTES else await asyncio.to_thread(decode, data)
+            name, version = message.model_name, message.model_version or None
+            with self._inference.admit(name, version, background=background) as admitted:
+                return await admitted.run(lambda model: read(message, model), write)
+
+
+def _holds(check: Callable[[], object]) -> bool:
+    """Return whether ``check`` passes; what is unknown is an error all the same."""
+    try:
+        check()
+    except RequestError as error:
+        if error.status == 404:
+            raise
+        return False
+    return True
+
+
+def _metadata(context: Context, name: str) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == name:
+            return value if isinstance(value, str) else None
+    return None
+
+
+def _bytes(message: Message) -> bytes:
+    return message.SerializeToString()
