@@ -24,6 +24,7 @@ from worker.exposition import of_models, of_page_cache, of_process
 from worker.load_report import LoadProbe
 from worker.loading.hash_cache import HashCache
 from worker.loading.model_loader import ModelLoader
+from worker.loading.shm import ShmStore
 from worker.log import EventLog
 from worker.memory import HostMemory
 from worker.metrics import Metrics
@@ -101,7 +102,17 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
             one.changed()
 
     hashes = HashCache(options.loading.shm_dir, log)
-    loader = ModelLoader(options.loading.strategy, hashes, memory.read, _cores())
+    shm = ShmStore(
+        options.loading.shm_dir,
+        f"{options.namespace}.{options.id}",
+        log,
+        keep=options.loading.shm,
+        limit_bytes=options.loading.shm_limit_bytes,
+        memory=memory.read,
+    )
+    if shm.kept:
+        shm.sweep({f"{files.name}@{files.version}" for files in found})
+    loader = ModelLoader(options.loading.strategy, hashes, memory.read, _cores(), shm)
     starts = Starts(
         log,
         read_baseline(options.baseline),
@@ -213,7 +224,10 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         signals.append(signal.SIGINT)
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent says when it is our turn
-    return await process.run(signals)
+    try:
+        return await process.run(signals)
+    finally:
+        shm.close()
 
 
 def _grpc_class() -> type[GrpcSurface]:

@@ -78,6 +78,8 @@ def parse(argv: list[str]) -> Options:
         )
     if given.grpc_listen is not None and given.state != "none":
         _check_grpc(parser, given)
+    if given.shm and not given.id:
+        parser.error("--shm: needs --id, under which the next worker finds what this one has kept")
     state = None
     if given.state != "none":
         state = StateAddress(
@@ -244,7 +246,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"what executes the models: {', '.join(ENGINES)}, or one that another package brings",
     )
     add("--libraries", type=Path, metavar="DIR", help="where native libraries lie that a model.yaml may name")
-    add_flags(add)
+    add_flags(add, _count)
     add("--threads", type=_count(1, 1024), default=1, metavar="N", help="threads within one execution")
     add(
         "--concurrency",

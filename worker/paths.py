@@ -6,6 +6,10 @@ MAX_FILES = 10_000
 """In one version's directory."""
 
 
+PACKED = (".gz", ".zst")
+"""What the names of files end with that are unpacked as they are loaded."""
+
+
 def within(path: str) -> str | None:
     """Return ``path`` without a leading ``./``, or None where it is not a relative path that stays in its directory."""
     plain = path.removeprefix("./")

@@ -426,6 +426,7 @@ class HeldReplica:
         self.gate.close("the worker is shutting down")
         copy, self._copy = self._copy, None
         if copy is not None:
+            copy.loaded.keep()
             copy.retire(copy.close)
         if self.state is State.DRAINING:
             self._lifecycle.to(State.COLD, self._clock())

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 
 from worker.loading.settings import LoadDescription
-from worker.paths import MAX_FILES, within
+from worker.paths import MAX_FILES, PACKED, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -225,6 +225,9 @@ def _policy(said: Literal["all"] | _Latest | tuple[int, ...]) -> Versions:
 
 def _read(name: str, directory: Path, file_name: str | None) -> ModelFiles:
     model_file = directory / file_name if file_name is not None else None
+    if model_file is not None and not model_file.is_file():
+        packed = (directory / f"{file_name}{suffix}" for suffix in PACKED)
+        model_file = next((path for path in packed if path.is_file()), model_file)
     if model_file is not None and not model_file.is_file():
         raise StoreError(f"{model_file}: no such file; the engine loads {file_name} from a version's directory")
     source = directory / "model.yaml"

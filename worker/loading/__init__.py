@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from worker.engines import Cancellation
     from worker.loading.mapping import Mapping
+    from worker.loading.places import Place
     from worker.loading.version_files import SourceFile
     from worker.stages import Stages
     from worker.store import ModelFiles
@@ -23,6 +24,10 @@ Progress = Callable[[int, int], None]
 
 class LoadError(Exception):
     """The files cannot be read; the text names the file and the operating system's reason."""
+
+
+class NoRoomError(LoadError):
+    """There is no room where the files were to be put; they can still be loaded from where they are."""
 
 
 class StrategyName(StrEnum):
@@ -61,7 +66,8 @@ class Loaded:
     bytes_read: int
     """Bytes that the strategy went over; 0 where there was no need to read any."""
     bytes_total: int = 0
-    strategy: StrategyName = StrategyName.FULL
+    strategy: str = StrategyName.FULL
+    """A :class:`StrategyName`, or ``shm``: found in shared memory, ``copied`` into it, ``unpacked`` into memory."""
     hashed_from: HashedFrom = HashedFrom.NOTHING
     residency_ratio: float | None = None
     """The part of the files' pages that memory held when the loader was done; None where the kernel does not say."""
@@ -72,11 +78,13 @@ class Loaded:
     files: tuple[SourceFile, ...] = ()
     mappings: tuple[Mapping, ...] = field(default=(), repr=False)
     """What is kept mapped as long as the model is loaded."""
+    place: Place | None = field(default=None, repr=False)
+    """Where the files were put, where they are not used from where they lie."""
 
     def facts(self) -> dict[str, str | int | float | None]:
         """Return what the event ``model.warm`` says of the loading."""
         return {
-            "strategy": self.strategy.value,
+            "strategy": str(self.strategy),
             "hashed_from": self.hashed_from.value,
             "bytes_total": self.bytes_total,
             "bytes_read": self.bytes_read,
@@ -101,6 +109,13 @@ class Loaded:
         """Give back what is held for the model. The engine has closed it."""
         for mapping in self.mappings:
             mapping.close()
+        if self.place is not None:
+            self.place.end()
+
+    def keep(self) -> None:
+        """Have what the next process can use stay when this is released, because this process ends."""
+        if self.place is not None:
+            self.place.keep()
 
 
 class Loader(Protocol):

@@ -49,7 +49,7 @@ class Chunked:
             except OSError as error:
                 raise LoadError(f"{file.path}: {error.strerror}") from error
         tally.note(task.stages, time.perf_counter() - began)
-        return Brought(tally, tally.bytes_read)
+        return Brought(tally.digests(task.files), tally.sums, tally.bytes_read)
 
     def _read(self, task: LoadTask, file: SourceFile, descriptor: int, buffer: memoryview, tally: Tally) -> None:
         file.check(descriptor)

@@ -27,6 +27,11 @@ class FileDigest:
     blocks: bytes
     sha256: str = ""
 
+    @property
+    def whole(self) -> bool:
+        """True where every block was hashed; not where SHA256SUMS was believed instead."""
+        return len(self.blocks) == -(-self.size_bytes // BLOCK_BYTES) * DIGEST_BYTES
+
 
 def block_offsets(size_bytes: int) -> Iterator[tuple[int, int]]:
     """Return offset and length of each block of a file."""

@@ -9,6 +9,8 @@ from worker.loading.reading import BlockReader
 from worker.loading.task import Brought
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from worker.loading.reading import Tally
     from worker.loading.task import LoadTask
     from worker.loading.version_files import SourceFile
@@ -20,13 +22,16 @@ class Full:
     def bring_in(self, task: LoadTask) -> Brought:
         """Read every file; see :class:`worker.loading.task.Strategy`."""
         tally = read_files(task, task.files)
-        return Brought(tally, tally.bytes_read)
+        return Brought(tally.digests(task.files), tally.sums, tally.bytes_read)
 
 
-def read_files(task: LoadTask, files: tuple[SourceFile, ...]) -> Tally:
-    """Read ``files`` in the task's threads, hash what it wants of them, and note the stages."""
+def read_files(task: LoadTask, files: tuple[SourceFile, ...], copies: Mapping[str, int] | None = None) -> Tally:
+    """Read ``files`` in the task's threads, hash what it wants of them, and note the stages.
+
+    ``copies``: descriptors, by name, that what is read is written to.
+    """
     began = time.perf_counter()
-    with BlockReader(task.wanted, task.threads_for(files)) as reader:
+    with BlockReader(task.wanted, task.threads_for(files), copies) as reader:
         reader.read_all(files)
         tally = reader.finish(task.cancellation, task.note)
     tally.note(task.stages, time.perf_counter() - began)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import xxhash
 
-from worker.loading.digests import BLOCK_BYTES, DIGEST_BYTES, FileDigest
+from worker.loading.digests import BLOCK_BYTES, FileDigest
 from worker.loading.private import PrivateDirectory, own_root
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from worker.loading.version_files import SourceFile
     from worker.log import EventLog
 
-FORMAT = 1
+FORMAT = 2
 MAX_ENTRY_BYTES = 4 << 20
 MAX_ENTRIES = 1000
 SETTLED_NS = 2_000_000_000
@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 class _File(msgspec.Struct, array_like=True):
     key: tuple[int, int, int, int, int]
+    size_bytes: int
     blocks: str
     sha256: str
 
@@ -63,16 +64,16 @@ class HashCache:
         for file in files:
             one = entry.files.get(file.name)
             if one is not None and one.key == tuple(file.key):
-                blocks = bytes.fromhex(one.blocks)
-                if len(blocks) == -(-file.size_bytes // BLOCK_BYTES) * DIGEST_BYTES:
-                    known[file.name] = FileDigest(file.size_bytes, blocks, one.sha256)
+                digest = FileDigest(one.size_bytes, bytes.fromhex(one.blocks), one.sha256)
+                if digest.whole:
+                    known[file.name] = digest
         return known
 
     def remember(self, directory: Path, files: Sequence[SourceFile], digests: Mapping[str, FileDigest]) -> None:
         """Keep ``digests`` of ``files``, which are all that ``directory`` holds."""
         settled_ns = self._wall_ns() - SETTLED_NS
         kept = {
-            file.name: _File(file.key, digest.blocks.hex(), digest.sha256)
+            file.name: _File(file.key, digest.size_bytes, digest.blocks.hex(), digest.sha256)
             for file in files
             if (digest := digests.get(file.name)) is not None and max(file.key.mtime_ns, file.key.ctime_ns) < settled_ns
         }

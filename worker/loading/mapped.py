@@ -35,8 +35,8 @@ class Mmap:
         """Map every file; see :class:`worker.loading.task.Strategy`."""
         brought = Brought(mappings=tuple(map_files(task)))
         if task.wanted:
-            brought.tally = read_files(task, task.wanted_files)
-            brought.bytes_read = brought.tally.bytes_read
+            tally = read_files(task, task.wanted_files)
+            brought.digests, brought.sums, brought.bytes_read = tally.digests(task.files), tally.sums, tally.bytes_read
         return brought
 
 
@@ -72,7 +72,7 @@ class Populate:
                 tally = reader.finish(task.cancellation)
         with task.stages.measure(Stage.PAGE_IN):
             self._hold(mappings)
-        return Brought(tally, task.total_bytes, tuple(mappings))
+        return Brought(tally.digests(task.files), tally.sums, task.total_bytes, tuple(mappings))
 
     def _hold(self, mappings: Sequence[Mapping]) -> None:
         """Touch again what is missing until the mark is reached, a few times."""

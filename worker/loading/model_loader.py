@@ -6,24 +6,31 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from worker.loading import Loaded, LoadError, StrategyName
+from worker.baseline import raw_bytes
+from worker.loading import Loaded, LoadError, NoRoomError, StrategyName
 from worker.loading.auto import choose, look
 from worker.loading.chunked import Chunked
+from worker.loading.digests import FileDigest
 from worker.loading.full import Full
 from worker.loading.mapped import Mmap, Populate
-from worker.loading.mapping import PAGE_BYTES, cached_pages, ratio
+from worker.loading.mapping import PAGE_BYTES, Mapping, cached_pages, ratio
+from worker.loading.places import IntoPlace, NamelessPlace
 from worker.loading.prefetch import Prefetch
 from worker.loading.task import LoadTask
+from worker.loading.unpacking import plain_name
 from worker.loading.verification import Verification
 from worker.loading.version_files import version_files
 from worker.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from worker.engines import Cancellation
     from worker.loading import Progress
     from worker.loading.hash_cache import HashCache
+    from worker.loading.places import Place
+    from worker.loading.shm import ShmEntry, ShmStore
     from worker.loading.task import Brought, Strategy
     from worker.loading.version_files import SourceFile
     from worker.memory import Memory
@@ -33,6 +40,10 @@ if TYPE_CHECKING:
 SAMPLES = 16
 MAX_THREADS = 4
 """Threads that read and hash one model: with more, memory is what they wait for."""
+MOST_PACKED = 2000
+"""No packing does better than one byte for so many that would be worth loading."""
+MEMORY_SHARE = 0.8
+"""Of the free memory, that unpacked files may take."""
 
 STRATEGIES: dict[StrategyName, Callable[[], Strategy]] = {
     StrategyName.FULL: Full,
@@ -52,12 +63,17 @@ class ModelLoader:
         cache: HashCache | None = None,
         memory: Callable[[], Memory | None] = lambda: None,
         threads: int = 1,
+        shm: ShmStore | None = None,
     ) -> None:
-        """``strategy``: where a version names none. ``memory``: what is there now. ``threads``: how many may read."""
+        """``strategy``: where a version names none. ``memory``: what is there now. ``threads``: how many may read.
+
+        ``shm``: where versions are unpacked, and kept where it keeps them.
+        """
         self._strategy = strategy
         self._cache = cache
         self._memory = memory
         self._threads = min(threads, MAX_THREADS)
+        self._shm = shm
 
     def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation, stages: Stages) -> Loaded:
         """Bring the files in, where there is a directory; see :class:`worker.loading.Loader`."""
@@ -66,35 +82,124 @@ class ModelLoader:
             return Loaded("", 0)
         with stages.measure(Stage.OPEN):
             found = version_files(files.directory)
-            verification = Verification(files.directory, found, files.sha256, files.load.verify, self._cache)
-            name = files.load.strategy or self._strategy
-            if name is StrategyName.AUTO:
-                name = choose(look(found, self._memory()))
-        task = LoadTask(found, verification.wanted, self._threads, progress, cancellation, stages)
-        progress(0, task.total_bytes)
-        brought = STRATEGIES[name]().bring_in(task)
+            _check_plain(found, files.directory)
+            entry, place = self._place(files, found)
+        task = LoadTask(found, self._threads, progress, cancellation, stages)
         try:
-            content_hash, hashed_from = verification.conclude(brought.tally.digests(found), brought.tally.sums)
+            return self._load(files, files.directory, task, entry, place)
+        except NoRoomError as error:
+            if entry is None or _packed(found):
+                _end(place)
+                raise
+            entry.refuse(f"{files.name}@{files.version}", error)
+        except BaseException:
+            _end(place)
+            raise
+        task = LoadTask(found, self._threads, progress, cancellation, stages)
+        return self._load(files, files.directory, task, None, None)
+
+    def _place(self, files: ModelFiles, found: tuple[SourceFile, ...]) -> tuple[ShmEntry | None, Place | None]:
+        """Return where the files are to be put, or None where they are used from where they lie."""
+        packed = _packed(found)
+        if packed and len(found) == 1 and not (self._shm is not None and self._shm.kept):
+            return None, NamelessPlace(files.name)
+        wants = self._shm is not None and self._shm.kept and self._named(files) is not StrategyName.CHUNKED
+        if self._shm is None or not (packed or wants):
+            return None, None
+        need_bytes = sum(file.size_bytes for file in found)
+        for file in packed:
+            told_bytes = raw_bytes(file.path)
+            need_bytes += told_bytes if told_bytes <= MOST_PACKED * file.size_bytes else 0  # else it is damaged
+        entry = self._shm.entry(files, found, need_bytes)
+        if entry is None and packed:
+            raise LoadError(
+                f"{packed[0].path}: there is no place to unpack it, as the event load.shm says; unpack it beside its "
+                f"place, or give the worker more memory in --shm-dir"
+            )
+        return entry, entry
+
+    def _named(self, files: ModelFiles) -> StrategyName:
+        return files.load.strategy or self._strategy
+
+    def _load(
+        self, files: ModelFiles, directory: Path, task: LoadTask, entry: ShmEntry | None, place: Place | None
+    ) -> Loaded:
+        found = task.files
+        held = None if entry is None else entry.digests
+        with task.stages.measure(Stage.OPEN):
+            verification = Verification(directory, found, files.sha256, files.load.verify, self._cache, held)
+            task.wanted = verification.wanted
+            strategy: Strategy
+            if entry is not None and held is not None:
+                name, strategy, task.files = "shm", Mmap(), entry.files()
+            elif place is not None:
+                name, strategy = "unpacked" if _packed(found) else "copied", IntoPlace(place, self._limit_bytes())
+            else:
+                chosen = self._named(files)
+                if chosen is StrategyName.AUTO:
+                    chosen = choose(look(found, self._memory()))
+                name, strategy = chosen, STRATEGIES[chosen]()
+        task.progress(0, task.total_bytes)
+        brought = strategy.bring_in(task)
+        try:
+            content_hash, hashed_from = verification.conclude(brought.digests, brought.sums)
             for file in found:
                 file.check()
-            residency_ratio = _residency(found, brought)
-            access_s = first_access_s(found)
-        except LoadError:
+            used = task.files
+            if place is not None and held is None:
+                sizes = {file.name: FileDigest(file.size_bytes, b"") for file in found}
+                used = place.finish({**sizes, **brought.digests, **verification.known})
+                brought.mappings = tuple(Mapping(file.path) for file in used)
+            residency_ratio = _residency(used, brought)
+            access_s = first_access_s(used)
+        except BaseException:
             for mapping in brought.mappings:
                 mapping.close()
             raise
-        progress(task.total_bytes, task.total_bytes)
+        task.progress(task.total_bytes, task.total_bytes)
         return Loaded(
             content_hash,
             brought.bytes_read,
-            task.total_bytes,
+            sum(file.size_bytes for file in used),
             name,
             hashed_from,
             residency_ratio,
             access_s,
-            files=found,
+            model_file=_model_file(files, used) if place is not None else None,
+            files=used,
             mappings=brought.mappings,
+            place=place,
         )
+
+    def _limit_bytes(self) -> int:
+        memory = self._memory()
+        return 1 << 62 if memory is None else int(MEMORY_SHARE * memory.free_bytes)
+
+
+def _packed(files: tuple[SourceFile, ...]) -> list[SourceFile]:
+    return [file for file in files if plain_name(file.name) != file.name]
+
+
+def _check_plain(files: tuple[SourceFile, ...], directory: Path) -> None:
+    names: set[str] = set()
+    for file in files:
+        plain = plain_name(file.name)
+        if plain in names:
+            raise LoadError(f"{directory / plain}: is there packed and plain, or packed twice; take all but one away")
+        names.add(plain)
+
+
+def _model_file(files: ModelFiles, used: tuple[SourceFile, ...]) -> Path | None:
+    """Return where the model's file is now."""
+    if files.model_file is None or files.directory is None:
+        return None
+    wanted = plain_name(files.model_file.relative_to(files.directory).as_posix())
+    return next((file.path for file in used if plain_name(file.name) == wanted), None)
+
+
+def _end(place: Place | None) -> None:
+    if place is not None:
+        place.end()
 
 
 def _residency(files: tuple[SourceFile, ...], brought: Brought) -> float | None:

@@ -34,7 +34,8 @@ class Prefetch:
             asked = advise(task.files, task.cancellation)
         brought = Brought(bytes_read=asked)
         if task.wanted:
-            brought.tally = read_files(task, task.wanted_files)
+            tally = read_files(task, task.wanted_files)
+            brought.digests, brought.sums = tally.digests(task.files), tally.sums
         return brought
 
 

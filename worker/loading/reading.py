@@ -5,6 +5,7 @@ Reading and both hashes release the interpreter's lock, so threads share the wor
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import queue
@@ -16,18 +17,19 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from worker.engines import GivenUpError
-from worker.loading import LoadError
+from worker.loading import LoadError, NoRoomError
 from worker.loading.digests import BLOCK_BYTES, DIGEST_BYTES, FileDigest, block_offsets
 from worker.stages import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from worker.engines import Cancellation
     from worker.loading.version_files import SourceFile
     from worker.stages import Stages
 
 BUFFER_BYTES = 4 << 20
+_NO_ROOM = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EDQUOT})
 LOOK_S = 0.05
 """How often a wait looks whether it was given up."""
 
@@ -89,8 +91,16 @@ class _Done:
 class BlockReader:
     """Threads that read blocks, and hash those of the ``wanted`` files. Use it in a ``with`` block."""
 
-    def __init__(self, wanted: Wanted, threads: int, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(
+        self,
+        wanted: Wanted,
+        threads: int,
+        copies: Mapping[str, int] | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        """``copies``: open descriptors, by name, that what is read of a file is written to, at the same place."""
         self._wanted = wanted
+        self._copies = copies or {}
         self._buffer_bytes = buffer_bytes
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[_Done | Exception] = queue.SimpleQueue()
@@ -173,11 +183,16 @@ class BlockReader:
 
     def _do(self, job: _Job, buffer: memoryview) -> _Done:
         hasher = hashlib.sha256() if job.sum else xxhash.xxh3_128() if job.file.name in self._wanted.blocks else None
+        copy = None if job.sum else self._copies.get(job.file.name)
         read_s = hash_s = 0.0
+        at = job.offset
         before = time.perf_counter()
         for chunk in chunks(job.file, job.offset, job.length, buffer):
             if self._stop.is_set():
                 raise GivenUpError("given up while reading")
+            if copy is not None:
+                write_all(copy, chunk, at)
+                at += len(chunk)
             read = time.perf_counter()
             if hasher is not None:
                 hasher.update(chunk)
@@ -185,6 +200,22 @@ class BlockReader:
             before = time.perf_counter()
             hash_s += before - read
         return _Done(job, b"" if hasher is None else hasher.digest(), read_s, hash_s)
+
+
+def write_all(descriptor: int, data: memoryview, at: int) -> None:
+    """Write all of ``data``.
+
+    Raises:
+        NoRoomError: there is no room for it.
+        LoadError: it cannot be written.
+    """
+    done = 0
+    try:
+        while done < len(data):
+            done += os.pwrite(descriptor, data[done:], at + done)
+    except OSError as error:
+        kind = NoRoomError if error.errno in _NO_ROOM else LoadError
+        raise kind(f"cannot be put into memory: {error.strerror}") from error
 
 
 def chunks(file: SourceFile, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:

@@ -29,16 +29,18 @@ class LoadOptions:
     """What the command line says of loading."""
 
     strategy: StrategyName = StrategyName.AUTO
+    shm: bool = False
     shm_dir: Path = SHARED_MEMORY
+    shm_limit_bytes: int = 0
 
     @classmethod
     def read(cls, given: argparse.Namespace) -> LoadOptions:
         """Return what was given for the flags of :func:`add_flags`."""
-        return cls(StrategyName(given.load), given.shm_dir)
+        return cls(StrategyName(given.load), given.shm, given.shm_dir, given.shm_limit_bytes)
 
 
-def add_flags(add: Callable[..., Any]) -> None:
-    """Add the flags of loading to a parser, by its ``add_argument``."""
+def add_flags(add: Callable[..., Any], count: Callable[[int, int], Callable[[str], int]]) -> None:
+    """Add the flags of loading to a parser, by its ``add_argument``; ``count`` makes a type of bounds."""
     add(
         "--load",
         choices=[name.value for name in StrategyName],
@@ -50,5 +52,17 @@ def add_flags(add: Callable[..., Any]) -> None:
         type=Path,
         default=SHARED_MEMORY,
         metavar="DIR",
-        help="where the hashes of files are remembered in memory",
+        help="shared memory: where the hashes of files are remembered, and weights are kept or unpacked",
+    )
+    add(
+        "--shm",
+        action="store_true",
+        help="keep weights in shared memory for the next worker with this --id and --namespace",
+    )
+    add(
+        "--shm-limit-bytes",
+        type=count(0, 1 << 50),
+        default=0,
+        metavar="N",
+        help="what may be kept there; 0: half of it",
     )

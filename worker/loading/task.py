@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from worker.loading.digests import BLOCK_BYTES
-from worker.loading.reading import Tally
+from worker.loading.reading import Wanted
 
 if TYPE_CHECKING:
     from worker.engines import Cancellation
     from worker.loading import Progress
+    from worker.loading.digests import FileDigest
     from worker.loading.mapping import Mapping
-    from worker.loading.reading import Wanted
     from worker.loading.version_files import SourceFile
     from worker.stages import Stages
 
@@ -22,11 +22,11 @@ class LoadTask:
     """One load: the files, what is to be hashed of them, and how many threads may share the work."""
 
     files: tuple[SourceFile, ...]
-    wanted: Wanted
     threads: int
     progress: Progress
     cancellation: Cancellation
     stages: Stages
+    wanted: Wanted = field(default_factory=Wanted)
     done_bytes: int = 0
 
     @property
@@ -51,9 +51,10 @@ class LoadTask:
 
 @dataclass(slots=True)
 class Brought:
-    """What a strategy did: what it hashed, how many bytes it went over, and what stays mapped."""
+    """What a strategy did: digests and SHA-256 of what it hashed, bytes that it went over, and what stays mapped."""
 
-    tally: Tally = field(default_factory=Tally)
+    digests: dict[str, FileDigest] = field(default_factory=dict)
+    sums: dict[str, str] = field(default_factory=dict)
     bytes_read: int = 0
     mappings: tuple[Mapping, ...] = ()
 

@@ -8,6 +8,7 @@ from worker.loading import HashedFrom, LoadError, Verify
 from worker.loading.digests import FileDigest, content_hash, manifest_hash
 from worker.loading.reading import Wanted
 from worker.loading.sums import compare_aside, read_sums
+from worker.loading.unpacking import plain_name
 from worker.loading.version_files import SUMS
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ class Verification:
         described: Mapping[str, str],
         verify: Verify,
         cache: HashCache | None,
+        known: Mapping[str, FileDigest] | None = None,
     ) -> None:
-        """Look at what is known. ``described``: the sums in ``model.yaml``.
+        """Look at what is known. ``described``: the sums in ``model.yaml``. ``known``: digests, instead of the cache's.
 
         Raises:
             LoadError: what is written down cannot be read, is missing where it is to be believed, or does not hold.
@@ -44,9 +46,12 @@ class Verification:
         self._believed = verify is Verify.MANIFEST
         if self._believed:
             self._check_complete()
-        self._known: dict[str, FileDigest] = {}
-        if cache is not None and verify is Verify.CACHED and files:
-            self._known = cache.recall(directory, files)
+        self.known: dict[str, FileDigest] = {}
+        """Digests by name; once it is concluded, of every file, unless what is written down is believed."""
+        if verify is not Verify.ALWAYS and known is not None:
+            self.known = {name: digest for name, digest in known.items() if digest.whole}
+        elif verify is Verify.CACHED and cache is not None and files:
+            self.known = cache.recall(directory, files)
         self.wanted = Wanted() if self._believed else self._plan()
 
     def _check_complete(self) -> None:
@@ -62,12 +67,12 @@ class Verification:
         for name, said in self._said.items():
             if name not in self._files:
                 continue
-            known = self._known.get(name)
+            known = self.known.get(name)
             if known is None or not known.sha256:
                 sums.add(name)
             else:
                 said.compare(self._files[name].path, known.sha256)
-        return Wanted(frozenset(name for name in self._files if name not in self._known), frozenset(sums))
+        return Wanted(frozenset(name for name in self._files if name not in self.known), frozenset(sums))
 
     def conclude(self, digests: Mapping[str, FileDigest], sums: Mapping[str, str]) -> tuple[str, HashedFrom]:
         """Return the content hash, given the ``digests`` and SHA-256 ``sums`` of what was wanted, by file name.
@@ -79,11 +84,12 @@ class Verification:
             return "", HashedFrom.NOTHING
         if self._believed:
             return manifest_hash((name, self._said[name].sha256) for name in self._files), HashedFrom.MANIFEST
-        known = {**self._known, **digests}
+        self.known.update(digests)
         for name, sha256 in sums.items():
-            known[name] = FileDigest(known[name].size_bytes, known[name].blocks, sha256)
+            self.known[name] = FileDigest(self.known[name].size_bytes, self.known[name].blocks, sha256)
         if self._cache is not None and self.wanted:
-            self._cache.remember(self._directory, tuple(self._files.values()), known)
+            self._cache.remember(self._directory, tuple(self._files.values()), self.known)
         for name, sha256 in sums.items():
             self._said[name].compare(self._files[name].path, sha256)
-        return content_hash(known.items()), HashedFrom.BYTES if self.wanted.blocks else HashedFrom.CACHE
+        plain = ((plain_name(name), digest) for name, digest in self.known.items())
+        return content_hash(plain), HashedFrom.BYTES if self.wanted.blocks else HashedFrom.CACHE

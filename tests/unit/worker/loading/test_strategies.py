@@ -194,7 +194,7 @@ def test_populate_fails_where_the_pages_do_not_stay(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Mapping, "populate", touch)
     files = version_files(version(tmp_path / "v").directory or tmp_path)
-    task = LoadTask(files, Wanted(), 1, lambda *_: None, Cancellation(), Stages())
+    task = LoadTask(files, 1, lambda *_: None, Cancellation(), Stages())
     with pytest.raises(LoadError) as caught:
         Populate(touches=2).bring_in(task)
     assert str(caught.value) == (
@@ -217,17 +217,17 @@ def test_chunked_holds_no_more_than_its_window(tmp_path: Path) -> None:
     held: list[float] = []
     task = LoadTask(
         found,
-        Wanted(frozenset(file.name for file in found)),
         1,
         lambda *_: held.append(cached_ratio(found) or 0.0),
         Cancellation(),
         Stages(),
+        Wanted(frozenset(file.name for file in found)),
     )
     brought = Chunked().bring_in(task)
     assert len(held) == 13
     assert max(held) <= 3 / 12, "the chunk that is read, the one that was asked for, and one to spare"
     assert (cached_ratio(found) or 0.0) <= 1 / 12
-    assert brought.tally.digests(found) == STRATEGIES[StrategyName.FULL]().bring_in(task).tally.digests(found)
+    assert brought.digests == STRATEGIES[StrategyName.FULL]().bring_in(task).digests
     Chunked().bring_in(task)
     assert cached_ratio(found) == 1.0, "what was cached before stays"
     assert load(files).strategy is StrategyName.FULL

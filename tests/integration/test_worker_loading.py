@@ -1,0 +1,56 @@
+"""How real workers bring real models into memory, on a model with its weights in a file of its own."""
+
+from __future__ import annotations
+
+import gzip
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.worker_process import WorkerProcess
+from worker.bench.synthetic import write_model
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Path:
+    write_model(tmp_path / "models" / "s" / "1", 1_000_000)
+    (tmp_path / "shm").mkdir()
+    return tmp_path / "models" / "s" / "1"
+
+
+def start(version: Path, *flags: str, end: int = signal.SIGTERM) -> dict[str, Any]:
+    """Start a worker, and return its event model.warm once it has ended."""
+    root = version.parents[2]
+    with WorkerProcess("--models", str(root / "models"), "--shm-dir", str(root / "shm"), *flags) as worker:
+        worker.listening()
+        warm = worker.event("model.warm")
+        worker.process.send_signal(end)
+        worker.wait()
+        return warm
+
+
+def test_weights_in_shared_memory_outlive_the_worker_however_it_ends(version: Path) -> None:
+    flags = ("--shm", "--id", "w1", "--settle-s", "0")
+    first = start(version, *flags, end=signal.SIGKILL)
+    second = start(version, *flags)
+    (version / "model.onnx").rename(version / "model.old")
+    (version / "model.old").rename(version / "model.onnx")  # which changes its ctime, so that it counts as another
+    third = start(version, *flags)
+    assert [one["strategy"] for one in (first, second, third)] == ["copied", "shm", "copied"]
+    assert [one["bytes_read"] > 0 for one in (first, second, third)] == [True, False, True]
+    assert second["stages"].get("page_in", 0.0) == 0.0
+
+
+def test_packed_models_are_served(version: Path) -> None:
+    plain = start(version)
+    for path in list(version.iterdir()):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), 1))
+        path.unlink()
+    packed = start(version)
+    assert (plain["strategy"], packed["strategy"]) == ("full", "unpacked")
+    assert packed["stages"]["decompress"] > 0
+    assert packed["bytes_total"] == plain["bytes_total"]
+    left = [path.name for path in (version.parents[2] / "shm").glob("warmroute-*/weights/*")]
+    assert left == []
