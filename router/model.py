@@ -55,8 +55,9 @@ class Replica:
     """One endpoint's copy of one shard, as that endpoint reports it.
 
     ``warmth`` maps a shape class to a ratio in [0, 1], as sorted pairs; empty means not measured (a static endpoint).
-    ``warm_for_s`` is how long it had been warm when the report was made. ``group`` names those that answer together
-    with it, where shards are spread over endpoints.
+    ``warm_for_s`` is how long it had been warm when the report was made; ``warm_in_s`` in how long it should be, where
+    it comes up: whole seconds, as it predicts; 0 where it does not, or is overdue. ``group`` names those that answer
+    together with it, where shards are spread over endpoints.
 
     ``proven_at``: it is proven by warm-up requests that this sidecar sends, and this is when the ones that count were
     begun, on this host's clock; minus infinity before the first. Whoever saw its connections break later takes it for
@@ -73,6 +74,7 @@ class Replica:
     config_revision: str = ""  # of the configuration that it was loaded by
     generation: int = 0
     warm_for_s: float = 0.0
+    warm_in_s: float = 0.0
     reason: str = ""  # why it is failed, where it is
     proven_at: float | None = None
     group: str = ""

@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from router.groups import FEW
+from router.model import State
 from router.outcomes import Reason
 from router.routes import NoCandidate
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from router.policy import FreshnessPolicy, Policies
     from router.routes import Route
 
+_COMING = (State.LOADING, State.WARMING)
 _SOONEST_FIRST = (
     Reason.AT_LIMIT,
     Reason.BUSY,
@@ -53,10 +55,10 @@ def nobody(route: Route, out: Sequence[tuple[Glance, Reason]], policy: Freshness
     leading = [reason for reason, count in counts.items() if count == most]
     reason = next((reason for reason in _SOONEST_FIRST if reason in leading), leading[0])
     parts = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda kv: (-kv[1], kv[0])))
-    wait_s = min(_back_in_s(glance.candidate, why, policy, now) for glance, why in out)
+    wait_s, warm_in_s = _soonest(out, policy, now)
     lacks = next((glance.lacks for glance, why in out if why is Reason.GROUP_INCOMPLETE), ())
     more = f" ({', '.join(map(str, lacks[:FEW]))})" if lacks else ""
-    return NoCandidate(reason, wait_s, f"{route.key}: none of {len(out)} can be picked: {parts}{more}")
+    return NoCandidate(reason, wait_s, f"{route.key}: none of {len(out)} can be picked: {parts}{more}", warm_in_s)
 
 
 def at_limit(key: str, full: Sequence[Endpoint], policies: Policies) -> NoCandidate:
@@ -74,6 +76,27 @@ def at_limit(key: str, full: Sequence[Endpoint], policies: Policies) -> NoCandid
 def only_tried(endpoint_id: str, retry_after_s: float) -> NoCandidate:
     """Say that the one endpoint left is the one that has just been tried."""
     return NoCandidate(Reason.ALREADY_TRIED, retry_after_s, f"only {endpoint_id} is left, and it has been tried")
+
+
+def _soonest(out: Sequence[tuple[Glance, Reason]], policy: FreshnessPolicy, now: float) -> tuple[float, float]:
+    """Return when the first may be back, and the same where that is what replicas on their way say; else 0.
+
+    One that nobody loads is no reason to come back sooner.
+    """
+    backs = []
+    predicted = True
+    for glance, why in out:
+        replica = glance.candidate.replica
+        if why is not Reason.NOT_WARM:
+            backs.append(_back_in_s(glance.candidate, why, policy, now))
+            predicted = False
+        elif replica.state in _COMING:
+            backs.append(replica.warm_in_s or policy.heartbeat_s)
+            predicted = predicted and replica.warm_in_s > 0
+    if not backs:
+        return policy.heartbeat_s, 0.0
+    soonest = min(backs)
+    return soonest, soonest if predicted else 0.0
 
 
 def _back_in_s(candidate: Candidate, reason: Reason, policy: FreshnessPolicy, now: float) -> float:

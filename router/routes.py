@@ -79,11 +79,15 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class NoCandidate:
-    """Nobody can take the request now: the reason that most candidates share, and when to come back."""
+    """Nobody can take the request now: the reason that most candidates share, and when to come back.
+
+    ``warm_in_s``: nobody can before a replica is warm that says itself how long that should take; 0: not known.
+    """
 
     reason: Reason
     retry_after_s: float
     detail: str
+    warm_in_s: float = 0.0
 
     @property
     def outcome(self) -> Outcome:

@@ -57,7 +57,7 @@ _DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 _MAX_DIGITS = 19
 _RECORD_FRAME_BYTES = 256
-_REPLICA_FRAME_BYTES = 184
+_REPLICA_FRAME_BYTES = 204
 _WARMTH_FRAME_BYTES = 16
 
 UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -320,6 +320,8 @@ def _replica_out(replica: Replica) -> dict[str, Any]:
         out["g"] = replica.generation
     if replica.warm_for_s:
         out["t"] = round(replica.warm_for_s, 3)
+    if replica.warm_in_s:
+        out["i"] = replica.warm_in_s
     if replica.reason:
         out["r"] = replica.reason
     if replica.group:
@@ -359,6 +361,7 @@ def _replica_in(row: dict[str, Any]) -> Replica:
         config_revision=_text(row.get("c", "")),
         generation=_integer(row.get("g", 0)),
         warm_for_s=_finite(row.get("t", 0.0)),
+        warm_in_s=_finite(row.get("i", 0.0)),
         reason=_text(row.get("r", "")),
         group=_id(row.get("p", ""), "group"),
     )

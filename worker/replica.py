@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from router.baseline_load import remaining_s
 from router.model import Replica, State
 from router.wire import ModelEvent
 from worker.building import Builder, BuildError, close
@@ -105,6 +107,7 @@ class HeldReplica:
         """What that took in all, once it was warm."""
         self.expected_s: float | None = None
         """What its start should take, once that is known."""
+        self._began = clock()
         self._copy: LoadedCopy | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self._busy = asyncio.Lock()
@@ -184,7 +187,7 @@ class HeldReplica:
             self.rest = None
             stages = self.stages = Stages(self._clock)
             self._starts.begin(stages)
-            began = self._clock() - sum(stages.seconds().values())
+            self._began = self._clock() - sum(stages.seconds().values())
             self._cancellation = Cancellation()
             self._warmth = {shape_class.name: 0.0 for shape_class in shape_classes(self.files)}
             self._lifecycle.to(State.LOADING, self._clock())
@@ -205,7 +208,7 @@ class HeldReplica:
             self._last_used = self._clock()
             self.gate.open()
             self._lifecycle.to(State.WARM, self._clock())
-            self.start_s = self._clock() - began
+            self.start_s = self._clock() - self._began
             start = Start(self.start_s, self.expected_s, stages, copy.loaded.facts())
             self._news.add(ModelEvent.LOADED, self.name, self.version)
             self._starts.warm(self.name, self.version, copy.model.device, start)
@@ -433,6 +436,12 @@ class HeldReplica:
 
     # --- reports ----------------------------------------------------------------------------------------------------
 
+    def warm_in_s(self) -> float:
+        """Return in how many seconds it should be warm, rounded up; 0 where it does not come up, or is overdue."""
+        if self.expected_s is None or self.state not in (State.LOADING, State.WARMING):
+            return 0.0
+        return float(math.ceil(remaining_s(self.expected_s, self._clock() - self._began) or 0.0))
+
     def warm_for_s(self) -> float:
         """Return for how many seconds it has been warm; 0 where it is not."""
         return self._lifecycle.in_state_s(self._clock()) if self.state is State.WARM else 0.0
@@ -448,6 +457,7 @@ class HeldReplica:
             config_revision=self.files.config_revision,
             generation=1,
             warm_for_s=self.warm_for_s(),
+            warm_in_s=self.warm_in_s(),
             reason=self.reason[:500],
         )
 

@@ -193,6 +193,9 @@ class AdmissionPlane:
             own=own,
             now=now,
         )
+        if now + none.warm_in_s > waiter.deadline:  # as soon as that is known, not at the end of the wait
+            self._turn_away(line, ticket, Refusal.DEADLINE if own else Refusal.SLOW)
+            return None
         verdict = line.queue.offer(waiter, bounds, now)
         if verdict.refusal is None:
             if permit is not None:

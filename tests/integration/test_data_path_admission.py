@@ -392,9 +392,10 @@ async def test_a_place_within_the_model_is_not_kept_while_waiting_for_an_endpoin
 # --- a replica that is warm ----------------------------------------------------------------------------------------
 
 
-def becomes(path: DataPath, state: State) -> None:
+def becomes(path: DataPath, state: State, warm_in_s: float = 0.0) -> None:
     record = path.cluster.endpoints["o0"].record
-    record = EndpointRecord(record.id, record.address, replicas=(Replica("m", state=state),), static=True)
+    replicas = (Replica("m", state=state, warm_in_s=warm_in_s),)
+    record = EndpointRecord(record.id, record.address, replicas=replicas, static=True)
     path.cluster.apply(EndpointSeen(record, time.monotonic()), time.monotonic())
 
 
@@ -418,6 +419,21 @@ async def test_waiting_for_a_replica_has_bounds(path: DataPath) -> None:
     assert (got.status, got.value(b"warmroute-outcome")) == (503, b"no_candidate")
     assert b"none of 1 can be picked: 1 not_warm; its turn did not come in time" in got.body
     assert turned_away(path) == {Refusal.FULL: 1, Refusal.TIMEOUT: 1}
+
+
+@on_data_path(echo, models=(WAITS,), replicas=(Replica("m", state=State.LOADING, warm_in_s=60.0),))
+async def test_nobody_waits_for_a_replica_that_will_not_be_warm_in_time(path: DataPath) -> None:
+    got = await asyncio.wait_for((await path.connect()).ask(post(b"1")), 5)
+    assert (got.status, got.value(b"warmroute-outcome"), got.value(b"retry-after")) == (503, b"no_candidate", b"60")
+    assert b"1 not_warm; its turn would not come in time" in got.body
+    becomes(path, State.LOADING, warm_in_s=5.0)
+    await path.until(lambda: path.cluster.route("m").none is None, "looked at anew")  # type: ignore[union-attr]
+    own = await asyncio.wait_for((await path.connect()).ask(post(b"2", b"x-request-timeout-ms: 2000")), 1.5)
+    assert (own.status, own.value(b"warmroute-outcome"), own.value(b"retry-after")) == (503, b"no_candidate", b"5")
+    patient = await queue(path, b"3")
+    assert turned_away(path) == {Refusal.SLOW: 1, Refusal.DEADLINE: 1}
+    becomes(path, State.WARM)
+    assert (await patient.answer()).body == b"3"
 
 
 @on_data_path(echo, models=(LAZY,), replicas=COLD)

@@ -43,6 +43,7 @@ REPLICAS = st.builds(
     content_hash=TEXT,
     generation=st.integers(0, 9),
     warm_for_s=st.floats(0, 1e6).map(lambda value: round(value, 3)),
+    warm_in_s=st.integers(0, 1000).map(float),
     reason=TEXT,
     group=TEXT,
 )
@@ -205,6 +206,7 @@ def test_a_record_that_is_read_fits_a_datagram(record: EndpointRecord) -> None:
                 shard_count=MAX_INTEGER,
                 generation=MAX_INTEGER,
                 warm_for_s=0.1,
+                warm_in_s=0.1,
                 proven_at=0.1,
             )
             for r in most.replicas

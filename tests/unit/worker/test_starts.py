@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from router.baseline_load import Baseline, Term
+from tests.support.loops import until
 from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, ReadableLog
 from worker.engines import Cancellation, EngineError
 from worker.replica import HeldReplica
@@ -90,6 +92,29 @@ def test_a_replica_tells_its_start_with_all_that_came_before() -> None:
             held.execute(copy, {"x": np.zeros((1, 2), np.float32)}, ["y"], {}, Cancellation())
     (answered,) = log.events("model.first_answer")
     assert (answered["model"], answered["version"], answered["seconds"]) == ("m", "1", 0.0)
+
+
+def test_a_replica_says_in_how_long_it_should_be_warm() -> None:
+    log = ReadableLog()
+    now = 100.0
+    starts = Starts(log, Baseline(3.4, FLAT, FLAT, FLAT))
+    hold = threading.Event()
+    engine = FixedEngine(DoublingModel(), hold=hold)
+
+    async def scenario() -> list[float]:
+        nonlocal now
+        held = HeldReplica(ModelFiles("m", "1"), engine, EmptyLoader(), log, lambda: now, lambda: None, starts)
+        seen = [held.report().warm_in_s]
+        starting = asyncio.create_task(held.bring_up())
+        await until(lambda: held.expected_s is not None, "expected")
+        for moment in (100.0, 102.0, 103.0, 103.4, 110.0):
+            now = moment
+            seen.append(held.report().warm_in_s)
+        hold.set()
+        await starting
+        return [*seen, held.report().warm_in_s]
+
+    assert asyncio.run(scenario()) == [0.0, 4.0, 2.0, 1.0, 0.0, 0.0, 0.0]
 
 
 def test_a_failed_start_is_counted() -> None:
