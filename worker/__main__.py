@@ -47,6 +47,7 @@ from worker.store import StoreError, scan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from worker.engines.model_cache import ModelCache
     from worker.serving.grpc.server import GrpcSurface
     from worker.state_address import StateAddress
 
@@ -91,6 +92,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         options.service_s,
         _cores(),
         options.libraries.absolute() if options.libraries is not None else None,
+        _model_cache(options, log),
         os.environ,
     )
     engine = EarlyEngine(make_engine(options.engine, settings), memory, log)
@@ -234,6 +236,14 @@ def _grpc_class() -> type[GrpcSurface]:
     from worker.serving.grpc.server import GrpcSurface  # what does not serve gRPC does not pay for its library
 
     return GrpcSurface
+
+
+def _model_cache(options: Options, log: EventLog) -> ModelCache | None:
+    if options.model_cache is None:
+        return None
+    from worker.engines.model_cache import ModelCache
+
+    return ModelCache(options.model_cache.absolute(), options.model_cache_bytes, log)
 
 
 def _bind(host: str, port: int) -> socket.socket:

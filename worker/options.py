@@ -46,6 +46,8 @@ class Options:
     engine: str
     loading: LoadOptions
     libraries: Path | None
+    model_cache: Path | None
+    model_cache_bytes: int
     threads: int
     concurrency: int | None
     queue: int
@@ -115,6 +117,8 @@ def parse(argv: list[str]) -> Options:
         engine=given.engine,
         loading=LoadOptions.read(given),
         libraries=given.libraries,
+        model_cache=given.model_cache,
+        model_cache_bytes=given.model_cache_bytes,
         threads=given.threads,
         concurrency=given.concurrency,
         queue=given.queue,
@@ -246,6 +250,8 @@ def _parser() -> argparse.ArgumentParser:
         help=f"what executes the models: {', '.join(ENGINES)}, or one that another package brings",
     )
     add("--libraries", type=Path, metavar="DIR", help="where native libraries lie that a model.yaml may name")
+    add("--model-cache", type=Path, metavar="DIR", help="keep optimised models here, for quicker starts")
+    add("--model-cache-bytes", type=_count(1, 1 << 50), default=1 << 30, metavar="N", help="limit of --model-cache")
     add_flags(add, _count)
     add("--threads", type=_count(1, 1024), default=1, metavar="N", help="threads within one execution")
     add(

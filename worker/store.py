@@ -82,6 +82,8 @@ class ModelFiles:
     """Whether it is loaded when a request comes for it, and not before; None: as the worker was told."""
     idle_unload_s: float | None = None
     """After so long without a request it is unloaded; 0: never; None: as the worker was told."""
+    content_hash: str = ""
+    """What is equal where the files are; known once they have been read."""
 
     @property
     def config_revision(self) -> str:

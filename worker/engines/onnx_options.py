@@ -180,9 +180,18 @@ class Libraries:
 
 
 def session_options(
-    files: ModelFiles, options: OnnxOptions, libraries: Libraries, threads: int, cores: int, entries: Mapping[str, str]
+    files: ModelFiles,
+    options: OnnxOptions,
+    libraries: Libraries,
+    threads: int,
+    cores: int,
+    entries: Mapping[str, str],
+    *,
+    optimised: bool = False,
 ) -> ort.SessionOptions:
     """Return ONNX Runtime's options for a session; ``entries`` win over those of the model.
+
+    ``optimised``: the graph is, and must not be again.
 
     Raises:
         EngineError: a custom operator library cannot be loaded.
@@ -192,6 +201,8 @@ def session_options(
     made.intra_op_num_threads = 1 if options.deterministic else threads
     made.inter_op_num_threads = 1
     graph = options.graph or (_DETERMINISTIC_GRAPH if options.deterministic else "all")
+    if optimised:
+        graph = "disabled"
     made.graph_optimization_level = _LEVELS[graph]
     if options.deterministic:
         made.use_deterministic_compute = True

@@ -14,6 +14,7 @@ import onnxruntime as ort
 from worker.datatypes import Datatype
 from worker.engines import EngineError, GivenUpError, InputError, TensorSpec
 from worker.engines.nvidia import DeviceMemory, check_driver
+from worker.engines.onnx_cache import FOLDER, MAX_WEIGHT_BYTES, OptimisedGraphs
 from worker.engines.onnx_options import (
     CUDA_LIKE,
     PREPACKING_OFF,
@@ -34,6 +35,7 @@ from worker.warmup import shape_classes, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from worker.engines import Array, Cancellation, Engine, LoadedModel, Parameters
     from worker.engines.registry import EngineSettings
@@ -76,10 +78,14 @@ class OnnxModel:
 
     platform = "onnxruntime_onnx"
 
-    def __init__(self, session: ort.InferenceSession, pins: Mapping[str, Any]) -> None:
-        """``pins``: what deterministic execution holds fast; empty where it is not asked for."""
+    def __init__(self, session: ort.InferenceSession, pins: Mapping[str, Any], kept: bool | None) -> None:
+        """``pins``: what deterministic execution holds fast; empty where it is not asked for.
+
+        ``kept``: whether its optimised graph came from the cache; None where it could not have.
+        """
         self._session = session
         self._pins = pins
+        self._kept = kept
         self.device = str(session.get_providers()[0])
         self.inputs = tuple(_spec("input", value) for value in session.get_inputs())
         self.outputs = tuple(_spec("output", value) for value in session.get_outputs())
@@ -109,6 +115,8 @@ class OnnxModel:
     def facts(self) -> Mapping[str, Any]:
         """Return the providers that take part, as the session itself says, and what is pinned."""
         said: dict[str, Any] = {"providers": list(self._session.get_providers())}
+        if self._kept is not None:
+            said["optimised"] = "kept" if self._kept else "made"
         if self._pins:
             said["deterministic"] = dict(self._pins)
         return said
@@ -121,11 +129,17 @@ class OnnxModel:
 class OnnxRuntimeEngine:
     """See this module's text."""
 
-    def __init__(self, settings: EngineSettings, driver: Callable[[], None] = check_driver) -> None:
-        """``driver`` checks NVIDIA's, where a model wants it."""
+    def __init__(
+        self,
+        settings: EngineSettings,
+        driver: Callable[[], None] = check_driver,
+        graphs: OptimisedGraphs | None = None,
+    ) -> None:
+        """``driver`` checks NVIDIA's, where a model wants it; ``graphs`` keeps what was optimised."""
         self._settings = settings
         self._driver = driver
         self._libraries = Libraries(settings.libraries)
+        self._graphs = graphs or OptimisedGraphs(settings.cache, settings.log)
         self._device_memory: DeviceMemory | None = None
 
     def initialize(self, models: Sequence[ModelFiles]) -> None:
@@ -190,7 +204,7 @@ class OnnxRuntimeEngine:
             len(classes),
             name=files.name,
             log=self._settings.log,
-            lower_priority=self._settings.threads == 1,
+            behind=self._settings.threads == 1,
         )
 
     def _load(
@@ -201,13 +215,53 @@ class OnnxRuntimeEngine:
         cancellation: Cancellation,
         stages: Stages,
     ) -> OnnxModel:
+        key = self._graphs.key(files, options)
         try:
-            session = self._session(files, options, entries, str(files.model_file), cancellation, stages)
+            session = self._kept(files, options, entries, key, cancellation, stages) if key is not None else None
+            kept = session is not None
+            if session is None:
+                session = self._session(files, options, entries, str(files.model_file), cancellation, stages)
         except EngineError as error:
             if cancellation.cancelled:
                 raise GivenUpError("given up while loading") from error
             raise
-        return OnnxModel(session, options.pins())
+        if key is not None and not kept:
+            self._keep(files, options, key)
+        return OnnxModel(session, options.pins(), None if key is None else kept)
+
+    def _kept(
+        self,
+        files: ModelFiles,
+        options: OnnxOptions,
+        entries: Mapping[str, str],
+        key: str,
+        cancellation: Cancellation,
+        stages: Stages,
+    ) -> ort.InferenceSession | None:
+        """Make the session of the graph that an earlier start has optimised, where it was kept and is of use."""
+        assert files.model_file is not None  # noqa: S101 - of a model without files nothing is kept
+        with stages.measure(Stage.OPEN):
+            graph = self._graphs.find(key)
+        if graph is None:
+            return None
+        folder = {FOLDER: str(files.model_file.parent)}
+        try:
+            return self._session(files, options, {**entries, **folder}, graph, cancellation, stages, optimised=True)
+        except EngineError as error:
+            if cancellation.cancelled:
+                raise
+            self._graphs.drop(key, str(error))
+            return None
+
+    def _keep(self, files: ModelFiles, options: OnnxOptions, key: str) -> None:
+        marks = _marks(files)
+        if sum(size for _, _, size, _ in marks) > MAX_WEIGHT_BYTES:
+            return
+
+        def save(path: Path, entries: Mapping[str, str], cancellation: Cancellation) -> None:
+            self._session(files, options, entries, str(files.model_file), cancellation, Stages(), save_to=path)
+
+        self._graphs.make(key, files, save, lambda: _marks(files) == marks)
 
     def _session(
         self,
@@ -217,13 +271,24 @@ class OnnxRuntimeEngine:
         source: str | bytes,
         cancellation: Cancellation | None = None,
         stages: Stages | None = None,
+        *,
+        optimised: bool = False,
+        save_to: Path | None = None,
     ) -> ort.InferenceSession:
         stages = stages or Stages()
         with stages.measure(Stage.CONFIGURE):
             self._libraries.register(files, options.plugins)
             made = session_options(
-                files, options, self._libraries, self._settings.threads, self._settings.cores, entries
+                files,
+                options,
+                self._libraries,
+                self._settings.threads,
+                self._settings.cores,
+                entries,
+                optimised=optimised,
             )
+            if save_to is not None:
+                made.optimized_model_filepath = str(save_to)
             providers = add_providers(files, options, made)
         if cancellation is not None:
             cancellation.on_cancel(lambda: made.set_load_cancellation_flag(True))
@@ -231,7 +296,7 @@ class OnnxRuntimeEngine:
             with stages.measure(Stage.CREATE):
                 session = ort.InferenceSession(source, sess_options=made, providers=providers, enable_fallback=0)
         except Exception as error:
-            where = files.directory if isinstance(source, bytes) else source
+            where = files.model_file or files.directory if isinstance(source, bytes) else source
             raise EngineError(f"{where}: {first_line(error)}") from error
         missing = set(options.provider_names) - set(session.get_providers())
         if missing:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from worker.engines import Engine
+    from worker.engines.model_cache import ModelCache
     from worker.log import EventLog
 
 GROUP = "warmroute.engines"
@@ -32,6 +33,7 @@ class EngineSettings:
     service_s: float = 0.0  # deterministic engine: how long an execution takes
     cores: int = 1  # that this process may use
     libraries: Path | None = None  # where native libraries that models name may lie
+    cache: ModelCache | None = None  # of models as the engine has optimised them
     environment: MutableMapping[str, str] = field(default_factory=dict)  # of this process: libraries read it
 
 

@@ -9,13 +9,12 @@ model notices nothing but the speed. Where the second cannot be made, the first 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from worker.engines import Cancellation, GivenUpError
+from worker.engines.background import lower_priority, turn
 from worker.memory import trim
 
 if TYPE_CHECKING:
@@ -26,10 +25,6 @@ if TYPE_CHECKING:
 
 SETTLE_S = 0.25
 """How long after the first session's proof the second is begun: the first answers to callers have the machine alone."""
-NICE = 10
-"""The niceness of the thread that makes the second session, where only that thread works on it."""
-_ONE_AT_A_TIME = threading.Lock()
-"""Second sessions are made one after the other, however many models there are: they are to cost one core at most."""
 
 
 class _Session:
@@ -57,10 +52,10 @@ class TwoPhaseModel:
         *,
         name: str,
         log: EventLog,
-        lower_priority: bool = True,
+        behind: bool = True,
         settle_s: float = SETTLE_S,
     ) -> None:
-        """``lower_priority``: only where no thread that the second session keeps is made by the one that makes it."""
+        """``behind``: make the second session in a thread of low priority, which those that it starts inherit."""
         self.platform = first.platform
         self.device = first.device
         self.inputs = first.inputs
@@ -70,7 +65,7 @@ class TwoPhaseModel:
         self._proofs = proofs
         self._name = name
         self._log = log
-        self._lower_priority = lower_priority
+        self._behind = behind
         self._settle_s = settle_s
         self._current = _Session(first)
         self._changed = threading.Condition(threading.Lock())
@@ -123,9 +118,9 @@ class TwoPhaseModel:
     def _second_phase(self) -> None:
         try:
             self._cancellation.wait(self._settle_s)
-            with self._turn():
-                if self._lower_priority:
-                    _lower_priority()
+            with turn(self._cancellation):
+                if self._behind:
+                    lower_priority()
                 began = time.monotonic()
                 second = self._build(self._cancellation)
                 try:
@@ -145,15 +140,6 @@ class TwoPhaseModel:
             reason = str(error) or type(error).__name__
             self._enter("failed", reason)
             self._log.warning("model.second_session_failed", model=self._name, reason=reason[:500])
-
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        while not _ONE_AT_A_TIME.acquire(timeout=0.1):
-            self._cancellation.wait(0)
-        try:
-            yield
-        finally:
-            _ONE_AT_A_TIME.release()
 
     def _enter(self, phase: str, reason: str = "") -> None:
         with self._changed:
@@ -201,10 +187,3 @@ class TwoPhaseModel:
         if thread is not None:
             thread.join(timeout_s)
         return self._phase
-
-
-def _lower_priority() -> None:
-    """Let this thread, and no other, stand behind the rest; Linux counts niceness by thread."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

@@ -94,7 +94,9 @@ class Loaded:
 
     def placed(self, files: ModelFiles) -> ModelFiles:
         """Return ``files`` as the engine should load them."""
-        return files if self.model_file is None else dataclasses.replace(files, model_file=self.model_file)
+        return dataclasses.replace(
+            files, model_file=self.model_file or files.model_file, content_hash=self.content_hash
+        )
 
     def check(self) -> None:
         """Look whether the files are still those that were loaded.

@@ -51,7 +51,7 @@ class Bench:
         self.may_build = threading.Event()
         self.log = ReadableLog()
         self.model = TwoPhaseModel(
-            self.first, self.build, self.prove, proofs, name="m", log=self.log, lower_priority=False, settle_s=0.0
+            self.first, self.build, self.prove, proofs, name="m", log=self.log, behind=False, settle_s=0.0
         )
 
     def build(self, cancellation: Cancellation) -> LoadedModel:

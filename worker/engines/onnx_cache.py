@@ -1,0 +1,142 @@
+"""Keeps optimised graphs: what ONNX Runtime makes of a model before it makes a session is the same at the next start.
+
+An entry holds the graph alone; its weights are the model's own files, as long as the optimiser left them as they were.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import onnxruntime as ort
+import xxhash
+
+from worker.engines import Cancellation, EngineError
+from worker.engines.background import lower_priority, turn
+from worker.engines.onnx_graph import GraphError, external_tensors, refer_to
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from worker.engines.model_cache import ModelCache
+    from worker.engines.onnx_options import OnnxOptions
+    from worker.log import EventLog
+    from worker.store import ModelFiles
+
+    Save = Callable[[Path, Mapping[str, str], Cancellation], None]
+    """Makes a session and has its optimised graph written to the path, with these entries."""
+
+FOLDER: Final = "session.model_external_initializers_file_folder_path"
+"""Where a model that comes as bytes finds its weights."""
+MAX_WEIGHT_BYTES: Final = 4 << 30
+"""Of larger models none is kept: to make an entry, ONNX Runtime writes all weights once, which are then thrown away."""
+SETTLE_S: Final = 1.0
+"""How long after a load the entry for the next one is begun."""
+_FORM: Final = 1  # of entries: another number, other entries
+_WEIGHTS: Final = "warmroute-optimised-weights"
+_SAVED: Final = "model.onnx"
+
+
+class OptimisedGraphs:
+    """The cache as the engine uses it; of models whose only provider is the CPU's."""
+
+    def __init__(self, cache: ModelCache | None, log: EventLog, settle_s: float = SETTLE_S) -> None:
+        self._cache = cache
+        self._log = log
+        self._settle_s = settle_s
+        self._lock = threading.Lock()
+        self._making: dict[str, threading.Thread] = {}
+
+    def key(self, files: ModelFiles, options: OnnxOptions) -> str | None:
+        """Return what tells apart what would be optimised differently; None where nothing is to be kept."""
+        if self._cache is None or not files.content_hash or not options.on_cpu or options.graph == "disabled":
+            return None
+        said = msgspec.to_builtins((options.providers, options.session, options.graph, options.deterministic))
+        parts = [
+            _FORM,
+            files.content_hash,
+            ort.__version__,
+            ort.get_build_info(),
+            said,
+            options.custom_ops,
+            _processor(),
+        ]
+        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(parts, order="sorted"))
+
+    def find(self, key: str) -> bytes | None:
+        """Return the graph that is kept under ``key``."""
+        return None if self._cache is None else self._cache.get(key)
+
+    def drop(self, key: str, reason: str) -> None:
+        """Take away a graph of which no session could be made."""
+        if self._cache is not None:
+            self._cache.drop(key, reason)
+
+    def make(self, key: str, files: ModelFiles, save: Save, unchanged: Callable[[], bool]) -> None:
+        """Make the entry in the background, for the next start; returns at once."""
+        with self._lock:
+            if self._cache is None or not self._cache.writable or key in self._making:
+                return
+            args = (self._cache, key, files, save, unchanged)
+            thread = self._making[key] = threading.Thread(target=self._make, args=args, name="optimised", daemon=True)
+        thread.start()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the entries that are being made, for at most so long each."""
+        with self._lock:
+            making = list(self._making.values())
+        for thread in making:
+            thread.join(timeout_s)
+
+    def _make(
+        self,
+        cache: ModelCache,
+        key: str,
+        files: ModelFiles,
+        save: Save,
+        unchanged: Callable[[], bool],
+    ) -> None:
+        model_file = files.model_file or Path()
+        cancellation = Cancellation()
+        try:
+            cancellation.wait(self._settle_s)
+            with turn(cancellation), cache.work() as directory:
+                lower_priority()
+                save(directory / _SAVED, saving_entries(), cancellation)
+                graph = (directory / _SAVED).read_bytes()
+                originals = external_tensors(model_file.read_bytes())
+                graph = refer_to(graph, directory / _WEIGHTS, originals, model_file.parent)
+            if unchanged() and cache.put(key, graph):
+                self._log.info("model_cache.stored", model=files.name, version=files.version, bytes=len(graph))
+        except (EngineError, GraphError, OSError) as error:
+            self._log.warning(
+                "model_cache.not_stored", model=files.name, version=files.version, reason=str(error)[:500]
+            )
+        except Exception as error:  # noqa: BLE001 - the model serves; only its next start is no quicker
+            reason = f"{type(error).__name__}: {error}"[:500]
+            self._log.error("model_cache.not_stored", model=files.name, version=files.version, reason=reason)
+        finally:
+            with self._lock:
+                del self._making[key]
+
+
+def saving_entries() -> dict[str, str]:
+    """Return the session entries by which weights are written beside a graph, and prepacked for none."""
+    return {
+        "session.optimized_model_external_initializers_file_name": _WEIGHTS,
+        "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+        "session.disable_prepacking": "1",
+    }
+
+
+def _processor() -> str:
+    """Return what this processor can do: some optimisations are made for that."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    told = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in reversed(lines)}
+    return " ".join(told.get(name, "") for name in ("model name", "flags", "CPU part", "Features"))
