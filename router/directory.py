@@ -175,6 +175,8 @@ class Directory:
                 self._new_route(route.model, route.version, route.protocol, now, shard) for shard in range(shards.count)
             )
             route.shard_map = ShardMap(shards.count)
+            for shard in route.shards:
+                shard.whole = route
 
     def _shards_of(self, model: str) -> ShardPolicy:
         policy = self._models.get(model)

@@ -229,14 +229,14 @@ def limit_of(record: EndpointRecord, policies: Policies) -> int:
 class Untold:
     """What siblings have not been told of a candidate yet, but for latencies: counts since the last time."""
 
-    __slots__ = ("failures", "others", "overdue", "slow", "unanswered")
+    __slots__ = ("failed_calls", "failures", "others", "overdue", "slow", "unanswered")
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         """Begin anew."""
-        self.failures = self.unanswered = self.slow = self.others = self.overdue = 0
+        self.failures = self.unanswered = self.slow = self.others = self.overdue = self.failed_calls = 0
 
 
 class Candidate:

@@ -107,11 +107,20 @@ class CandidateRow:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionLack:
+    """What keeps a version from taking all requests that come over one protocol, in words: no replica of shard 1 ..."""
+
+    protocol: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class VersionRow:
     """One version of a model, in order, newest first, and how requests that name none get there.
 
     ``share`` is the part of them that it takes now, None where all versions serve alike; ``weight`` its weight in a
-    split. ``ready``: so many of its ``replicas`` may be picked.
+    split. ``ready``: so many of its ``replicas`` may be picked. ``lacks`` says what it has not to take all of them:
+    somebody at every shard, over every protocol that the model is served over.
     """
 
     version: str
@@ -120,6 +129,7 @@ class VersionRow:
     share: float | None
     weight: float | None
     note: str
+    lacks: tuple[VersionLack, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
-from router.explain import Explanation, RouteRow, VersionRow, explain, route_row
-from router.glance import TAKEN_UP
+from router.explain import Explanation, RouteRow, VersionLack, VersionRow, explain, route_row
+from router.glance import EJECTED, TAKEN_UP, WARM_ALL_THE_SAME
+from router.groups import FEW
 from router.policy import ServePolicy, ServeRule, VersionShare
-from router.versions import served_version, share_at_random, share_by_key, version_key
+from router.versions import is_taken, served_version, share_at_random, share_by_key, version_key, whole_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from router.explain import CandidateRow
     from router.glance import View
     from router.protocols import Rng
     from router.routes import Route
 
-_NOT_WARM = "no replica that may be picked"
+NOBODY: Final = "no replica that may be picked"
+"""What a version has that lacks everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """How the versions of a model stand on one route.
+
+    ``lacks`` are the shards of which a version has nobody, where it has somebody. ``shares`` are the parts of the
+    requests that name none. ``busy``: somebody serves these, or would, but for how some attempts went just now.
+    """
+
+    serve: ServePolicy | None
+    protocol: str
+    replicas: dict[str, int]
+    ready: dict[str, int]
+    lacks: dict[str, tuple[int, ...]]
+    shares: dict[str, float]
+    busy: bool
 
 
 def described(serve: ServePolicy | None) -> str:
@@ -34,67 +53,140 @@ def described(serve: ServePolicy | None) -> str:
     return serve.rule.value
 
 
-def version_rows(view: View, route: Route, now: float) -> tuple[VersionRow, ...]:
-    """Return the versions of a model, those of a split that nobody holds among them."""
-    open_, out = view.look_at_all(route, now)
-    ready: dict[str, int] = {}
-    replicas: dict[str, int] = {}
-    for glance in open_:
-        ready[glance.version] = ready.get(glance.version, 0) + 1
-    for glance, reason in out:
-        if reason in TAKEN_UP:
-            ready[glance.version] = ready.get(glance.version, 0) + 1
-    for candidate in route.candidates:
-        replicas[candidate.version] = replicas.get(candidate.version, 0) + 1
-    serve = route.serve
+def version_rows(view: View, routes: Sequence[Route], now: float) -> tuple[VersionRow, ...]:
+    """Return the versions of a model, those of a split that nobody holds among them.
+
+    ``routes`` are its routes, one for each protocol. A version has to be there for all those over which the model is
+    served now. Where they differ, the shares are those over the first one that has any, and the note says so.
+    """
+    standings = [_standing(view, route, now) for route in routes]
+    first = next((one for one in standings if one.shares), standings[0])
+    serve = first.serve
     weights: dict[str, float] = {}
+    names: set[str] = set()
+    for one in standings:
+        names |= one.replicas.keys()
     if serve is not None:
         weights = {share.version: share.weight for share in serve.shares}
-    names = replicas.keys() | weights.keys() | ({serve.version} if serve is not None and serve.version else set())
-    shares = _shares(serve, ready)
+        names |= weights.keys() | ({serve.version} if serve.version else set())
     return tuple(
         VersionRow(
             version,
-            replicas.get(version, 0),
-            ready.get(version, 0),
-            None if serve is None else shares.get(version, 0.0),
+            sum(one.replicas.get(version, 0) for one in standings),
+            sum(one.ready.get(version, 0) for one in standings),
+            None if serve is None else first.shares.get(version, 0.0),
             weights.get(version),
-            _note(serve, version, ready, shares),
+            "; ".join(filter(None, (_note(first, version), *_differences(version, first, standings)))),
+            _lacks(version, standings),
         )
         for version in sorted(names, key=version_key, reverse=True)
     )
 
 
-def _shares(serve: ServePolicy | None, ready: Mapping[str, int]) -> dict[str, float]:
+def _standing(view: View, route: Route, now: float) -> _Standing:
+    serve = route.serve
+    open_, out = view.look_at_all(route, now)
+    ready: dict[str, int] = {}
+    replicas: dict[str, int] = {}
+    busy = False
+    for glance in open_:
+        ready[glance.version] = ready.get(glance.version, 0) + 1
+        busy = busy or serve is None or is_taken(serve, glance.version)
+    for glance, reason in out:
+        if reason in TAKEN_UP:
+            ready[glance.version] = ready.get(glance.version, 0) + 1
+        if reason in WARM_ALL_THE_SAME and glance.entry and (serve is None or is_taken(serve, glance.version)):
+            candidate = glance.candidate
+            out_s = now - candidate.reason_since if reason in EJECTED and candidate.reason is reason else 0.0
+            busy = busy or out_s < view.policies.freshness.local_after_s
+    for candidate in route.candidates:
+        replicas[candidate.version] = replicas.get(candidate.version, 0) + 1
+    by_shard, _ = view.by_shard(route, now)
+    lacks = {
+        version: tuple(shard for shard, versions in enumerate(by_shard) if version not in versions) for version in ready
+    }
+    return _Standing(serve, route.protocol, replicas, ready, lacks, _shares(route, ready, by_shard), busy)
+
+
+def _shares(route: Route, ready: Mapping[str, int], by_shard: Sequence[Collection[str]]) -> dict[str, float]:
+    serve = route.serve
     if serve is None:
         return {}
     if serve.rule is ServeRule.SPLIT:
-        weights = {share.version: share.weight for share in serve.shares if share.version in ready}
+        whole = whole_versions(by_shard)
+        weights = {share.version: share.weight for share in serve.shares if share.version in whole}
         total = sum(weights.values())
         return {version: weight / total for version, weight in weights.items()} if total else {}
-    served = serve.version if serve.rule is ServeRule.PINNED else served_version(serve, ready)
-    return {served: 1.0} if served is not None and served in ready else {}
+    if serve.rule is ServeRule.PINNED:
+        return {serve.version: 1.0} if serve.version in ready else {}
+    shards = range(len(by_shard)) if route.shard is None else (route.shard,)
+    shares: dict[str, float] = {}
+    for shard in shards:
+        served = served_version(serve, by_shard, shard)
+        if served is not None:
+            shares[served] = shares.get(served, 0.0) + 1 / len(shards)
+    return shares
 
 
-def _note(serve: ServePolicy | None, version: str, ready: Mapping[str, int], shares: Mapping[str, float]) -> str:
+def _nobody(lacks: tuple[int, ...] | None) -> str:
+    """Say what a version has not; "" where it has all. ``lacks`` is None where it has nobody at all."""
+    if lacks is None:
+        return NOBODY
+    if not lacks:
+        return ""
+    numbers = ", ".join(map(str, lacks[:FEW]))
+    more = f" and {len(lacks) - FEW} more" if len(lacks) > FEW else ""
+    return f"no replica of shard{'s' if len(lacks) > 1 else ''} {numbers}{more} that may be picked"
+
+
+def _lacks(version: str, standings: Sequence[_Standing]) -> tuple[VersionLack, ...]:
+    """Say what a version lacks to take all requests of its model: over each protocol that this is served over."""
+    held = [one for one in standings if one.replicas]
+    if not held:
+        return (VersionLack(standings[0].protocol, NOBODY),)
+    found = {one.protocol: _nobody(one.lacks.get(version)) for one in held}
+    needed = [one.protocol for one in held if one.busy]
+    if not needed and "" in found.values():
+        return ()  # nobody serves it, so what there is will do
+    over = len(held) > 1
+    return tuple(
+        VersionLack(protocol, f"{found[protocol]} over {protocol}" if over else found[protocol])
+        for protocol in needed or found
+        if found[protocol]
+    )
+
+
+def _differences(version: str, first: _Standing, standings: Sequence[_Standing]) -> list[str]:
+    """Say which part of the requests a version takes over other protocols, where that is another."""
+    if first.serve is None:
+        return []
+    share = first.shares.get(version, 0.0)
+    return [
+        f"over {one.protocol} {one.shares.get(version, 0.0):.0%}"
+        for one in standings
+        if one.replicas and abs(one.shares.get(version, 0.0) - share) > 1e-9
+    ]
+
+
+def _note(standing: _Standing, version: str) -> str:
     """Say why a version has the share that it has."""
+    serve, shares = standing.serve, standing.shares
+    lacks = _nobody(standing.lacks.get(version))
     if serve is None:
-        return "" if version in ready else _NOT_WARM
+        return lacks
     if serve.rule is ServeRule.SPLIT:
         weight = next((share.weight for share in serve.shares if share.version == version), None)
         if not weight:
             return "not in the split" if weight is None else "its weight is 0"
-        if version not in ready:
-            return f"{_NOT_WARM}: its share goes to the others"
+        if lacks:
+            return f"{lacks}: its share goes to the others"
         return "with what those leave that have nobody" if len(shares) < _weighty(serve) else ""
     if serve.rule is ServeRule.PINNED:
-        if version != serve.version:
-            return f"requests that name no version go to {serve.version}"
-        return "" if version in ready else _NOT_WARM
+        return lacks if version == serve.version else f"requests that name no version go to {serve.version}"
     if version in shares:
-        return "the newest that has a replica that may be picked"
-    if version not in ready:
-        return _NOT_WARM
+        return f"{lacks}, and no version has all" if lacks else "the newest that has a replica that may be picked"
+    if lacks:
+        return lacks
     return f"older than {next(iter(shares))}"
 
 
@@ -109,7 +201,7 @@ def explained(
 
     In a split, ``key`` is first what keeps a caller at its version, then what the balancer goes by.
     """
-    rows = version_rows(view, route, now)
+    rows = version_rows(view, (route,), now)
     serve = route.serve
     takers = [VersionShare(row.version, row.share) for row in rows if row.share and row.version in of_version]
     if serve is None or serve.rule is not ServeRule.SPLIT or not takers:
@@ -131,7 +223,7 @@ def explained(
 
 def versions_row(view: View, route: Route, of_version: Mapping[str, Route], now: float, *, default: bool) -> RouteRow:
     """Show a route of all versions, of which not all take its requests alike."""
-    rows = version_rows(view, route, now)
+    rows = version_rows(view, (route,), now)
     shown = route_row(view, route, now, default=default)
     serve = route.serve
     if serve is not None and serve.rule is ServeRule.SPLIT:

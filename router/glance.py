@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from router.groups import unfit
 from router.lasting import idle_s_of, lasting_at
 from router.outcomes import Reason
 from router.routes import UNMEASURED_MS
-from router.versions import is_left_out, served_version
+from router.versions import is_left_out, served_version, whole_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from router.protocols import Scorer
     from router.routes import Route
 
-_EJECTED = frozenset({Reason.QUARANTINED, Reason.BREAKER_OPEN, Reason.OUTLIER})
+EJECTED = frozenset({Reason.QUARANTINED, Reason.BREAKER_OPEN, Reason.OUTLIER})
+"""Reasons that say how attempts went."""
 TAKEN_UP = frozenset({Reason.BUSY, Reason.AT_LIMIT})
 """Reasons that say that others are picked for a moment: such a replica is one that may be picked, all the same."""
-_WARM_ALL_THE_SAME = _EJECTED | TAKEN_UP
+WARM_ALL_THE_SAME = EJECTED | TAKEN_UP
 """Reasons that say of now, not of whether a replica could serve."""
 
 
@@ -142,6 +143,7 @@ class View:
     verdict: Callable[[CandidateView], Reason | None]
     age_s: Callable[[Endpoint, float], float]
     decides: bool
+    _by_shard: dict[Route, tuple[tuple[set[str], ...], tuple[set[str], ...]]] = field(default_factory=dict)
 
     def look(self, route: Route, now: float) -> tuple[list[Glance], list[tuple[Glance, Reason]]]:
         """Return those that may be picked now, and those that may not, with the reason."""
@@ -149,9 +151,9 @@ class View:
         serve = route.serve
         if serve is None:
             return open_, out
-        pickable = {glance.version for glance in open_}
-        pickable |= {glance.version for glance, reason in out if reason in TAKEN_UP}
-        served = served_version(serve, pickable)
+        pickable, probed = self.by_shard(route, now)
+        served = served_version(serve, pickable, route.shard or 0)
+        worth = whole_versions(probed)
         stay: list[Glance] = []
         left: list[tuple[Glance, Reason]] = []
         for glance in open_:
@@ -160,11 +162,32 @@ class View:
             else:
                 stay.append(glance)
         for glance, reason in out:
-            other = reason in _WARM_ALL_THE_SAME and is_left_out(
-                serve, glance.version, served, ejected=reason in _EJECTED
+            other = reason in WARM_ALL_THE_SAME and is_left_out(
+                serve, glance.version, served, ejected=reason in EJECTED and glance.version in worth
             )
             left.append((glance, Reason.OTHER_VERSION if other else reason))
         return stay, left
+
+    def by_shard(self, route: Route, now: float) -> tuple[tuple[set[str], ...], tuple[set[str], ...]]:
+        """Return the versions with a replica that may be picked, at each shard of the model, and those that are ejected
+        among them; one alone where it is not split.
+
+        It is found out once for a view, which is of one moment: each shard's route asks for all of them.
+        """
+        whole = route.whole or route
+        found = self._by_shard.get(whole)
+        if found is None:
+            looks = [self.look_at_all(shard, now) for shard in whole.shards or (whole,)]
+            pickable = tuple(
+                {one.version for one in open_} | {one.version for one, reason in out if reason in TAKEN_UP}
+                for open_, out in looks
+            )
+            probed = tuple(
+                versions | {one.version for one, reason in out if reason in EJECTED and one.entry}
+                for versions, (_, out) in zip(pickable, looks, strict=True)
+            )
+            found = self._by_shard[whole] = pickable, probed
+        return found
 
     def look_at_all(self, route: Route, now: float) -> tuple[list[Glance], list[tuple[Glance, Reason]]]:
         """Return the same, whichever version takes the route's requests."""

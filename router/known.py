@@ -156,13 +156,10 @@ class Known:
     def versions(self, model: str, now: float) -> tuple[explaining.VersionRow, ...] | None:
         """Return the versions of a model, newest first, with those that take requests which name none; None: no model.
 
-        Where endpoints of several protocols hold it, those of HTTP/1.1 are shown, if any.
+        Where endpoints of several protocols hold it, those of all of them are counted together.
         """
         found = [routes[model] for routes in self._fleet.routes_by.values() if model in routes]
-        if not found:
-            return None
-        route = next((route for route in found if route.candidates), found[0])
-        return version_rows(self._tables.view(), route, now)
+        return version_rows(self._tables.view(), found, now) if found else None
 
     def _row(self, view: View, route: Route, now: float, *, default: bool) -> explaining.RouteRow:
         if route.serve is None:

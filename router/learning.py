@@ -160,6 +160,7 @@ class Learning(Known):
         untold.unanswered += unanswered
         untold.slow += slow
         untold.others += result is AttemptResult.CLIENT_ERROR
+        untold.failed_calls += result is AttemptResult.CALL_FAILED
         if endpoint.gone:
             return ()
         if endpoint.limiter is not None:
@@ -293,7 +294,8 @@ def _observed(candidate: Candidate, now: float) -> ModelObservation | None:
     buckets = () if latency.idle else latency.take_unsent(now)
     untold = candidate.untold
     successes = sum(count for _, count in buckets)
-    if not successes and not untold.failures and not untold.others and not untold.overdue:
+    rare = untold.failures or untold.others or untold.overdue or untold.failed_calls
+    if not successes and not rare:
         return None
     told = ModelObservation(
         candidate.model,
@@ -307,6 +309,7 @@ def _observed(candidate: Candidate, now: float) -> ModelObservation | None:
         untold.others,
         candidate.shard,
         untold.overdue,
+        untold.failed_calls,
     )
     untold.clear()
     return told

@@ -311,7 +311,9 @@ class ModelObservation:
     ``buckets`` are (log-bucket index, count) pairs of attempt latencies (see ``router.stats``); ``ewma_ms`` is None
     where nothing was measured. ``failures`` are told as a whole, and of them ``unanswered``; ``slow`` ones may be of
     either kind. ``others`` are answers that are no calls to a breaker (4xx), but show that somebody is there.
-    ``overdue`` are slow ones that were given up without an answer: neither successes nor failures.
+    ``overdue`` are slow ones that were given up without an answer: neither successes nor failures. So are
+    ``failed_calls`` (``AttemptResult.CALL_FAILED``): they say nothing of the worker, but something of its version
+    beside another.
     """
 
     model: str
@@ -325,6 +327,7 @@ class ModelObservation:
     others: int = 0
     shard: int = WHOLE
     overdue: int = 0
+    failed_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,7 @@ VERDICTS: Final[dict[Finding, Verdict]] = {
 class Sample:
     """What the attempts on a version came to since a step began: answers, failures, latencies by log bucket.
 
-    A 4xx is a success without a latency; what says nothing of the version (back-pressure, callers that left) is
-    neither.
+    What says nothing of the version (4xx, back-pressure, callers that left) is neither.
     """
 
     successes: int = 0

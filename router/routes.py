@@ -11,6 +11,7 @@ from router.outcomes import (  # in annotations of dataclasses, which the compil
     Outcome,
     Reason,
 )
+from router.policy import ServeRule
 from router.protocols import Scorer
 from router.scorers import NEUTRAL
 from router.stats import median
@@ -120,7 +121,8 @@ class Route:
     """The replicas of one model, all versions of it or one. ``key`` is ``name`` or ``name@version``, with ``#shard``.
 
     Where each shard answers for itself, ``shards`` has a route for each and ``shard_map`` says which of them a key goes
-    to; nobody is picked on this route itself. ``shard`` is a shard's number, None where the route is none of one shard.
+    to; nobody is picked on this route itself. ``shard`` is a shard's number, None where the route is none of one shard,
+    and ``whole`` the route that it is a shard of.
 
     ``protocol`` is what its endpoints speak: there are candidates of one protocol only on a route.
 
@@ -144,7 +146,7 @@ class Route:
         "built_at", "busy", "busy_balancer", "candidates", "dirty", "empty_since", "failing", "interval_s", "learned",
         "mixed",
         "judge_at", "none", "none_at", "panic", "queued", "rebuild_at", "serve", "shape", "shaped", "shard",
-        "shard_map", "shards", "base", "waiting", "withdrawn",
+        "shard_map", "shards", "base", "waiting", "whole", "withdrawn",
     )  # fmt: skip
 
     def __init__(
@@ -166,6 +168,7 @@ class Route:
         self.shape = ""
         self.shaped: tuple[Route, ...] = ()
         self.base: Route | None = None
+        self.whole: Route | None = None
         self.shard_map: ShardMap | None = None
         self.model = model
         self.version = version
@@ -211,6 +214,14 @@ class Route:
             self.rebuild_at = -inf
         for one in self.shaped:
             one.mark(opened=opened)
+        if self.shards and self.by_newest:  # whether all shards have a version decides at each of them
+            for one in self.shards:
+                one.mark(opened=opened)
+
+    @property
+    def by_newest(self) -> bool:
+        """Whether one version takes the requests, the newest that could."""
+        return self.serve is not None and self.serve.rule is ServeRule.LATEST
 
     def expire(self) -> None:
         """Have the table made again at the next choice."""
@@ -247,6 +258,7 @@ class Route:
         )
         made.shape = shape
         made.base = self
+        made.whole = self.whole
         made.candidates = self.candidates
         made.hedging = self.hedging
         made.serve = self.serve

@@ -8,19 +8,19 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final, cast
 
-from router.glance import View
+from router.glance import EJECTED, View
 from router.outcomes import Reason
 from router.outlier import PANIC_OVERLOOKS, panics
 from router.routes import UNMEASURED_MS, proven_for, weigh
 from router.stats import median
-from router.versions import is_left_out, served_version
+from router.versions import is_left_out, served_version, whole_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from router.endpoint import Candidate
     from router.fleet import Fleet
-    from router.policy import Policies
+    from router.policy import Policies, ServePolicy
     from router.protocols import Balancer, Scorer
     from router.routes import Route
 
@@ -133,11 +133,11 @@ class Tables:
                 ejected.append(candidate)
         serve = route.serve
         if serve is not None:
-            served = served_version(serve, {candidate.version for candidate in (*open_, *busy)})
+            served, probed = _served(route, serve, [*open_, *busy], [*waiting, *ejected], now)
             open_ = [one for one in open_ if not is_left_out(serve, one.version, served, ejected=False)]
             busy = [one for one in busy if not is_left_out(serve, one.version, served, ejected=False)]
-            waiting = [one for one in waiting if not is_left_out(serve, one.version, served, ejected=True)]
-            ejected = [one for one in ejected if not is_left_out(serve, one.version, served, ejected=True)]
+            waiting = [one for one in waiting if _is_probed(one, serve, served, probed)]
+            ejected = [one for one in ejected if _is_probed(one, serve, served, probed)]
         if route.shards:  # one of those is asked, not this one
             open_, busy, waiting, ejected = [], [], [], []
         if route.hedging is not None:
@@ -185,6 +185,34 @@ class Tables:
             elif not candidate.breaker.trials:
                 due = min(due, candidate.breaker.until)
         route.due = due
+
+
+def _served(
+    route: Route, serve: ServePolicy, fit: list[Candidate], ejected: list[Candidate], now: float
+) -> tuple[str | None, Collection[str]]:
+    """Return the version that takes a route's requests under ``latest``, and those whose ejected ones are probed."""
+    here = {candidate.version for candidate in fit}
+    there = here | {candidate.version for candidate in ejected}
+    whole = route.whole
+    if whole is None or not route.by_newest or route.shard is None:
+        return served_version(serve, (here,)), there
+    fits = [_versions(shard, now, ejected=False) for shard in whole.shards]
+    ejects = [_versions(shard, now, ejected=True) for shard in whole.shards]
+    fits[route.shard], ejects[route.shard] = here, there
+    return served_version(serve, fits, route.shard), whole_versions(ejects)
+
+
+def _is_probed(candidate: Candidate, serve: ServePolicy, served: str | None, probed: Collection[str]) -> bool:
+    return not is_left_out(serve, candidate.version, served, ejected=candidate.version in probed)
+
+
+def _versions(route: Route, now: float, *, ejected: bool) -> set[str]:
+    """Return the versions of which a route has somebody fit, as of when each was last looked at, or ``ejected``."""
+    return {
+        one.version
+        for one in route.candidates
+        if now < one.fit_until or (ejected and one.reason in EJECTED and one.entry)
+    }
 
 
 def _set_priors(candidates: list[Candidate]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from router.policy import ServeRule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from router.policy import ServePolicy, VersionShare
 
@@ -89,16 +89,33 @@ def is_taken(policy: ServePolicy, version: str) -> bool:
     return True
 
 
-def served_version(policy: ServePolicy, pickable: Iterable[str]) -> str | None:
-    """Return the one version that takes requests under ``latest``, of those with a replica that may be picked."""
-    return newest(pickable) if policy.rule is ServeRule.LATEST else None
+def served_version(policy: ServePolicy, pickable: Sequence[Collection[str]], shard: int = 0) -> str | None:
+    """Return the one version that takes the requests of a shard under ``latest``; None where there is none.
+
+    ``pickable`` are the versions with a replica that may be picked, shard by shard (all of them in one where the model
+    is not split). It is the newest that every shard has; where there is none such, at each shard the one that most of
+    them have, the oldest of those: it is the likelier one to have been whole.
+    """
+    if policy.rule is not ServeRule.LATEST:
+        return None
+    whole = whole_versions(pickable)
+    if whole:
+        return newest(whole)
+    spread = {version: sum(version in each for each in pickable) for version in pickable[shard]}
+    most = max(spread.values(), default=0)
+    return min((version for version, shards in spread.items() if shards == most), key=version_key, default=None)
+
+
+def whole_versions(by_shard: Sequence[Collection[str]]) -> frozenset[str]:
+    """Return the versions that every shard has."""
+    return frozenset(by_shard[0]).intersection(*by_shard[1:])
 
 
 def is_left_out(policy: ServePolicy, version: str, served: str | None, *, ejected: bool) -> bool:
     """Return whether the rule leaves out a version whose replica would be picked, or is merely ``ejected``.
 
     ``served`` is what :func:`served_version` says. Under ``latest`` no other version takes requests; one that is newer,
-    but ejected, is still probed, since it is what would serve.
+    but ejected, is still probed, since it is what would serve (say so only where every shard of it could).
     """
     if policy.rule is not ServeRule.LATEST or served is None:
         return not is_taken(policy, version)

@@ -124,7 +124,9 @@ def _parts(whole: model.Observation) -> Iterator[model.Observation]:
             buckets = seen.buckets[start : start + BUCKETS]
             counts = seen
             if start:  # what is counted is told once
-                counts = replace(seen, successes=0, failures=0, unanswered=0, slow=0, others=0, overdue=0)
+                counts = replace(
+                    seen, successes=0, failures=0, unanswered=0, slow=0, others=0, overdue=0, failed_calls=0
+                )
             yield replace(whole, seen=(replace(counts, buckets=buckets),), report=whole.report if start == 0 else None)
 
 

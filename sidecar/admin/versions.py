@@ -151,11 +151,14 @@ def _progress(progress: Progress | None, now: float) -> dict[str, Any]:
     if progress is None:
         return {}
     ruling = progress.ruling
-    finding = "no_replica" if progress.waits else "" if ruling is None else ruling.finding.value
+    finding = "no_replica" if progress.lacks else "" if ruling is None else ruling.finding.value
+    detail = "" if ruling is None else ruling.detail
+    if progress.lacks:
+        detail = f"the new one has {progress.lacks}; {detail}"
     return {
         "for_s": round(max(0.0, now - progress.since), 1),
         "finding": finding,
-        "detail": "" if ruling is None else ruling.detail,
+        "detail": detail,
         "new": _sample(progress.new),
         "old": _sample(progress.old),
     }

@@ -11,6 +11,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
+from router.explain_versions import NOBODY
 from router.model import VersionsSteered, VersionSteering
 from router.policy import MAX_SHARES, ModelPolicy, ServePolicy, ServeRule, VersionShare
 from router.rollout import Ruling, Sample, Verdict, judge, new_version, shares_at
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from router.cluster import Cluster
-    from router.explain import VersionRow
+    from router.explain import VersionLack, VersionRow
     from router.model import PeerObserved
 
 MAX_STEERED: Final = 256
@@ -90,7 +91,7 @@ class Progress:
     new: Sample = field(default_factory=Sample)
     old: Sample = field(default_factory=Sample)
     ruling: Ruling | None = None
-    waits: bool = False  # the new version has nobody
+    lacks: str = ""  # what the new version has not to take all of the requests
 
 
 def basis_of(serve: ServePolicy) -> str:
@@ -186,13 +187,12 @@ class Steering:
         """Have one version take all requests that name none: ``version``, else the new one, else the newest.
 
         Raises:
-            SteeringError: no such model, or the version has nobody.
+            SteeringError: no such model, or the version cannot take all of them: nobody at a shard, or over a protocol.
         """
         rows = self.rows(model, now)
-        ready = {row.version for row in rows if row.ready}
         serve = self.serve_of(model)
-        wanted = version or (new_version(serve) if serve.rule is ServeRule.SPLIT else newest(ready) or "")
-        self._must_be_ready(model, wanted, ready)
+        wanted = version or (new_version(serve) if serve.rule is ServeRule.SPLIT else _newest_ready(rows))
+        self._must_be_ready(model, wanted, rows)
         previous = _leading(rows, wanted)
         return self._steer(self._pinned(model, wanted), by, f"promoted {wanted}", previous)
 
@@ -200,21 +200,20 @@ class Steering:
         """Have the version from before take them all: the one that took most before the last command, else the old one.
 
         Raises:
-            SteeringError: no such model, no version from before, or it has nobody.
+            SteeringError: no such model, no version from before, or it cannot take all of them.
         """
         rows = self.rows(model, now)
-        ready = {row.version for row in rows if row.ready}
         wanted = version or self._before(model, rows)
         if not wanted:
-            raise SteeringError(f"{model}: there is nothing to go back to: name a version", ready)
-        self._must_be_ready(model, wanted, ready)
+            raise SteeringError(f"{model}: there is nothing to go back to: name a version", _ready(rows))
+        self._must_be_ready(model, wanted, rows)
         return self._steer(self._pinned(model, wanted), by, f"rolled back to {wanted}", "")
 
     def split(self, model: str, shares: Sequence[VersionShare], by: str, now: float) -> Steered:
         """Divide them by weights.
 
         Raises:
-            SteeringError: no such model or version, or nobody would get them.
+            SteeringError: no such model or version, or nobody would get them, or those that come over a protocol.
         """
         rows = self.rows(model, now)
         names = [share.version for share in shares]
@@ -224,9 +223,12 @@ class Steering:
         unknown = [name for name in names if name not in held]
         if unknown:
             raise SteeringError(f"{model}: no endpoint holds version {unknown[0]!r}", held)
-        ready = {row.version for row in rows if row.ready}
-        if not any(share.weight > 0 and share.version in ready for share in shares):
-            raise SteeringError(f"{model}: none of these with a weight has a replica that may be picked", ready)
+        weighty = {share.version for share in shares if share.weight > 0}
+        lacks = [row.lacks for row in rows if row.version in weighty]
+        nowhere = set.intersection(*({lack.protocol for lack in each} for each in lacks)) if lacks else {""}
+        if nowhere:  # over this protocol nobody would get them
+            why = [f"{row.version} has {_text(row.lacks)}" for row in rows if row.version in weighty]
+            raise SteeringError(f"{model}: {'; '.join(why) or 'none of these has a weight'}", _ready(rows))
         steering = VersionSteering(model, ServeRule.SPLIT, shares=tuple(shares))
         text = ", ".join(f"{share.version}={share.weight:g}" for share in shares)
         return self._steer(steering, by, f"split {text}", _leading(rows, ""))
@@ -247,9 +249,10 @@ class Steering:
     def _pinned(self, model: str, version: str) -> VersionSteering:
         return VersionSteering(model, ServeRule.PINNED, version)
 
-    def _must_be_ready(self, model: str, version: str, ready: set[str]) -> None:
-        if version not in ready or not version:
-            raise SteeringError(f"{model}: version {version!r} has no replica that may be picked", ready - {""})
+    def _must_be_ready(self, model: str, version: str, rows: Sequence[VersionRow]) -> None:
+        lacks = _lacks(rows, version)
+        if lacks or not version:
+            raise SteeringError(f"{model}: version {version!r} has {lacks or NOBODY}", _ready(rows))
 
     def _before(self, model: str, rows: Sequence[VersionRow]) -> str:
         """Return the version to go back to, "" where that is none."""
@@ -262,8 +265,7 @@ class Steering:
             others = [share for share in serve.shares if share.version != new and share.weight > 0]
             return max(others, key=lambda share: share.weight).version if others else ""
         served = _leading(rows, "")
-        older = [row.version for row in rows if row.ready and version_key(row.version) < version_key(served)]
-        return newest(older) or ""
+        return _newest_ready([row for row in rows if version_key(row.version) < version_key(served)])
 
     def _steer(self, steering: VersionSteering, by: str, why: str, previous: str) -> Steered:
         model = steering.model
@@ -286,15 +288,16 @@ class Steering:
         for endpoint in event.observations:
             for seen in endpoint.seen:
                 counted = self.attempts.setdefault((seen.model, seen.version), [0, 0])
+                failures = seen.failures + seen.failed_calls
                 counted[0] += seen.successes
-                counted[1] += seen.failures
+                counted[1] += failures
                 progress = self.progress.get(seen.model)
                 if progress is not None:
                     serve = self.serve_of(seen.model)
                     if seen.version == new_version(serve):
-                        progress.new.add(seen.successes, seen.failures, seen.buckets)
+                        progress.new.add(seen.successes, failures, seen.buckets)
                     elif any(share.version == seen.version and share.weight for share in serve.shares):
-                        progress.old.add(seen.successes, seen.failures, seen.buckets)
+                        progress.old.add(seen.successes, failures, seen.buckets)
 
     def stage_of(self, model: str) -> tuple[Stage, int] | None:
         """Return where a model's rollout stands and its step, None where it has none."""
@@ -331,11 +334,11 @@ class Steering:
             progress = self.progress[model] = Progress(step, now)
         rows = self._cluster.versions(model, now) or ()
         new = new_version(serve)
-        progress.waits = not any(row.version == new and row.ready for row in rows)
+        progress.lacks = _lacks(rows, new)
         ruling = judge(policy, step, progress.looks, now - progress.since, progress.new, progress.old, self._buckets)
         progress.looks += ruling.looked
         progress.ruling = ruling
-        if progress.waits and ruling.verdict is not Verdict.ROLL_BACK:
+        if progress.lacks and ruling.verdict is not Verdict.ROLL_BACK:
             progress.since += min(LOOK_S, now - progress.since)  # time counts while it can be seen at work
             return False
         if ruling.verdict is Verdict.HOLD:
@@ -374,6 +377,26 @@ def without(model: str, serve: ServePolicy, version: str) -> VersionSteering:
         return VersionSteering(model, ServeRule.PINNED, left[0].version)
     shares = tuple(replace(share, weight=0.0) if share.version == version else share for share in serve.shares)
     return VersionSteering(model, ServeRule.SPLIT, shares=shares)
+
+
+def _text(lacks: Iterable[VersionLack]) -> str:
+    return ", ".join(lack.what for lack in lacks)
+
+
+def _lacks(rows: Sequence[VersionRow], version: str) -> str:
+    """Say what a version has not to take all of the requests; "" where it has everything."""
+    row = next((row for row in rows if row.version == version), None)
+    return NOBODY if row is None else _text(row.lacks)
+
+
+def _ready(rows: Sequence[VersionRow]) -> set[str]:
+    """Return the versions that could take all of the requests."""
+    return {row.version for row in rows if row.version and row.ready and not row.lacks}
+
+
+def _newest_ready(rows: Sequence[VersionRow]) -> str:
+    """Return the newest that could take them all, else the newest that has anybody: what it lacks is to be said."""
+    return newest(_ready(rows)) or newest(row.version for row in rows if row.ready) or ""
 
 
 def _leading(rows: Sequence[VersionRow], but: str) -> str:

@@ -323,6 +323,16 @@ def test_siblings_counts_are_evidence_here_too() -> None:
     assert opened(second) == [("a", SURGE)]
 
 
+def test_calls_that_a_worker_failed_are_told_apart_and_break_nothing() -> None:
+    one, sibling = used("a", "b"), used("a", "b")
+    one.cluster.observe(one.now)
+    burst(one, "a", 30, 20.0, AttemptResult.CALL_FAILED)
+    (told,) = [each for each in one.cluster.observe(one.now) if each.seen]
+    assert (told.seen[0].successes, told.seen[0].failures, told.seen[0].failed_calls) == (0, 0, 30)
+    sibling.apply(PeerObserved(1, (told,), sibling.now))
+    assert (one.shared, sibling.shared) == ([], [])
+
+
 def test_what_was_given_up_after_longer_than_usual_is_slow_and_no_failure() -> None:
     first, second = used("a", "b"), used("a", "b")
     first.cluster.observe(first.now)

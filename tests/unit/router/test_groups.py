@@ -29,6 +29,7 @@ from router.policy import (
     ShardPolicy,
     VersionShare,
 )
+from router.routes import Attempt
 from tests.support.fleet import Driven, record
 
 TENSOR = ModelPolicy("m", shards=ShardPolicy(ShardMode.TENSOR, 4))
@@ -399,6 +400,67 @@ def test_a_version_of_a_split_takes_its_share_once_every_shard_has_somebody() ->
     driven.seen(holds("f", *(part(shard, version="2", group="") for shard in (1, 2, 3))))
     versions = {driven.cluster.version_of(driven.route(), driven.now, driven.rng).version for _ in range(50)}
     assert "2" in versions
+
+
+def versions_of(driven: Driven) -> list[set[str]]:
+    """Return the versions that the requests of each shard get; "" where there is nobody."""
+    found: list[set[str]] = []
+    for route in driven.route().shards:
+        picked = [driven.choose(route=route) for _ in range(20)]
+        found.append({one.candidate.version if isinstance(one, Attempt) else "" for one in picked})
+    return found
+
+
+LATEST = replace(KEYED, serve=ServePolicy(ServeRule.LATEST))
+
+
+def new(id_: str, *shards: int, state: State = State.WARM) -> EndpointRecord:
+    return holds(id_, *(part(shard, version="2", group="", state=state) for shard in shards))
+
+
+def test_the_newest_version_takes_over_once_every_shard_of_it_is_warm() -> None:
+    driven = keyed(*group(group=""), new("e", 0, 1), policy=LATEST)
+    driven.seen(new("f", 2, 3, state=State.WARMING))
+    assert versions_of(driven) == [{"1"}] * 4
+    rows = {row.key: row for row in driven.cluster.routes(driven.now)}
+    assert [(row.version, row.share, row.note) for row in rows["m#0"].versions] == [
+        ("2", 0.0, "no replica of shards 2, 3 that may be picked"),
+        ("1", 1.0, "the newest that has a replica that may be picked"),
+    ]
+    assert {row.endpoint: row.reason for row in rows["m#0"].candidates} == {"a": None, "e": Reason.OTHER_VERSION}
+    driven.seen(new("f", 2, 3))
+    driven.wait(0.2, heard="abcdef")
+    assert versions_of(driven) == [{"2"}] * 4
+    driven.gone("f")
+    driven.wait(0.2, heard="abcde")
+    assert versions_of(driven) == [{"1"}] * 4
+
+
+def test_where_no_version_has_all_shards_each_is_served_by_what_there_is() -> None:
+    driven = keyed(*group(group="")[:3], new("e", 2, 3), policy=LATEST)
+    assert versions_of(driven) == [{"1"}, {"1"}, {"1"}, {"2"}]  # the one that more shards have goes first
+    (two, one) = driven.cluster.versions("m", driven.now) or ()
+    assert (two.version, two.share, two.note) == (
+        "2",
+        0.25,
+        "no replica of shards 0, 1 that may be picked, and no version has all",
+    )
+    assert (one.version, one.share) == ("1", 0.75)
+
+
+def test_an_ejected_shard_of_a_newer_version_is_probed_where_all_of_it_is_there() -> None:
+    driven = keyed(*group(group=""), new("e", 0), new("f", 1, 2), policy=LATEST)
+    own = driven.route(version="2").shards[0]
+    driven.done(driven.attempt(route=own), AttemptResult.CONNECT_REFUSED)
+    driven.wait(2.0, heard="abcdef")
+    assert versions_of(driven) == [{"1"}] * 4  # one shard of it is nowhere: a probe would be its first live request
+    driven.seen(new("g", 3))
+    driven.wait(0.2, heard="abcdefg")
+    attempt = driven.attempt(route=driven.route().shards[0])
+    assert (attempt.endpoint.id, attempt.probe) == ("e", True)
+    driven.done(attempt, AttemptResult.SUCCESS, 0.001)
+    driven.wait(0.2, heard="abcdefg")
+    assert versions_of(driven) == [{"2"}] * 4
 
 
 # --- changing --------------------------------------------------------------------------------------------------------

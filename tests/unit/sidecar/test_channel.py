@@ -61,7 +61,7 @@ def test_observations_of_any_size_fit(endpoints: int, models: int, buckets: int,
                 told.setdefault((one.id, each.model), Counter()).update(dict(each.buckets))
                 totals["good"] += each.successes
                 totals["bad"] += each.failures
-                totals["rest"] += each.unanswered + each.slow + each.others + each.overdue
+                totals["rest"] += each.unanswered + each.slow + each.others + each.overdue + each.failed_calls
     assert in_flight == {one.id: {one.in_flight} for one in given}
     assert all(reports[one.id] >= 1 for one in given)
     assert told == {(one.id, each.model): Counter(dict(each.buckets)) for one in given for each in one.seen}

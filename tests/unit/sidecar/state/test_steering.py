@@ -6,20 +6,34 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from router.cluster import Cluster
 from router.model import (
+    EjectCause,
+    EndpointEjected,
     EndpointSeen,
     ModelObservation,
     Observation,
     PeerObserved,
+    Replica,
     State,
     VersionsSteered,
     VersionSteering,
 )
-from router.policy import ModelPolicy, Policies, RolloutPolicy, ServePolicy, ServeRule, VersionShare
+from router.policy import (
+    KeyPolicy,
+    ModelPolicy,
+    Policies,
+    RolloutPolicy,
+    ServePolicy,
+    ServeRule,
+    ShardMode,
+    ShardPolicy,
+    VersionShare,
+)
 from router.stats import LogBuckets
 from sidecar.channel import decode, encode
 from sidecar.state.memory import Memory, Remembered
@@ -139,7 +153,7 @@ def test_a_split_by_hand() -> None:
         ),
         (
             lambda s, now: s.split("m", (VersionShare("1", 0), VersionShare("3", 2)), "x", now),
-            "m: none of these with a weight has a replica that may be picked",
+            "m: 3 has no replica that may be picked",
             ["1", "2"],
         ),
         (lambda s, now: s.reset("m", "x"), "m: goes by its configuration", []),
@@ -212,6 +226,119 @@ def test_a_reload_drops_what_was_steered_where_the_versions_of_the_model_are_con
     assert bench.steering.changes == {("m", "operator"): 1, ("m", "configuration"): 1}
 
 
+# --- what a version must have to take all of them ---------------------------------------------------------------
+
+
+def both(bench: Bench, protocol: str, version: str, state: State = State.WARM) -> None:
+    """Have an endpoint of a protocol that holds a version."""
+    told = record(f"{protocol}{version}", version=version, state=state, static=True)
+    bench.cluster.apply(EndpointSeen(replace(told, protocol=protocol), bench.now), bench.now)
+
+
+def test_no_version_is_promoted_that_would_leave_callers_of_a_protocol_without_anybody() -> None:
+    bench = Bench(SPLIT, "1", "2")
+    both(bench, "grpc", "1")
+    nobody = "no replica that may be picked over grpc"
+    for refused in (bench.steering.promote, bench.steering.rollback):
+        with pytest.raises(SteeringError, match=f"^m: version '2' has {nobody}$") as caught:
+            refused("m", "2", "x", bench.now)
+        assert caught.value.known == ["1"]
+    with pytest.raises(SteeringError, match=f"^m: 2 has {nobody}$"):
+        bench.steering.split("m", (VersionShare("1", 0), VersionShare("2", 1)), "x", bench.now)
+    bench.steering.split("m", (VersionShare("1", 1), VersionShare("2", 99)), "x", bench.now)  # nobody is left out
+    row = bench.steering.rows("m", bench.now)[0]
+    assert (row.version, row.replicas, row.ready) == ("2", 1, 1)
+    both(bench, "grpc", "2", State.LOADING)
+    with pytest.raises(SteeringError, match=f"^m: version '2' has {nobody}$"):
+        bench.steering.promote("m", "", "x", bench.now)
+    both(bench, "grpc", "2")
+    bench.steering.promote("m", "", "x", bench.now)
+    assert bench.shares() == {"2": 1.0, "1": 0.0}
+
+
+def test_shares_that_differ_by_protocol_are_said() -> None:
+    bench = Bench(SPLIT, "1", "2")
+    both(bench, "grpc", "1")
+    assert [(row.version, row.share, row.note) for row in bench.steering.rows("m", bench.now)] == [
+        ("2", 0.05, "over grpc 0%"),
+        ("1", 0.95, "over grpc 100%"),
+    ]
+
+
+def test_a_protocol_that_nobody_serves_asks_for_nothing() -> None:
+    bench = Bench(SPLIT)
+    both(bench, "http", "0")  # it takes nothing in this split
+    both(bench, "grpc", "1")
+    both(bench, "grpc", "2")
+    bench.steering.promote("m", "2", "x", bench.now)
+    assert bench.shares() == {"2": 1.0, "1": 0.0, "0": 0.0}
+
+
+def test_a_protocol_whose_last_endpoint_is_dead_asks_for_nothing_after_a_while() -> None:
+    bench = Bench(SPLIT, "1")
+    both(bench, "grpc", "1")
+    both(bench, "grpc", "2")
+    ejected = EndpointEjected("w1", EjectCause.QUARANTINE, bench.now + 1.0, 1, bench.now)
+    bench.cluster.apply(ejected, bench.now)
+    bench.now += 30.0
+    with pytest.raises(SteeringError, match=r"^m: version '2' has no replica that may be picked over http$"):
+        bench.steering.promote("m", "2", "x", bench.now)  # it may be back in a moment
+    bench.now += 31.0
+    bench.steering.promote("m", "2", "x", bench.now)
+
+
+def shard(bench: Bench, version: str, number: int, state: State = State.WARM) -> None:
+    held = Replica("m", version, shard=number, shard_count=3, state=state, warm_for_s=1000.0)
+    told = record(f"w{version}{number}", replicas=(held,), static=True)
+    bench.cluster.apply(EndpointSeen(told, bench.now), bench.now)
+
+
+def keyed(serve: ServePolicy) -> Bench:
+    """Return a bench of a model in three shards: version 1 has all of them, of 2 two are still loading."""
+    bench = Bench(serve)
+    bench.models = [ModelPolicy("m", serve=serve, shards=ShardPolicy(ShardMode.KEYED, 3), key=KeyPolicy(header="x"))]
+    bench.cluster.configure(Policies(), bench.models, bench.now)
+    bench.steering.configure(bench.models, bench.now)
+    for number in range(3):
+        shard(bench, "1", number)
+        shard(bench, "2", number, State.LOADING if number else State.WARM)
+    return bench
+
+
+@pytest.mark.parametrize("serve", [SPLIT, LATEST, ServePolicy()])
+def test_a_version_is_not_promoted_before_each_of_its_shards_has_somebody(serve: ServePolicy) -> None:
+    bench = keyed(serve)
+    text = "has no replica of shards 1, 2 that may be picked"
+    for refused in (bench.steering.promote, bench.steering.rollback):
+        with pytest.raises(SteeringError, match=f"^m: version '2' {text}$") as caught:
+            refused("m", "2", "x", bench.now)
+        assert caught.value.known == ["1"]
+    with pytest.raises(SteeringError, match=f"^m: 2 {text}$"):
+        bench.steering.split("m", (VersionShare("1", 0), VersionShare("2", 1)), "x", bench.now)
+    shard(bench, "2", 1)
+    with pytest.raises(SteeringError, match=r"^m: version '2' has no replica of shard 2 that may be picked$"):
+        bench.steering.promote("m", "2", "x", bench.now)
+    shard(bench, "2", 2)
+    bench.steering.promote("m", "2", "x", bench.now)
+    assert bench.shares() == {"2": 1.0, "1": 0.0}
+    shard(bench, "1", 2, State.LOADING)
+    with pytest.raises(SteeringError, match=r"^m: version '1' has no replica of shard 2 that may be picked$"):
+        bench.steering.rollback("m", "1", "x", bench.now)
+
+
+def test_the_listing_says_what_versions_of_a_model_in_shards_take() -> None:
+    bench = keyed(LATEST)
+    assert [(row.version, row.share, row.note) for row in bench.steering.rows("m", bench.now)] == [
+        ("2", 0.0, "no replica of shards 1, 2 that may be picked"),
+        ("1", 1.0, "the newest that has a replica that may be picked"),
+    ]
+    bench = keyed(SPLIT)
+    assert [(row.version, row.share, row.note) for row in bench.steering.rows("m", bench.now)] == [
+        ("2", 0.0, "no replica of shards 1, 2 that may be picked: its share goes to the others"),
+        ("1", 1.0, "with what those leave that have nobody"),
+    ]
+
+
 # --- rollouts ---------------------------------------------------------------------------------------------------
 
 
@@ -278,12 +405,50 @@ def test_no_step_is_taken_while_the_new_version_has_nobody() -> None:
     bench.holds("2", State.LOADING)
     assert roll(bench, 60.0) == [Stage.RUNNING]
     progress = bench.steering.progress["m"]
-    assert progress.waits
+    assert progress.lacks == "no replica that may be picked"
     assert bench.now - progress.since < 2.0
     bench.holds("2")
     assert bench.shares()["2"] == pytest.approx(0.05)
     roll(bench, 10.0)
     assert bench.steering.stage_of("m") == (Stage.RUNNING, 0)
+
+
+def test_no_step_is_taken_while_the_new_version_lacks_a_shard() -> None:
+    bench = keyed(ROLLING)
+    assert roll(bench, 60.0) == [Stage.RUNNING]
+    assert bench.steering.progress["m"].lacks == "no replica of shards 1, 2 that may be picked"
+    assert bench.shares()["2"] == 0.0
+    shard(bench, "2", 1)
+    shard(bench, "2", 2)
+    assert roll(bench, 100.0) == [Stage.RUNNING, Stage.PROMOTED]
+
+
+def test_a_rollout_waits_where_it_would_leave_a_protocol_without_anybody() -> None:
+    bench = Bench(ROLLING, "1", "2")
+    both(bench, "grpc", "1")
+    assert roll(bench, 100.0) == [Stage.RUNNING]
+    assert bench.steering.progress["m"].lacks == "no replica that may be picked over grpc"
+    both(bench, "grpc", "2")
+    assert roll(bench, 100.0) == [Stage.RUNNING, Stage.PROMOTED]
+
+
+def test_a_rollout_goes_by_the_protocol_that_has_both_versions() -> None:
+    bench = Bench(ROLLING)
+    both(bench, "http", "0")
+    both(bench, "grpc", "1")
+    both(bench, "grpc", "2")
+    assert roll(bench, 100.0) == [Stage.RUNNING, Stage.PROMOTED]
+
+
+def test_calls_that_a_worker_fails_are_failures_of_its_version() -> None:
+    bench = Bench(ROLLING, "1", "2")
+    roll(bench, 3.0)
+    seen = ModelObservation("m", "2", None, (), 0, 0, failed_calls=25)
+    bench.steering.observed(PeerObserved(0, (Observation("w2", 0, (seen,)),), bench.now))
+    bench.now += 1.0
+    assert bench.steering.tick(bench.now)
+    assert bench.steering.stage_of("m") == (Stage.ROLLED_BACK, 0)
+    assert bench.steering.attempts["m", "2"][1] == 25
 
 
 def test_a_rollout_goes_on_where_it_was_after_a_restart() -> None:
