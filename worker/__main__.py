@@ -24,6 +24,7 @@ from worker.exposition import of_models, of_page_cache, of_process
 from worker.load_report import LoadProbe
 from worker.loading.hash_cache import HashCache
 from worker.loading.model_loader import ModelLoader
+from worker.loading.prefetch import prefetcher
 from worker.loading.shm import ShmStore
 from worker.log import EventLog
 from worker.memory import HostMemory
@@ -112,8 +113,6 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         limit_bytes=options.loading.shm_limit_bytes,
         memory=memory.read,
     )
-    if shm.kept:
-        shm.sweep({f"{files.name}@{files.version}" for files in found})
     loader = ModelLoader(options.loading.strategy, hashes, memory.read, _cores(), shm)
     starts = Starts(
         log,
@@ -131,11 +130,14 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         models,
         lambda files: HeldReplica(files, engine, loader, log, time.monotonic, changed, starts, news),
         log,
+        prefetcher(log, memory.read) if options.loading.prefetch else None,
     )
     if strict:
         repository.add(found)
     else:
         await repository.find()
+    if shm.kept:
+        shm.sweep({f"{replica.name}@{replica.version}" for replica in models})
     at_once = [replica.files for replica in models if replica.rest is None]
     engine.initialize(at_once)
     if not at_once:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from router.model import State
+from worker.engines import Cancellation
 from worker.models import UnknownModelError
 from worker.replica import Rest
 from worker.store import NAME, ModelFiles, StoreError, Versions, choose, names_in
@@ -129,14 +130,16 @@ class Repository:
         models: Models,
         make: Callable[[ModelFiles], HeldReplica],
         log: EventLog,
+        prefetch: Callable[[ModelFiles, Cancellation], None] | None = None,
     ) -> None:
-        """``make`` makes a replica, cold, of a version."""
+        """``make`` makes a replica, cold, of a version. ``prefetch`` blocks, and is called for what is left cold."""
         self.models = models
         self.control = behaviour.control
         self._source = source
         self._behaviour = behaviour
         self._make = make
         self._log = log
+        self._prefetch = prefetch
         self._locks: dict[str, asyncio.Lock] = {}
         self._turn = asyncio.Lock()
         self._tried: dict[tuple[str, str], str] = {}
@@ -144,6 +147,7 @@ class Repository:
         self._unwanted: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
+        self._given_up = Cancellation()
         models.on_wanted = self._wanted
 
     # --- its life -----------------------------------------------------------------------------------------------------
@@ -180,9 +184,17 @@ class Repository:
                 async with self._lock(replica.name):
                     await self._bring_up(replica, replica.files)
         watches = [self._poll()] if self.control is Control.POLL else []
+        if self._prefetch is not None:
+            watches.append(self._prefetch_cold(self._prefetch))
         if self._may_idle():
             watches.append(self._watch_idle())
         await asyncio.gather(*watches)
+
+    async def _prefetch_cold(self, prefetch: Callable[[ModelFiles, Cancellation], None]) -> None:
+        """Have the files of what is not loaded read ahead, now that everything else is up."""
+        for replica in self.models:
+            if replica.state is State.COLD and not self._stop.is_set():
+                await asyncio.to_thread(prefetch, replica.files, self._given_up)
 
     def _may_idle(self) -> bool:
         """Whether anything here may ever be unloaded for idleness; what is found later may say so itself."""
@@ -191,6 +203,7 @@ class Repository:
     def drain(self) -> None:
         """Follow nothing any more, and say of every model that no more requests should come: the process ends."""
         self._stop.set()
+        self._given_up.cancel()
         for replica in self.models:
             replica.drain()
 

@@ -54,3 +54,12 @@ def test_packed_models_are_served(version: Path) -> None:
     assert packed["bytes_total"] == plain["bytes_total"]
     left = [path.name for path in (version.parents[2] / "shm").glob("warmroute-*/weights/*")]
     assert left == []
+
+
+def test_models_that_wait_for_a_request_are_read_ahead(version: Path) -> None:
+    root = version.parents[2]
+    flags = ("--models", str(root / "models"), "--shm-dir", str(root / "shm"), "--lazy", "--prefetch")
+    with WorkerProcess(*flags) as worker:
+        event = worker.event("model.prefetched", model="s", version="1")
+        assert event["bytes"] == sum(path.stat().st_size for path in version.iterdir())
+        assert not any(event["event"] == "model.warm" for event in worker.events)

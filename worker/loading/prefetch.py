@@ -13,16 +13,22 @@ from worker.engines import GivenUpError
 from worker.loading import LoadError
 from worker.loading.full import read_files
 from worker.loading.task import Brought
+from worker.loading.version_files import version_files
 from worker.stages import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from worker.engines import Cancellation
     from worker.loading.task import LoadTask
     from worker.loading.version_files import SourceFile
+    from worker.log import EventLog
+    from worker.memory import Memory
+    from worker.store import ModelFiles
 
 STEP_BYTES = 1 << 20
+MEMORY_SHARE = 0.8
+"""Of the free memory, that one version may be prefetched into."""
 
 
 class Prefetch:
@@ -37,6 +43,28 @@ class Prefetch:
             tally = read_files(task, task.wanted_files)
             brought.digests, brought.sums = tally.digests(task.files), tally.sums
         return brought
+
+
+def prefetcher(log: EventLog, memory: Callable[[], Memory | None]) -> Callable[[ModelFiles, Cancellation], None]:
+    """Return what reads a version ahead that nobody has asked for yet, where memory has room for it."""
+
+    def prefetch(files: ModelFiles, cancellation: Cancellation) -> None:
+        try:
+            found = () if files.directory is None else version_files(files.directory)
+            total_bytes = sum(file.size_bytes for file in found)
+            free = memory()
+            if free is not None and total_bytes > MEMORY_SHARE * free.free_bytes:
+                error = f"{total_bytes} bytes are more than {MEMORY_SHARE:.0%} of the {free.free_bytes} that are free"
+                log.warning("model.not_prefetched", model=files.name, version=files.version, error=error)
+            elif found:
+                asked = advise(found, cancellation)
+                log.info("model.prefetched", model=files.name, version=files.version, bytes=asked)
+        except LoadError as error:
+            log.warning("model.not_prefetched", model=files.name, version=files.version, error=str(error))
+        except GivenUpError:
+            pass
+
+    return prefetch
 
 
 def advise(files: Iterable[SourceFile], cancellation: Cancellation) -> int:

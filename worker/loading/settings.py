@@ -32,11 +32,12 @@ class LoadOptions:
     shm: bool = False
     shm_dir: Path = SHARED_MEMORY
     shm_limit_bytes: int = 0
+    prefetch: bool = False
 
     @classmethod
     def read(cls, given: argparse.Namespace) -> LoadOptions:
         """Return what was given for the flags of :func:`add_flags`."""
-        return cls(StrategyName(given.load), given.shm, given.shm_dir, given.shm_limit_bytes)
+        return cls(StrategyName(given.load), given.shm, given.shm_dir, given.shm_limit_bytes, given.prefetch)
 
 
 def add_flags(add: Callable[..., Any], count: Callable[[int, int], Callable[[str], int]]) -> None:
@@ -46,6 +47,11 @@ def add_flags(add: Callable[..., Any], count: Callable[[int, int], Callable[[str
         choices=[name.value for name in StrategyName],
         default=StrategyName.AUTO.value,
         help="how a model's files come into memory, where its model.yaml does not say",
+    )
+    add(
+        "--prefetch",
+        action="store_true",
+        help="once all others are up, have the kernel read ahead the files of models that are not loaded",
     )
     add(
         "--shm-dir",

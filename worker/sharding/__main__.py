@@ -5,15 +5,25 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from worker.engines import Cancellation
+from worker.loading import LoadError, StrategyName
+from worker.loading.hash_cache import HashCache
+from worker.loading.model_loader import MAX_THREADS, ModelLoader
+from worker.loading.settings import SHARED_MEMORY
+from worker.log import EventLog
+from worker.memory import HostMemory
 from worker.sharding import ShardError, onnx_file, safetensors
 from worker.sharding.choosing import Cost, choose_shards, pareto, shards_for, table
 from worker.sharding.manifest import all_bytes, make_manifest, shard_bytes, tensors_of, write_manifest
 from worker.sharding.rules import Rule
+from worker.stages import Stages
+from worker.store import ModelFiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +42,9 @@ class _Rules(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 def main(argv: list[str]) -> int:
     """Run a command; returns 0, or 1 with the reason on standard error."""
-    parser = argparse.ArgumentParser(prog="warmroute models", description="Split models over several workers.")
+    parser = argparse.ArgumentParser(
+        prog="warmroute models", description="Split models over workers, and read them ahead."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     shard = commands.add_parser("shard", help="write manifest.json: what each shard of a model reads")
     shard.add_argument("model", help="NAME, NAME@VERSION, or the directory of a version")
@@ -49,13 +61,30 @@ def main(argv: list[str]) -> int:
     choose = commands.add_parser("choose-shards", help="recommend a number of shards, and print the table")
     _add_choice(choose, choose.add_mutually_exclusive_group(required=True))
     choose.set_defaults(run=_choose)
+    prefetch = commands.add_parser("prefetch", help="read versions into the page cache, and remember what they hash to")
+    prefetch.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="a version's directory")
+    prefetch.add_argument(
+        "--shm-dir", type=Path, default=SHARED_MEMORY, metavar="DIR", help="where hashes are remembered (/dev/shm)"
+    )
+    prefetch.set_defaults(run=_prefetch)
     arguments = parser.parse_args(argv)
     try:
         arguments.run(arguments)
-    except ShardError as error:
+    except (ShardError, LoadError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _prefetch(arguments: argparse.Namespace) -> None:
+    hashes = HashCache(arguments.shm_dir, EventLog(sys.stderr, json=False))
+    loader = ModelLoader(StrategyName.PREFETCH, hashes, HostMemory().read, MAX_THREADS)
+    for directory in arguments.directories:
+        began = time.perf_counter()
+        files = ModelFiles(directory.name, "1", directory)
+        loaded = loader.load(files, lambda *_: None, Cancellation(), Stages())
+        took_s = time.perf_counter() - began
+        print(f"{directory}: {loaded.bytes_total} bytes in {took_s:.2f} s, content hash {loaded.content_hash}")
 
 
 def _add_choice(parser: argparse.ArgumentParser, group: argparse._MutuallyExclusiveGroup) -> None:
