@@ -156,6 +156,11 @@ def _check_grpc(parser: argparse.ArgumentParser, given: argparse.Namespace) -> N
         parser.error(f"--id: {len(given.id)} characters, with --grpc-listen at most {most}")
 
 
+def has_flag(flag: str) -> bool:
+    """Return whether a worker has ``flag``."""
+    return any(flag in action.option_strings for action in _parser()._actions)  # noqa: SLF001
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="warmroute worker",

@@ -15,7 +15,7 @@ import msgspec
 
 from worker.baseline import encode_baseline, features
 from worker.bench.beside import Beside
-from worker.bench.contenders import DEFAULT, MEASURES, PLAIN, Contender, contenders, strategies
+from worker.bench.contenders import DEFAULT, MEASURES, PLAIN, Contender, available, contenders, strategies
 from worker.bench.fit import FitError, describe, fit
 from worker.bench.model import ModelError, find_model
 from worker.bench.plot import draw
@@ -104,7 +104,7 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
-    rows = contenders(MEASURES, strategies(), _DEVICES[given.device])
+    rows = contenders(available(MEASURES), strategies(), _DEVICES[given.device])
     if given.list:
         print("\n".join(row.name for row in rows))
         return 0
@@ -193,13 +193,17 @@ def measure(model: BenchModel, rows: Sequence[Contender], given: argparse.Namesp
     steady_rounds = min(given.rounds, 3) if given.steady_s else 0
     beside_rounds = 0 if given.no_beside else min(given.rounds, 3)
     starts = len(rows) * len(given.caches) * (given.warm_ups + given.rounds)
-    progress = Progress(starts + len(rows) * (steady_rounds + beside_rounds))
+    keeping = [row for row in rows if row.change is not None and row.change.kept]
+    progress = Progress(starts + len(keeping) + len(rows) * (steady_rounds + beside_rounds))
     samples: list[Sample] = []
     loads: list[Steady] = []
     with (
         BenchZygote() as zygote,
         Measuring(model, rows, given.threads, zygote, everything=not given.keep_libraries) as measuring,
     ):
+        for row in keeping:
+            measuring.prepare(row)
+            progress.step(f"prepared, {row.name}")
         for number in range(-given.warm_ups, given.rounds):
             for row, cache in _interleaved(rows, given.caches, number):
                 sample = measuring.start(row, cache, number)

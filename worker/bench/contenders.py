@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from worker.options import choices
+from worker.options import choices, has_flag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ PLAIN: Final = "plain session"
 NOTHING: Final = "no measure"
 DEFAULT: Final = "worker as it comes"
 ALL: Final = "all together"
+HOT: Final = "hot restart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,19 @@ class Change:
     """How a worker is started otherwise than it comes: flags, sections of ``model.yaml``, by a zygote or not."""
 
     flags: tuple[str, ...] = ()
+    """``{kept}`` in one stands for a directory that the row's starts share, ``{id}`` for an id that they do."""
     description: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     zygote: bool = False
+    kept: tuple[str, ...] = ()
+    """Events that say, some time after the first answer, that what the next start finds is there."""
 
     def with_also(self, other: Change) -> Change:
         """Return both; where they disagree, ``other`` wins."""
         return Change(
-            (*self.flags, *other.flags), merged(self.description, other.description), self.zygote or other.zygote
+            (*self.flags, *other.flags),
+            merged(self.description, other.description),
+            self.zygote or other.zygote,
+            (*self.kept, *other.kept),
         )
 
 
@@ -74,7 +81,10 @@ MEASURES: Final = (
         Change(description={"engine": {"two_phase": "on"}}),
         Change(description={"engine": {"two_phase": "off"}}),
     ),
+    Measure("kept graph", Change(("--model-cache", "{kept}"), kept=("model_cache.stored",))),
 )
+SHARED: Final = Measure("shared memory", Change(("--shm", "--id", "{id}")))
+"""Apart from the rest: with it a start has its weights in memory, whatever the page cache holds."""
 
 
 def contenders(
@@ -90,7 +100,17 @@ def contenders(
     rows = [Contender(PLAIN, None), Contender(NOTHING, off), Contender(DEFAULT, device)]
     rows += [Contender(f"load: {name}", device.with_also(Change(("--load", name)))) for name in strategies]
     rows += [Contender(measure.name, off.with_also(measure.on)) for measure in measures]
-    return [*rows, Contender(ALL, on)]
+    rows += [Contender(SHARED.name, off.with_also(SHARED.on))]
+    return [*rows, Contender(ALL, on), Contender(HOT, on.with_also(SHARED.on))]
+
+
+def available(measures: Sequence[Measure]) -> list[Measure]:
+    """Return the measures whose flags this worker has."""
+    return [
+        measure
+        for measure in measures
+        if all(has_flag(flag) for flag in (*measure.on.flags, *measure.off.flags) if flag.startswith("--"))
+    ]
 
 
 def strategies() -> list[str]:

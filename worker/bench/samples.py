@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from worker.bench import page_cache, plain
 from worker.bench.model import ModelError, Repository
 from worker.bench.worker_start import StartError, WorkerStart, spawn
 from worker.loading.mapping import cached_ratio
+from worker.loading.settings import SHARED_MEMORY
 from worker.memory import HostMemory
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 SWAPPED: Final = "model.session_swapped"
 _BUILDING: Final = ("first", "building", "proving")
 """Phases of a two-phase session after which another session is still to come."""
+KEPT_S: Final = 120.0
+"""How long a worker may take to keep something for its next start."""
 SWAP_S: Final = 300.0
 """How long the second session may take before it is not waited for any more."""
 
@@ -102,6 +106,10 @@ class Measuring:
         self._zygote = zygote
         self._everything = everything
         self._repositories: dict[str, Repository] = {}
+        self._kept = model.directory.parent / f".bench-{os.getpid()}-kept"
+        shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else self._kept
+        self._shared = shared / f"warmroute-bench-{os.getpid()}"
+        self._shared.mkdir(parents=True, mode=0o700)
         try:
             for row in rows:
                 if row.change is not None:
@@ -117,6 +125,8 @@ class Measuring:
         """Take the repositories away."""
         for repository in self._repositories.values():
             repository.close()
+        for place in (self._kept, self._shared):
+            shutil.rmtree(place, ignore_errors=True)
 
     def __enter__(self) -> Measuring:
         return self
@@ -167,12 +177,28 @@ class Measuring:
         )
 
     def _worker(self, name: str, change: Change) -> WorkerStart:
-        root = self._repositories[name].root
-        flags = ("--models", str(root), "--threads", str(self._threads), *change.flags)
+        flags = ["--models", str(self._repositories[name].root), "--shm-dir", str(self._shared)]
+        flags += ["--threads", str(self._threads)]
+        place, id_ = self._kept / name.replace(" ", "-"), f"bench-{name.replace(' ', '-')}"
+        if any("{kept}" in flag for flag in change.flags):
+            place.mkdir(parents=True, exist_ok=True)
+        flags += [flag.format(kept=place, id=id_) for flag in change.flags]
         started = WorkerStart(flags, self._model.shapes, self._zygote.start() if change.zygote else spawn)
         if self._body:
             started.prepare(self._body)
         return started
+
+    def prepare(self, row: Contender) -> None:
+        """Start ``row`` once and wait until what its next start finds is there.
+
+        Raises:
+            StartError: that did not come.
+        """
+        if row.change is not None:
+            with self._worker(row.name, row.change) as worker:
+                worker.first_answer()
+                for name in row.change.kept:
+                    worker.event(name, KEPT_S)
 
     def steady(self, row: Contender, number: int, seconds: float) -> Steady:
         """Start ``row`` from a warm page cache and load it with one caller until ``seconds`` after the last swap.

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 START_S: Final = 600.0
 """How long a start may take before the bench gives up on it."""
 _STOP_S: Final = 20.0
+STORED: Final = "model_cache.stored"
+NOT_STORED: Final = "model_cache.not_stored"
 
 
 class StartError(Exception):
@@ -133,6 +135,8 @@ class WorkerStart:
                     return event
                 if event["event"] == "worker.failed" or event.get("to") == "failed":
                     raise StartError(str(event.get("error") or event.get("reason")))
+                if event["event"] == NOT_STORED and name == STORED:
+                    raise StartError(f"the optimised graph was not kept: {event.get('reason')}")
             if not self._read(deadline - time.perf_counter()):
                 raise StartError(f"no event {name} within {timeout_s:.0f} s, or before its process ended")
 
