@@ -27,7 +27,7 @@ from worker.loading.model_loader import ModelLoader
 from worker.loading.prefetch import prefetcher
 from worker.loading.shm import ShmStore
 from worker.log import EventLog
-from worker.memory import HostMemory
+from worker.memory import HostMemory, one_heap
 from worker.metrics import Metrics
 from worker.models import Models
 from worker.news import News
@@ -64,6 +64,8 @@ def main(argv: list[str], follow_parent: Callable[[int], bool] | None = None) ->
     """
     # ONNX Runtime reports on its use and keeps a session file in TMPDIR from its import on; who runs a worker decides.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        one_heap()
     options = parse(argv)
     if options.parent_pid is not None and not (follow_parent or die_with_parent)(options.parent_pid):
         return 0
