@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from worker.engines.model_cache import ModelCache
+    from worker.loading import Loader
     from worker.serving.grpc.server import GrpcSurface
     from worker.state_address import StateAddress
 
@@ -84,9 +85,9 @@ def main(argv: list[str], follow_parent: Callable[[int], bool] | None = None) ->
 
 async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     kind = find_kind(options.engine)
-    source = Source(options.models, options.model, kind.file_name, options.versions)
+    source = Source(options.models, options.model, kind.file_name, options.versions, options.shard)
     strict = options.behaviour.control is Control.NONE
-    found = scan(options.models, options.model, kind.file_name, options.versions) if strict else []
+    found = scan(options.models, options.model, kind.file_name, options.versions, options.shard) if strict else []
     memory = HostMemory()
     settings = EngineSettings(
         log,
@@ -115,7 +116,11 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         limit_bytes=options.loading.shm_limit_bytes,
         memory=memory.read,
     )
-    loader = ModelLoader(options.loading.strategy, hashes, memory.read, _cores(), shm)
+    loader: Loader = ModelLoader(options.loading.strategy, hashes, memory.read, _cores(), shm)
+    if options.shard is not None:
+        from worker.sharding.loader import ShardLoader
+
+        loader = ShardLoader(loader)
     starts = Starts(
         log,
         read_baseline(options.baseline),

@@ -17,7 +17,7 @@ from worker.loading.settings import LoadOptions, add_flags
 from worker.repository import IDLE_S, LEAST_POLL_S, POLL_S, Behaviour, Control
 from worker.starts import OBJECTIVE_S
 from worker.state_address import SCHEMES, StateAddress
-from worker.store import MAX_VERSIONS, NAME, VERSION, Versions
+from worker.store import MAX_VERSIONS, NAME, VERSION, ShardPlace, Versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +65,7 @@ class Options:
     json_log: bool
     start_objective_s: float
     baseline: Path | None
+    shard: ShardPlace | None
 
 
 def parse(argv: list[str]) -> Options:
@@ -91,6 +92,10 @@ def parse(argv: list[str]) -> Options:
             _file(parser, "--state-cert-file", given.state_cert_file),
             _file(parser, "--state-key-file", given.state_key_file),
         )
+    if given.shard is None and (given.group or given.generation != 1):
+        parser.error("--group, --generation: only with --shard")
+    if given.shard is not None and given.models is None:
+        parser.error("--shard: there is nothing to hold a shard of; give --models DIR")
     control = Control(given.model_control)
     if given.load_model and control is not Control.EXPLICIT:
         parser.error(f"--load-model {given.load_model[0]}: only with --model-control {Control.EXPLICIT.value}")
@@ -136,6 +141,7 @@ def parse(argv: list[str]) -> Options:
         json_log=given.log_format == "json",
         start_objective_s=given.start_objective_s,
         baseline=given.baseline,
+        shard=None if given.shard is None else ShardPlace(given.shard, given.group or "", given.generation),
     )
 
 
@@ -177,6 +183,20 @@ def _parser() -> argparse.ArgumentParser:
         default="latest",
         metavar="WHICH",
         help="versions of each model to serve: latest, latest:N, all, or numbers such as 1,3",
+    )
+    add(
+        "--shard",
+        type=_count(0, 255),
+        metavar="K",
+        help="hold only this shard of each model, as its manifest.json describes it (warmroute models shard)",
+    )
+    add("--group", type=_group, metavar="NAME", help="with --shard: who answers together with it")
+    add(
+        "--generation",
+        type=_count(1, 1 << 30),
+        default=1,
+        metavar="N",
+        help="with --shard: shards of different generations do not belong together",
     )
     add(
         "--model-control",
@@ -360,6 +380,12 @@ def _listen(text: str) -> tuple[str, int]:
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r}: expected HOST:PORT, such as 127.0.0.1:9001 or [::1]:9001")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _group(text: str) -> str:
+    if not _NAMESPACE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: use 1 to 64 of A-Z a-z 0-9 . _ -")
+    return text
 
 
 def _advertised(text: str, scheme: str = "http") -> str:

@@ -448,6 +448,7 @@ class HeldReplica:
 
     def report(self) -> Replica:
         """Return what there is to say of it now."""
+        shard = self.files.shard
         return Replica(
             model=self.name,
             version=self.version,
@@ -455,10 +456,13 @@ class HeldReplica:
             warmth=tuple(sorted(self._warmth.items())),
             content_hash=self.content_hash,
             config_revision=self.files.config_revision,
-            generation=1,
+            generation=1 if shard is None else shard.generation,
             warm_for_s=self.warm_for_s(),
             warm_in_s=self.warm_in_s(),
             reason=self.reason[:500],
+            shard=0 if shard is None else shard.index,
+            shard_count=1 if shard is None else shard.count,
+            group="" if shard is None else shard.group,
         )
 
 

@@ -16,7 +16,7 @@ from router.model import State
 from worker.engines import Cancellation
 from worker.models import UnknownModelError
 from worker.replica import Rest
-from worker.store import NAME, ModelFiles, StoreError, Versions, choose, names_in
+from worker.store import NAME, ModelFiles, ShardPlace, StoreError, Versions, choose, names_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -57,6 +57,7 @@ class Source:
     names: tuple[str, ...]
     file_name: str | None
     versions: Versions
+    place: ShardPlace | None = None
 
     def listed(self) -> list[str]:
         """Return the models that may be loaded.
@@ -78,7 +79,7 @@ class Source:
             return [ModelFiles(name, "1")] if name in self.names else []
         if not (self.root / name).is_dir() and (self.file_name is not None or name not in self.names):
             return []
-        return choose(self.root, name, self.file_name, self.versions)
+        return choose(self.root, name, self.file_name, self.versions, self.place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from worker.sharding.reading import ShardWeights
+
 NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:-]{1,128}")
 """A model's name, as in the sidecar's configuration schema; not a path to somewhere else."""
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
@@ -63,6 +65,29 @@ class ShapeClass:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardPlace:
+    """Which shard of every version a worker is told to hold, and for which group; see :class:`HeldShard`."""
+
+    index: int
+    group: str = ""
+    generation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HeldShard:
+    """Which shard of a version a worker holds: ``index`` of ``count``, answering together with those of ``group``.
+
+    ``generation``: shards of different ones do not belong together. ``weights`` are there once they are loaded.
+    """
+
+    index: int
+    count: int
+    group: str = ""
+    generation: int = 1
+    weights: ShardWeights | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFiles:
     """One model version in the repository. ``directory`` and ``model_file`` are None where the engine needs no file."""
 
@@ -84,6 +109,8 @@ class ModelFiles:
     """After so long without a request it is unloaded; 0: never; None: as the worker was told."""
     content_hash: str = ""
     """What is equal where the files are; known once they have been read."""
+    shard: HeldShard | None = None
+    """Which shard of it is held; None: all of it."""
 
     @property
     def config_revision(self) -> str:
@@ -132,13 +159,17 @@ class _ModelDescription(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
 
 
 def scan(
-    root: Path | None, names: Iterable[str], file_name: str | None, versions: Versions = Versions()
+    root: Path | None,
+    names: Iterable[str],
+    file_name: str | None,
+    versions: Versions = Versions(),
+    place: ShardPlace | None = None,
 ) -> list[ModelFiles]:
     """Find what to serve: ``names``, or where that is empty every model under ``root``; a model's newest version first.
 
     ``file_name`` is the file that the engine loads from a version's directory. Where it is None the engine needs none:
     a named model without a directory is then version 1 with nothing in it. ``versions`` holds for models whose own
-    ``model.yaml`` says nothing else.
+    ``model.yaml`` says nothing else. ``place``: of each version that shard is held, and no more.
 
     Raises:
         StoreError: nothing to serve, or a model that is named or found is not as it should be.
@@ -156,7 +187,7 @@ def scan(
     wanted = wanted or names_in(root)
     if not wanted:
         raise StoreError(f"{root}: holds no model; add NAME/VERSION/{file_name or 'model.yaml'}")
-    return [files for name in wanted for files in choose(root, name, file_name, versions)]
+    return [files for name in wanted for files in choose(root, name, file_name, versions, place)]
 
 
 def names_in(root: Path) -> list[str]:
@@ -173,19 +204,23 @@ def names_in(root: Path) -> list[str]:
         raise StoreError(f"{error.filename}: {error.strerror}") from error
 
 
-def choose(root: Path, name: str, file_name: str | None, versions: Versions) -> list[ModelFiles]:
+def choose(
+    root: Path, name: str, file_name: str | None, versions: Versions, place: ShardPlace | None = None
+) -> list[ModelFiles]:
     """Return the versions of one model that are to be served, the newest first; see :func:`scan`.
 
     Raises:
         StoreError: there is no such model, or it is not as it should be.
     """
     try:
-        return _choose(root, name, file_name, versions)
+        return _choose(root, name, file_name, versions, place)
     except OSError as error:  # a file that left meanwhile, or that may not be read
         raise StoreError(f"{error.filename}: {error.strerror}") from error
 
 
-def _choose(root: Path, name: str, file_name: str | None, versions: Versions) -> list[ModelFiles]:
+def _choose(
+    root: Path, name: str, file_name: str | None, versions: Versions, place: ShardPlace | None
+) -> list[ModelFiles]:
     directory = root / name
     if not NAME.fullmatch(name):
         raise StoreError(f"{directory}: name {name!r}: use 1 to 128 of A-Z a-z 0-9 . _ : -")
@@ -214,7 +249,7 @@ def _choose(root: Path, name: str, file_name: str | None, versions: Versions) ->
     if len(chosen) > MAX_VERSIONS:
         raise StoreError(f"{directory}: {len(chosen)} versions to serve, at most {MAX_VERSIONS}; name those or fewer")
     return [
-        replace(_read(name, there[version], file_name), lazy=said.lazy, idle_unload_s=said.idle_unload_s)
+        replace(_read(name, there[version], file_name, place), lazy=said.lazy, idle_unload_s=said.idle_unload_s)
         for version in chosen
     ]
 
@@ -225,8 +260,12 @@ def _policy(said: Literal["all"] | _Latest | tuple[int, ...]) -> Versions:
     return Versions(0) if said == "all" else Versions(named=tuple(dict.fromkeys(str(version) for version in said)))
 
 
-def _read(name: str, directory: Path, file_name: str | None) -> ModelFiles:
+def _read(name: str, directory: Path, file_name: str | None, place: ShardPlace | None) -> ModelFiles:
+    shard = None if place is None else _held(directory, place)
     model_file = directory / file_name if file_name is not None else None
+    if model_file is not None and shard is not None:
+        own = model_file.with_name(f"shard-{shard.index}{model_file.suffix}")
+        model_file = own if own.is_file() else model_file
     if model_file is not None and not model_file.is_file():
         packed = (directory / f"{file_name}{suffix}" for suffix in PACKED)
         model_file = next((path for path in packed if path.is_file()), model_file)
@@ -252,7 +291,21 @@ def _read(name: str, directory: Path, file_name: str | None) -> ModelFiles:
         {within(path) or path: digest for path, digest in description.files.items()},
         signature(directory),
         description.load,
+        shard=shard,
     )
+
+
+def _held(directory: Path, place: ShardPlace) -> HeldShard:
+    from worker.sharding import ShardError
+    from worker.sharding.manifest import read_manifest
+
+    try:
+        count = read_manifest(directory).shards
+    except ShardError as error:
+        raise StoreError(f"--shard {place.index}: {error}") from error
+    if place.index >= count:
+        raise StoreError(f"--shard {place.index}: {directory}/manifest.json has shards 0 to {count - 1}")
+    return HeldShard(place.index, count, place.group, place.generation)
 
 
 def signature(directory: Path) -> str:

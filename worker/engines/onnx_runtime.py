@@ -78,12 +78,20 @@ class OnnxModel:
 
     platform = "onnxruntime_onnx"
 
-    def __init__(self, session: ort.InferenceSession, pins: Mapping[str, Any], kept: bool | None) -> None:
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        pins: Mapping[str, Any],
+        kept: bool | None,
+        weights: Mapping[str, ort.OrtValue],
+    ) -> None:
         """``pins``: what deterministic execution holds fast; empty where it is not asked for.
 
-        ``kept``: whether its optimised graph came from the cache; None where it could not have.
+        ``kept``: whether its optimised graph came from the cache; None where it could not have. ``weights``: what the
+        session uses and does not own.
         """
         self._session = session
+        self._weights = weights
         self._pins = pins
         self._kept = kept
         self.device = str(session.get_providers()[0])
@@ -122,8 +130,9 @@ class OnnxModel:
         return said
 
     def unload(self) -> None:
-        """Drop the session, which frees its memory."""
+        """Drop the session, which frees its memory, and then the weights it used."""
         del self._session
+        self._weights = {}
 
 
 class OnnxRuntimeEngine:
@@ -215,19 +224,22 @@ class OnnxRuntimeEngine:
         cancellation: Cancellation,
         stages: Stages,
     ) -> OnnxModel:
-        key = self._graphs.key(files, options)
+        weights = _weights(files)
+        key = None if weights else self._graphs.key(files, options)  # a kept graph has its own weights
         try:
             session = self._kept(files, options, entries, key, cancellation, stages) if key is not None else None
             kept = session is not None
             if session is None:
-                session = self._session(files, options, entries, str(files.model_file), cancellation, stages)
+                session = self._session(
+                    files, options, entries, str(files.model_file), cancellation, stages, weights=weights
+                )
         except EngineError as error:
             if cancellation.cancelled:
                 raise GivenUpError("given up while loading") from error
             raise
         if key is not None and not kept:
             self._keep(files, options, key)
-        return OnnxModel(session, options.pins(), None if key is None else kept)
+        return OnnxModel(session, options.pins(), None if key is None else kept, weights)
 
     def _kept(
         self,
@@ -274,6 +286,7 @@ class OnnxRuntimeEngine:
         *,
         optimised: bool = False,
         save_to: Path | None = None,
+        weights: Mapping[str, ort.OrtValue] | None = None,
     ) -> ort.InferenceSession:
         stages = stages or Stages()
         with stages.measure(Stage.CONFIGURE):
@@ -289,6 +302,8 @@ class OnnxRuntimeEngine:
             )
             if save_to is not None:
                 made.optimized_model_filepath = str(save_to)
+            for name, value in (weights or {}).items():
+                made.add_initializer(name, value)
             providers = add_providers(files, options, made)
         if cancellation is not None:
             cancellation.on_cancel(lambda: made.set_load_cancellation_flag(True))
@@ -305,6 +320,13 @@ class OnnxRuntimeEngine:
                 f" got {session.get_providers()}"
             )
         return session
+
+
+def _weights(files: ModelFiles) -> dict[str, ort.OrtValue]:
+    """Return what a shard's graph gets for its initializers, by name: the slices as they are mapped, not copied."""
+    if files.shard is None or files.shard.weights is None:
+        return {}
+    return {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in files.shard.weights.arrays.items()}
 
 
 def _marks(files: ModelFiles) -> tuple[tuple[str, int, int, int], ...]:

@@ -16,6 +16,7 @@ A slice without ``shard`` is every shard's.
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from worker.sharding.rules import Rule
 
 NAME: Final = "manifest.json"
+_GRAPH: Final = re.compile(r"shard-[0-9]+\.onnx")
 VERSION: Final = 1
 MOST_BYTES: Final = 256 << 20
 _PIECES_AT_ONCE: Final = 1 << 20
@@ -259,11 +261,13 @@ def shard_bytes(manifest: Manifest, shard: int) -> int:
 def tensors_of(directory: Path, readers: Iterable[tuple[str, Callable[[Path], list[TensorInfo]]]]) -> list[TensorInfo]:
     """Return the tensors of a version's directory: of all files that the first reader with any takes.
 
+    Graphs of single shards are passed over: they name the same weights.
+
     Raises:
         ShardError: there is none, one cannot be read, or two files have a tensor of one name.
     """
     for pattern, read in readers:
-        files = sorted(path for path in directory.glob(pattern) if path.is_file())
+        files = sorted(path for path in directory.glob(pattern) if path.is_file() and not _GRAPH.fullmatch(path.name))
         if files:
             found = [tensor for path in files for tensor in read(path)]
             seen: set[str] = set()
