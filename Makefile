@@ -10,10 +10,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 MODELS := models
 COMPARED := .venv-bench
+CLIENTS := .venv-clients
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv dev demo model test test-compiled check format bench bench-run restart compiled lock proto reference pictures \
+.PHONY: help venv clients dev demo model test test-compiled check format bench bench-run restart compiled lock proto reference pictures \
   demo-picture fuzz sim soak system-packages clean
 
 help:
@@ -28,6 +29,7 @@ help:
 	@echo "make compiled  the compiled build, in .venv-compiled; nothing where no source changed"
 	@echo "make venv      only .venv with warmroute in it (PYTHON=python3.12 to choose the interpreter)"
 	@echo "make dev       .venv with the development tools too"
+	@echo "make clients   .venv-clients with tritonclient and kserve's clients, which tests drive a worker with"
 	@echo "make format    let ruff format and fix"
 	@echo "make proto     generate the protobuf code again"
 	@echo "make reference generate the configuration reference again"
@@ -75,10 +77,23 @@ system-packages:
 	@tools/system_packages.sh
 
 # Tests that measure, or that drive a whole product, run alone: they are marked serial (tests/conftest.py).
-test: check system-packages model
+test:
+	@$(MAKE) --no-print-directory -j2 --output-sync=target check system-packages model $(CLIENTS)/clients.stamp
 	$(BIN)/pytest -n $(JOBS) -m "not serial"
 	$(BIN)/pytest -m serial
 	$(MAKE) --no-print-directory test-compiled
+
+# Clients that others wrote, to drive a worker with: they want an older protobuf than we do. Where they cannot be installed,
+# the tests with them say that they are skipped. Not compiled: a test imports a part of it, once.
+clients: $(CLIENTS)/clients.stamp
+
+$(CLIENTS)/clients.stamp: requirements/clients.lock
+	@echo "installing tritonclient and kserve's clients into $(CLIENTS)"
+	@rm -rf $(CLIENTS)
+	@$(PYTHON) -m venv $(CLIENTS) && \
+	  $(CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install --only-binary :all: --no-compile --no-deps \
+	    --require-hashes -r requirements/clients.lock && touch $@ || \
+	  echo "not installed: the tests with other people's clients are skipped" >&2
 
 # The data path and the router once more, on the compiled build (docs/compiled.md). Skipped, and said so, where this
 # machine cannot compile.

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "requirements"
 DEMO_MODEL = "magika==1.0.*"
 COMPARED = ("vllm-router", "sglang-router", "py-spy")  # for the benchmark alone, in an environment of their own
+CLIENTS = ("tritonclient[http,grpc]>=2.60,<3", "kserve>=0.17,<1")  # tests drive a worker with them, apart from us
 OLDEST_PYTHON = "3.11"
 
 
@@ -52,6 +53,7 @@ def main() -> int:
         compile_lock("build.lock", ["-"], "\n".join(build))
         compile_lock("demo-model.lock", ["--no-deps", "-"], DEMO_MODEL)
         compile_lock("bench.lock", ["-"], "\n".join(COMPARED))
+        compile_lock("clients.lock", ["-"], "\n".join(CLIENTS))
     return 0
 
 

@@ -66,7 +66,7 @@ def test_a_lock_pins_and_hashes_everything(lock: Path) -> None:
 
 def test_the_locks_agree() -> None:
     pins = {lock.stem: dict(PIN.findall(lock.read_text(encoding="utf-8"))) for lock in LOCKS}
-    assert {"run", "dev", "build", "demo-model", "bench"} == pins.keys()
+    assert {"run", "dev", "build", "demo-model", "bench", "clients"} == pins.keys()
     assert pins["run"].items() <= pins["dev"].items()
     assert pins["build"].items() <= pins["dev"].items()
 

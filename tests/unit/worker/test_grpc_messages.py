@@ -104,12 +104,12 @@ MALFORMED: dict[str, tuple[tuple[TensorSpec, ...], oip.ModelInferRequest, str]] 
     "raw for fewer": (
         (F, I8),
         request(fp32(), ("i", "INT8", (1,), {}), raw=(F2,)),
-        "inference request: 1 raw_input_contents for 2 inputs",
+        "inference request: 1 raw_input_contents for 2 inputs without 'contents'",
     ),
     "raw and typed": (
         (F,),
         request(fp32(fp32_contents=[1, 2]), raw=(F2,)),
-        "input 'f': 'contents' and raw_input_contents exclude each other",
+        "inference request: 1 raw_input_contents for 0 inputs without 'contents'",
     ),
     "raw of another length": (
         (F,),
@@ -200,3 +200,11 @@ def test_classes_and_parameters() -> None:
     assert got.parameters == {"service_ms": 1.5}
     answer = oip.ModelInferResponse.FromString(write(FILES, got, [got.inputs["f"]]))
     assert list(answer.raw_output_contents) == [b"\x0e\0\0\x002.000000:1:dog"]
+
+
+def test_raw_contents_are_for_the_inputs_without_typed_ones() -> None:
+    message = request(("b", "BF16", (1,), {}), fp32(fp32_contents=[1, 2.5]), ("i", "INT8", (1,), {}), raw=(b"ab", b"c"))
+    got = read(message, EchoingModel(inputs=(F, I8, B), outputs=(F,)))
+    assert (got.inputs["b"].tolist(), got.inputs["i"].tolist()) == ([0x6261], [99])
+    assert got.inputs["f"].tolist() == [[1.0, 2.5]]
+    assert got.outputs[0].binary

@@ -1,7 +1,7 @@
 """Inference requests and answers as protobuf messages: read, checked against the model, and written.
 
-Tensors are bytes for all inputs (``raw_input_contents``) or typed contents in each. Answers come as requests did,
-but as bytes where a tensor has no typed form.
+An input's tensor is its typed ``contents``, or the next of ``raw_input_contents``. Answers come typed where requests
+did, but as bytes where a tensor has no typed form.
 """
 
 from __future__ import annotations
@@ -89,10 +89,11 @@ def read(message: oip.ModelInferRequest, model: LoadedModel) -> InferRequest:
     as_bytes = flag("inference request", "binary_data_output", parameters, absent=raw)
     parameters.pop("binary_data_output", None)
     check_count("inputs", len(message.inputs))
-    if raw and len(message.raw_input_contents) != len(message.inputs):
-        raise RequestError(
-            f"inference request: {len(message.raw_input_contents)} raw_input_contents for {len(message.inputs)} inputs"
-        )
+    untyped = sum(not tensor.HasField("contents") for tensor in message.inputs)
+    if raw and len(message.raw_input_contents) != untyped:
+        given = len(message.raw_input_contents)
+        raise RequestError(f"inference request: {given} raw_input_contents for {untyped} inputs without 'contents'")
+    rest = iter(message.raw_input_contents)
     named = Named("input", model.inputs)
     arrays: dict[str, Array] = {}
     for index, tensor in enumerate(message.inputs):
@@ -102,11 +103,8 @@ def read(message: oip.ModelInferRequest, model: LoadedModel) -> InferRequest:
         if not tensor.datatype:
             raise RequestError(f"{where}: 'datatype' is missing; {expected(spec)}")
         shape = check_shape(spec, tensor.datatype, tensor.shape)
-        if raw:
-            if tensor.HasField("contents"):
-                raise RequestError(f"{where}: 'contents' and raw_input_contents exclude each other")
-            data = memoryview(message.raw_input_contents[index])
-            arrays[spec.name] = decode_binary(spec.name, spec.datatype, shape, data)
+        if raw and not tensor.HasField("contents"):
+            arrays[spec.name] = decode_binary(spec.name, spec.datatype, shape, memoryview(next(rest)))
         else:
             arrays[spec.name] = _typed(spec, shape, tensor.contents)
     check_complete(model.inputs, arrays)
