@@ -1,10 +1,8 @@
-"""When an endpoint is taken out and how it comes back: one table of transitions, two guards that follow it.
+"""When an endpoint is taken out and how it comes back: one table of transitions, and the guards that follow it.
 
 The :class:`Breaker` opens where a ratio of recent calls failed, found nobody there or was much slower than usual, and
-tries a counted number of calls before it closes.
-The :class:`Quarantine` opens at the first sign that the process is not there (refused, reset, timed out), backs off
-from ``base_s`` to ``max_s`` and lets one probe through at a time. Reading a guard never changes it; time moves it only
-through :meth:`advance`.
+tries a counted number of calls before it closes. ``router.quarantine`` has the guard against a process that is not
+there. Reading a guard never changes it; time moves it only through :meth:`advance`.
 """
 
 from __future__ import annotations
@@ -13,15 +11,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from router.model import BreakerRule, Evidence
-from router.outcomes import ATTEMPT_BLAME, BROKEN_OFF, QUARANTINES, AttemptResult, Blame
+from router.outcomes import Blame
 from router.outlier import ejection_s
 from router.stats import SlidingCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router.policy import BreakerPolicy, OutlierPolicy, QuarantinePolicy
-    from router.protocols import Rng
+    from router.policy import BreakerPolicy, OutlierPolicy
 
 
 class GuardState(StrEnum):
@@ -61,27 +58,17 @@ TRANSITIONS: Final[dict[tuple[GuardState, GuardEvent], GuardState]] = {
 }
 """Every legal step of the guards; a pair that is not here cannot happen."""
 
-PROBE_PASSES: Final[frozenset[AttemptResult]] = frozenset(
-    {
-        AttemptResult.SUCCESS,
-        AttemptResult.CLIENT_ERROR,
-        AttemptResult.BUSY,
-        AttemptResult.CALL_FAILED,
-        AttemptResult.TURNED_AWAY,
-        AttemptResult.NOT_READY,
-    }
-)
-"""Results that end a quarantine: the process is there and answers, though it may push back."""
-
 
 class Guard:
     """What all guards share: state, times and the trials in flight.
 
-    ``since`` is when it last opened, ``until`` when it may be tried again, ``trials`` how many trials are in flight.
+    ``since`` is when it last opened, ``until`` when it may be tried again. ``trials`` is how many trials are in flight
+    that hold a place. ``lent`` counts those beside them that only wait for their callers, to send the rest of a request
+    or to read the rest of an answer: how long that takes says nothing of the endpoint, so their places are others'.
     What a sibling process says counts only where it is newer than the last move here.
     """
 
-    __slots__ = ("closed_at", "half_open_since", "since", "state", "trials", "until")
+    __slots__ = ("closed_at", "half_open_since", "lent", "since", "state", "trials", "until")
 
     def __init__(self) -> None:
         self.state = GuardState.CLOSED
@@ -90,10 +77,34 @@ class Guard:
         self.half_open_since = float("-inf")
         self.closed_at = float("-inf")
         self.trials = 0
+        self.lent = 0
+
+    @property
+    def under_way(self) -> int:
+        """All trials in flight."""
+        return self.trials + self.lent
+
+    def lend(self, started: float) -> None:
+        """A trial waits for its caller from here on: others may have its place."""
+        if self._is_trial(started):
+            self.trials -= 1
+            self.lent += 1
+
+    def reclaim(self, started: float) -> None:
+        """A trial whose place was lent waits for the endpoint again: it holds one, be there one or not."""
+        if self._is_trial(started):
+            self.lent -= 1
+            self.trials += 1
+
+    def _give_back(self, *, lent: bool) -> None:
+        if lent:
+            self.lent -= 1
+        else:
+            self.trials -= 1
 
     def _move(self, event: GuardEvent) -> None:
         self.state = TRANSITIONS[self.state, event]
-        self.trials = 0
+        self.trials = self.lent = 0
 
     def _wait_over(self, now: float) -> None:
         self._move(GuardEvent.WAITED)
@@ -131,8 +142,9 @@ def _always() -> bool:
 class Breaker(Guard):
     """Opens where enough calls within the window meet a rule of :func:`opens`, for as long as that rule says.
 
-    In ``half_open`` at most ``half_open_calls`` trials are let through; it closes or opens again, by whatever rule they
-    meet, as soon as they have decided that. A neutral result gives its place back, and is no call.
+    In ``half_open`` at most ``half_open_calls`` trials are let through, beside those whose places are lent; it closes
+    or opens again, by whatever rule they meet, as soon as they have decided that. A neutral result gives its place
+    back, and is no call.
 
     A replica that is slow still answers: whether it can be ``spared`` is asked before a surge opens its breaker. Where
     it cannot, trials that were slow close it.
@@ -201,19 +213,29 @@ class Breaker(Guard):
         *,
         started: float,
         trial: bool,
+        lent: bool = False,
+        passed: bool = False,
         unanswered: bool = False,
         slow: bool = False,
         spared: Callable[[], bool] = _always,
     ) -> bool:
-        """Count how a call ended. ``trial``: it was begun by :meth:`take`. True where the state changed."""
+        """Count how a call ended. ``trial``: it was begun by :meth:`take`, and its place is ``lent`` or not.
+
+        ``passed``: it was a trial that has counted as one that went well since its answer began; where it broke after
+        all, it counts as one that failed. True where the state changed.
+        """
         good, bad = int(blame is Blame.SUCCESS), int(blame is Blame.FAILURE)
         if self.state is GuardState.CLOSED:
             if blame is not Blame.NEUTRAL:
                 return self.count(good, bad, now, int(unanswered), int(slow), spared)
             return False
-        if not trial or not self._is_trial(started):
-            return False  # it began before the breaker opened: already judged
-        self.trials -= 1
+        if not (trial or (passed and bad)) or not self._is_trial(started):
+            return False  # it began before the breaker opened, or its answer said enough: already judged
+        if trial:
+            self._give_back(lent=lent)
+        else:
+            self.passed = max(0, self.passed - 1)
+            slow = False  # of that it has been judged
         if blame is Blame.NEUTRAL:
             return False
         self.passed += good
@@ -390,89 +412,3 @@ class Ejection(Guard):
         if self.state is GuardState.OPEN and at >= self.since:
             self._move(GuardEvent.PEER_CLOSED)
             self.closed_at = at
-
-
-class Quarantine(Guard):
-    """Opens at once, backs off from ``base_s`` doubling to ``max_s``, lets one probe through at a time.
-
-    Jitter only shortens, so the documented times are upper bounds. ``soon`` is when a probe is due in a route that has
-    nobody else left: one base step after the last failure, whatever the back-off has grown to.
-    """
-
-    __slots__ = ("level", "policy", "soon")
-
-    def __init__(self, policy: QuarantinePolicy) -> None:
-        super().__init__()
-        self.policy = policy
-        self.level = 0  # back-off steps taken, from 1
-        self.soon = float("-inf")
-
-    @property
-    def active(self) -> bool:
-        """True from the ejection to the probe that passed."""
-        return self.state is not GuardState.CLOSED
-
-    def probe_at(self, *, alone: bool) -> float:
-        """Return when a probe may begin, infinity where none may. ``alone``: no other candidate is left."""
-        if self.state is GuardState.OPEN:
-            return min(self.soon, self.until) if alone else self.until
-        return float("-inf") if self.state is GuardState.HALF_OPEN and not self.trials else float("inf")
-
-    def take(self, now: float) -> None:
-        """Count the probe that begins."""
-        if self.state is GuardState.OPEN:
-            self._wait_over(now)
-        self.trials = 1
-
-    def record(
-        self, result: AttemptResult, now: float, rng: Rng, *, started: float, probe: bool, alone: bool = False
-    ) -> bool:
-        """Judge how an attempt ended. ``probe``: it was begun by :meth:`take`. True where it opened or closed.
-
-        ``alone``: nobody else could take its place, so an endpoint that accepts connections is kept (BROKEN_OFF).
-        Attempts that began before the last ejection say nothing new: one crash resets many connections.
-        """
-        if self.state is GuardState.CLOSED:
-            if result in QUARANTINES and started > self.since and not (alone and result in BROKEN_OFF):
-                self._open(now, rng)
-                return True
-            return False
-        if not probe or not self._is_trial(started):
-            return False
-        if result in PROBE_PASSES:
-            self._close(GuardEvent.PASSED, now)
-            return True
-        if ATTEMPT_BLAME[result] is Blame.FAILURE:
-            self._open(now, rng)
-            return True
-        self.trials = 0  # neither: the next request may probe
-        return False
-
-    def peer_opened(self, until: float, level: int, at: float) -> None:
-        """Open because a sibling process did at ``at``; a later end of our own stands."""
-        if at < self.closed_at or (self.state is GuardState.OPEN and self.until >= until):
-            return
-        self._move(GuardEvent.PEER_OPENED)
-        self.since = max(self.since, at)
-        self.until = until
-        self.level = max(1, level)
-        self.soon = min(until, at + self.policy.base_s)
-
-    def peer_closed(self, at: float) -> None:
-        """Close because a sibling process had seen it answer at ``at``."""
-        if at >= self.since:
-            self._close(GuardEvent.PEER_CLOSED, at)
-
-    def _open(self, now: float, rng: Rng) -> None:
-        self._move(GuardEvent.TRIPPED)
-        self.level += 1
-        shorten = 1 - self.policy.jitter_ratio * rng()
-        step = self.policy.base_s * 2 ** min(self.level - 1, 32)
-        self.since = now
-        self.until = now + min(step, self.policy.max_s) * shorten
-        self.soon = now + self.policy.base_s * shorten
-
-    def _close(self, event: GuardEvent, now: float) -> None:
-        self._move(event)
-        self.closed_at = now
-        self.level = 0

@@ -60,7 +60,7 @@ def trials_event(candidate: Candidate) -> EndpointEjected:
     event = breaker_event(candidate, candidate.breaker.since)
     if candidate.breaker.state is not GuardState.HALF_OPEN:
         return event
-    return replace(event, trials=candidate.breaker.trials, tried=candidate.breaker.tried)
+    return replace(event, trials=candidate.breaker.under_way, tried=candidate.breaker.tried)
 
 
 def outlier_event(candidate: Candidate, at: float) -> EndpointEjected:

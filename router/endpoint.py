@@ -7,11 +7,12 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from router.baseline import Baseline
-from router.breaker import Breaker, Ejection, GuardState, Quarantine
+from router.breaker import Breaker, Ejection, GuardState
 from router.concurrency import AdaptiveLimit
 from router.latency import Latency
 from router.model import HTTP, Replica, State
 from router.policy import BalancerName, ConcurrencyMode
+from router.quarantine import Quarantine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -37,7 +37,7 @@ def breaker_row(candidate: Candidate, now: float) -> BreakerRow:
         state = GuardState.HALF_OPEN
     closed = state is GuardState.CLOSED
     rule = None if closed else breaker.rule
-    evidence, trials = breaker.look(now), breaker.trials
+    evidence, trials = breaker.look(now), breaker.under_way
     if state is GuardState.HALF_OPEN:
         if breaker.state is GuardState.OPEN:  # nobody came here since its time was over
             evidence = Evidence(0, 0, 0, 0, trials=True)

@@ -80,7 +80,18 @@ class Ladder:
     or failed. What cannot fail (a kept or declared answer) may still have nothing for a request: that moves nothing.
     """
 
-    __slots__ = ("_aim", "_at", "_failures", "_policy", "_steps", "_successes", "_trial_at", "asked_at", "since")
+    __slots__ = (
+        "_aim",
+        "_at",
+        "_failures",
+        "_part_trial_at",
+        "_policy",
+        "_steps",
+        "_successes",
+        "_trial_at",
+        "asked_at",
+        "since",
+    )
 
     def __init__(self, steps: Sequence[LadderStep], policy: LadderPolicy, now: float) -> None:
         self._steps: tuple[LadderStep, ...] = ()
@@ -90,6 +101,7 @@ class Ladder:
         self._failures = 0
         self._successes: dict[int, int] = {}  # in a row, at steps that were aimed at
         self._trial_at = -inf
+        self._part_trial_at = -inf  # the same of requests that were not whole
         self.since = self.asked_at = now
         self.configure(steps, policy, now)
 
@@ -118,14 +130,22 @@ class Ladder:
         """True below the first step."""
         return self._at > 0
 
-    def begin(self, now: float) -> LadderStep:
-        """Return the step that a request begins with: the one in force, or the one aimed at where a trial is due."""
+    def begin(self, now: float, *, whole: bool) -> LadderStep:
+        """Return the step that a request begins with: the one in force, or the one aimed at where a trial is due.
+
+        ``whole``: all of the request is here. Those whose callers have yet to send the rest have trials of their own:
+        whoever takes long for that must not take the trials of others.
+        """
         self.asked_at = now
         if not self._at:
             return LadderStep.REPLICA
         policy = self._policy
-        if now - self.since >= policy.hold_s and now - self._trial_at >= policy.trial_s:
-            self._trial_at = now
+        last = self._trial_at if whole else self._part_trial_at
+        if now - self.since >= policy.hold_s and now - last >= policy.trial_s:
+            if whole:
+                self._trial_at = now
+            else:
+                self._part_trial_at = now
             return self._steps[self._aim]
         return self._steps[self._at]
 

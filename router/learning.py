@@ -11,6 +11,7 @@ from router.breaker import GuardState
 from router.ejections import outlier_event, quarantine_event, quarantined_event, spares, switch_event, trials_event
 from router.known import Known
 from router.model import (
+    BreakerRule,
     EndpointEjected,
     Event,
     Hint,
@@ -21,7 +22,7 @@ from router.model import (
     ReplicaSketch,
 )
 from router.outcomes import ATTEMPT_BLAME, BACK_PRESSURE, BROKEN_OFF, TOO_MUCH, UNANSWERED, AttemptResult, Blame
-from router.routes import BACKGROUND, PROBE, TRIAL, Attempt, Route
+from router.routes import BACKGROUND, LENT, PASSED, PROBE, TRIAL, Attempt, Route
 from router.stats import LEAST_MS, MOST_MS
 
 if TYPE_CHECKING:
@@ -138,6 +139,85 @@ class Learning(Known):
         """Release an attempt that was :meth:`opened`, once. How a tunnel ends says nothing of its endpoint."""
         attempt.endpoint.in_flight -= 1
 
+    def lend(self, attempt: Attempt, now: float) -> None:
+        """Take it that a probe or a trial waits for its caller, who has yet to send the rest of the request.
+
+        Its place is others' from here on. To be called where an attempt has ``permits``, and the endpoint what there
+        is of the request.
+        """
+        if attempt.ended or not attempt.permits & (PROBE | TRIAL) or attempt.permits & LENT:
+            return
+        attempt.permits |= LENT
+        if attempt.permits & PROBE:
+            attempt.endpoint.quarantine.lend(attempt.began)
+        if attempt.permits & TRIAL:
+            attempt.candidate.breaker.lend(attempt.began)
+        self._fleet.judge(attempt.endpoint, now)
+
+    def reclaim(self, attempt: Attempt, now: float) -> None:
+        """Take it that the request of a probe or a trial is whole: what it waits for now is the endpoint."""
+        if attempt.ended or not attempt.permits & LENT:
+            return
+        attempt.permits &= ~LENT
+        endpoint = attempt.endpoint
+        if attempt.permits & PROBE:
+            endpoint.quarantine.reclaim(attempt.began)
+            endpoint.quarantine.hold(now)
+        if attempt.permits & TRIAL:
+            attempt.candidate.breaker.reclaim(attempt.began)
+        self._fleet.judge(endpoint, now)
+
+    def answer_began(self, attempt: Attempt, result: AttemptResult, now: float, *, timed: bool) -> tuple[Event, ...]:
+        """Judge a probe or a trial by how its answer begins; how long that goes on may be its caller's doing.
+
+        A quarantine ends with any answer that is no failure. A breaker counts one that failed, and one that began well
+        as one that went well, unless it opened for slowness and that is still to be seen: then the place is lent.
+
+        Args:
+            attempt: one that has ``permits``, and of whose answer more is to come.
+            result: what it will be where all of it comes.
+            now: the moment.
+            timed: its latency is that of its first byte.
+
+        Returns:
+            Events for sibling processes.
+        """
+        permits = attempt.permits
+        if attempt.ended or not permits & (PROBE | TRIAL):
+            return ()
+        candidate, endpoint = attempt.candidate, attempt.endpoint
+        lent = permits & LENT != 0
+        events: list[Event] = []
+        if permits & PROBE:
+            permits &= ~PROBE
+            if not endpoint.gone and endpoint.quarantine.record(
+                result, now, self._rng, started=attempt.began, probe=True, lent=lent
+            ):
+                events.append(quarantine_event(endpoint, now))
+        if permits & TRIAL:
+            blame, breaker = ATTEMPT_BLAME[result], candidate.breaker
+            # a request that is not whole was answered early: that took as long as its caller let it
+            slow = not lent and blame is not Blame.NEUTRAL and candidate.latency.is_slow((now - attempt.started) * 1000)
+            if blame is Blame.SUCCESS and not (slow or timed) and breaker.rule is BreakerRule.SURGE:
+                if not lent:
+                    breaker.lend(attempt.began)
+                permits |= LENT
+            else:
+                permits &= ~(TRIAL | LENT)
+                if blame is Blame.SUCCESS:
+                    permits |= PASSED
+                spared = partial(spares, candidate, self.policies.breaker, now)
+                if not candidate.gone and breaker.record(
+                    blame, now, started=attempt.began, trial=True, lent=lent, slow=slow, spared=spared
+                ):
+                    events.append(switch_event(candidate, now))
+        else:
+            permits &= ~LENT
+        attempt.permits = permits
+        if not endpoint.gone:
+            self._fleet.judge(endpoint, now)
+        return tuple(events)
+
     def _done_with_care(
         self, attempt: Attempt, result: AttemptResult, now: float, retry_after_s: float | None
     ) -> tuple[Event, ...]:
@@ -177,13 +257,17 @@ class Learning(Known):
             now < other.open_until and other.endpoint is not endpoint and attempt.route.takes(other)
             for other in attempt.route.candidates
         )
-        if endpoint.quarantine.record(result, now, self._rng, started=began, probe=bool(permits & PROBE), alone=alone):
+        lent = permits & LENT != 0
+        probe = permits & PROBE != 0
+        if endpoint.quarantine.record(result, now, self._rng, started=began, probe=probe, lent=lent, alone=alone):
             events.append(quarantine_event(endpoint, now))
         if not candidate.gone and candidate.breaker.record(
             blame,
             now,
             started=began,
-            trial=bool(permits & TRIAL),
+            trial=permits & TRIAL != 0,
+            lent=lent,
+            passed=permits & PASSED != 0,
             unanswered=unanswered,
             slow=slow,
             spared=partial(spares, candidate, self.policies.breaker, now),

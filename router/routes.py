@@ -40,9 +40,13 @@ UNMEASURED_MS: Final = 1.0
 
 PROBE: Final = 1
 TRIAL: Final = 2
-"""What an attempt holds and gives back when it is done: the one quarantine probe, a half-open place."""
+"""What an attempt is until it is judged: a probe of a quarantine, a trial of a half-open breaker."""
 BACKGROUND: Final = 4
 """Beside these: it is work of our own, of which nothing is learned (:attr:`Attempt.background`)."""
+LENT: Final = 8
+"""Its places are lent to others: it waits for its caller."""
+PASSED: Final = 16
+"""It was a trial, and has counted as one that went well since its answer began."""
 
 
 class Attempt:

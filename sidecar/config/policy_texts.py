@@ -46,7 +46,7 @@ POLICY_TEXTS: dict[str, tuple[str, str]] = {
     "breaker.minimum_calls": ("fewer calls in the window never open it", "calls"),
     "breaker.window_s": ("the calls that count", "seconds"),
     "breaker.open_s": ("stays open this long, then half open", "seconds"),
-    "breaker.half_open_calls": ("calls let through while half open", "calls"),
+    "breaker.half_open_calls": ("calls that each data process lets through while half open", "calls"),
     "breaker.unavailable_ratio": ("opens when this share of the calls in the window found nobody there", "ratio"),
     "breaker.unavailable_open_s": ("stays open this long where it opened for that", "seconds"),
     "breaker.surge": ("whether a surge of latency opens it", "true or false"),

@@ -337,6 +337,9 @@ class Call(CallRelay):
                 if connection.send_data(up, part, end=last and self.request_done):
                     connection.pay(up, len(part), self.down)
             self._keep_no_more()
+        attempt = self._attempt
+        if attempt is not None and attempt.permits and not self.request_done:  # for the rest its caller is waited for
+            self._plane.shared.cluster.lend(attempt, self._plane.clock())
 
     def _remaining(self, text: bytes) -> bytes:
         """Return the ``grpc-timeout`` that is left; as it came where no time has passed to speak of."""

@@ -88,6 +88,8 @@ class CallRelay(CallEnds):
         self._quiet_since = now = self._plane.clock()
         if attempt is not None and self.phase == WAITING:
             attempt.started = now  # how long the caller took to send is not the worker's time
+            if attempt.permits:
+                self._plane.shared.cluster.reclaim(attempt, now)
 
     def _scan(self, data: bytes) -> bool:
         """Follow the messages' heads; False where one is over the limit (the call has ended then)."""
@@ -171,6 +173,10 @@ class CallRelay(CallEnds):
             self._drop_upstream(Code.PROTOCOL_ERROR)
             self.attempt_failed(AttemptResult.PROTOCOL, "DATA before a head")
             return
+        attempt = self._attempt
+        if attempt is not None and attempt.permits and self._http == 200:
+            timed = self._first_s >= 0
+            self._plane.shared.answer_began(attempt, AttemptResult.SUCCESS, self._plane.clock(), timed=timed)
         if end and self._http != 200:  # no gRPC at all, so its end is the answer's
             self._connection.send_data(self.down, data, end=True)
             self._answer_ended(None)

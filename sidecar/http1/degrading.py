@@ -169,7 +169,7 @@ class DegradingConnection(SpecialConnection):
         place = target.route.key
         course.descent = descent = Descent(model, target, place, course)
         course.hears.append(self)
-        step = model.begin(place, now)
+        step = model.begin(place, now, whole=self.request_done)
         if step is LadderStep.REPLICA:
             descent.tried = True
             return True
@@ -372,7 +372,7 @@ class DegradingConnection(SpecialConnection):
             course.names_version = asked.surface is Surface.V2 and not version and route.mixed > 0
             if self._watch is not None:
                 self._watch.stop_hedging()
-            self._dispatch(route, None, now)
+            self._dispatch_later(route, None, now)
             return True
         return False
 

@@ -269,6 +269,7 @@ class DownstreamConnection(BoundedConnection):
         self._close_after = close = self.last or not head.keep_alive
         length = head.length
         if length == 0:
+            left = 0
             self._seen = b""
             self._buffer = data[end:]
             self.request_done = True
@@ -285,6 +286,7 @@ class DownstreamConnection(BoundedConnection):
                 self._buffer = b""
                 self.request_done = False
         else:
+            left = 1  # or more
             self._seen = b""
             self._buffer = b""
             self.request_done = False
@@ -319,8 +321,11 @@ class DownstreamConnection(BoundedConnection):
             self._without_route(target, now)
         elif self._watch is None or head.timeout_ms or not self._over(now):
             self._dispatch(route, None, now)
-        if length < 0 and end < len(data) and self._phase == BODY:
-            self._read_body(data[end:])
+        if left > 0 and self._phase == BODY:
+            if length < 0 and end < len(data):
+                self._read_body(data[end:])
+            if not self.request_done:
+                self._wait_for_caller(now)
 
     def _turn_to(self, head: RequestHead) -> None:
         """Take over what is not the same as for the request before."""
@@ -367,8 +372,11 @@ class DownstreamConnection(BoundedConnection):
         if self.request_done and self._phase == BODY:
             self._phase = WAITING
             now = self._plane.clock()
-            if self._attempt is not None:  # how long the caller took to send is not the worker's time
-                self._attempt.started = now
+            attempt = self._attempt
+            if attempt is not None:  # how long the caller took to send is not the worker's time
+                attempt.started = now
+                if attempt.permits:
+                    self._plane.cluster.reclaim(attempt, now)
             held_s = 0.0
             if self._timer is not None:  # held back, by a fault or before a retry: the worker is not asked yet
                 held_s = max(0.0, self._timer.when() - self._plane.loop.time())

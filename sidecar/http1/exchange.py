@@ -48,6 +48,12 @@ def result_of(head: ResponseHead) -> AttemptResult:
     return AttemptResult.CLIENT_ERROR if head.status < 500 else AttemptResult.SERVER_ERROR
 
 
+def _timed_by_head(attempt: Attempt, head: ResponseHead) -> bool:
+    """Return whether the latency of an answer that comes in pieces is that of its first byte."""
+    of = attempt.route.policy.latency
+    return of is LatencyOf.FIRST_BYTE or (of is LatencyOf.AUTO and is_stream(head.forward))
+
+
 class ExchangeConnection(EndingConnection):
     """A caller's connection that can carry a request: the ``Exchange`` that an upstream connection reports to."""
 
@@ -73,6 +79,18 @@ class ExchangeConnection(EndingConnection):
                 return
             self._attempt = None
             attempt = plane.cluster.choose_again(attempt, now, plane.rng, tried, key)
+
+    def _dispatch_later(self, route: Route, tried: Endpoint | None, now: float, failed: Failed | None = None) -> None:
+        """Dispatch a request that had to wait for something before, or is sent once more."""
+        self._dispatch(route, tried, now, failed)
+        if not self.request_done:
+            self._wait_for_caller(now)
+
+    def _wait_for_caller(self, now: float) -> None:
+        """What there is of the request has gone to the worker; for the rest of it the caller is waited for."""
+        attempt = self._attempt
+        if attempt is not None and attempt.permits and self._upstream is not None:
+            self._plane.cluster.lend(attempt, now)
 
     def _key_from(self, source: KeySource) -> bytes | None:
         """Return the key that the balancer goes by: what the request's course found, else what stands in its head."""
@@ -113,7 +131,9 @@ class ExchangeConnection(EndingConnection):
         attempt, route = self._attempt, self._target.route
         if not self._send(upstream, now) and attempt is not None and route is not None:
             self._settle(AttemptResult.CANCELLED, now)
-            self._dispatch(route, attempt.endpoint, now)
+            self._dispatch_later(route, attempt.endpoint, now)
+        elif not self.request_done:
+            self._wait_for_caller(now)
 
     def _struck(self, upstream: Upstream, route: Route, now: float) -> bool:
         """Let an injected fault have its way with the attempt; True where it took it over."""
@@ -183,6 +203,8 @@ class ExchangeConnection(EndingConnection):
             head = self._outgoing(head, self._attempt, self._plane.clock())
         connection.begin(self, head + self._seen)
         self._settle_in(connection)
+        if not self.request_done:
+            self._wait_for_caller(self._plane.clock())
 
     def looks_at(self, head: ResponseHead) -> int:
         """Return how much of an error's body is to be looked at."""
@@ -255,7 +277,11 @@ class ExchangeConnection(EndingConnection):
             if self._watch.course is not None:
                 out = self._course_answered(self._watch.course, head, out)
         if self._upstream is not None:  # more of it is to come
-            self._head_at = self._plane.clock()
+            self._head_at = now = self._plane.clock()
+            attempt = self._attempt
+            if attempt is not None and attempt.permits:
+                timed = _timed_by_head(attempt, head)
+                self._plane.answer_began(attempt, self._meaning_of(head), now, timed=timed)
         request = self._head
         self._phase = ANSWERING
         self.active = True
@@ -357,9 +383,7 @@ class ExchangeConnection(EndingConnection):
         """An answer that came in pieces is whole. Count its first byte; return what followed and is no latency, s."""
         head_at, self._head_at = self._head_at, 0.0
         self._plane.first_byte(row, head_at - self._started)
-        of = attempt.route.policy.latency
-        counts = of is LatencyOf.FIRST_BYTE or (of is LatencyOf.AUTO and is_stream(head.forward))
-        return now - head_at if counts else 0.0
+        return now - head_at if _timed_by_head(attempt, head) else 0.0
 
     def attempt_failed(self, result: AttemptResult, detail: str) -> None:
         """The attempt broke: try again where that is safe, tell the caller, or cut."""
@@ -442,7 +466,7 @@ class ExchangeConnection(EndingConnection):
         route = self._target.route
         if route is not None:
             try:
-                self._dispatch(route, failed.endpoint, now, failed)
+                self._dispatch_later(route, failed.endpoint, now, failed)
             except Exception as error:  # noqa: BLE001
                 self.crashed(error)
 

@@ -159,10 +159,10 @@ class ModelLadder:
             return MOST_BODY_BYTES
         return 0
 
-    def begin(self, place: str, now: float) -> LadderStep:
-        """Return the step that a request on a route (``place`` is its key) begins with."""
+    def begin(self, place: str, now: float, *, whole: bool) -> LadderStep:
+        """Return the step that a request on a route (``place`` is its key) begins with; ``whole``: it is all here."""
         ladder = self._ladders.get(place)
-        return LadderStep.REPLICA if ladder is None else ladder.begin(now)
+        return LadderStep.REPLICA if ladder is None else ladder.begin(now, whole=whole)
 
     def below(self, step: LadderStep) -> LadderStep:
         """Return the next step down; the last is its own."""

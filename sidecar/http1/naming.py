@@ -129,4 +129,4 @@ class NamingConnection(QueueingConnection):
         if target.route is None:
             self._leads_on(target, now)
         elif self._watch is None or not self._over(now):
-            self._dispatch(target.route, None, now)
+            self._dispatch_later(target.route, None, now)

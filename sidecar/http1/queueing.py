@@ -31,7 +31,7 @@ class QueueingConnection(DegradingConnection):
             plane = self._plane
             if plane.copies and none.reason is Reason.AT_LIMIT and give_way(plane, route) and route.queued is None:
                 plane.cluster.let_in(route, counted=True)
-                self._dispatch(route, None, plane.clock())
+                self._dispatch_later(route, None, plane.clock())
                 return  # else it waits behind those who wait already, for one of whom there is room now
             admission = plane.admission
             if admission.keeps(self, none):
@@ -92,7 +92,7 @@ class QueueingConnection(DegradingConnection):
                 self._wait_for_head(now)
                 if self._watch is not None:
                     self._arm_hedge(self._watch, now)
-            self._dispatch(route, None, now)
+            self._dispatch_later(route, None, now)
         except Exception as error:  # noqa: BLE001
             self.crashed(error)
 

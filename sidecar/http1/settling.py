@@ -132,8 +132,23 @@ class Settling:
         attempt.started += passed_on_s
         shared = self.cluster.done(attempt, result, now, retry_after_s)
         if shared:
-            words[row + ENDPOINT_EJECTIONS] += sum(isinstance(event, EndpointEjected) for event in shared)
-            self.share(shared)
+            self._tell(shared, row)
+
+    def answer_began(self, attempt: Attempt, result: AttemptResult, now: float, *, timed: bool) -> None:
+        """The answer to an attempt that has ``permits`` begins: the router judges by that what it can.
+
+        ``timed``: its latency is that of its first byte.
+        """
+        if self._unsettled:
+            self.settle(now)
+        shared = self.cluster.answer_began(attempt, result, now, timed=timed)
+        if shared:
+            self._tell(shared, attempt.endpoint.shell.row)
+            self.admission.changed()
+
+    def _tell(self, shared: tuple[Event, ...], row: int) -> None:
+        self.words[row + ENDPOINT_EJECTIONS] += sum(isinstance(event, EndpointEjected) for event in shared)
+        self.share(shared)
 
     def tunnel_began(self, attempt: Attempt, now: float) -> None:
         """An attempt became a tunnel: it stays in flight."""

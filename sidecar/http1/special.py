@@ -121,7 +121,7 @@ class SpecialConnection(HedgingConnection):
         if self.request_done:
             watch.stop_hedging()
             self._arm_hedge(watch, now)
-        self._dispatch(route, None, now)
+        self._dispatch_later(route, None, now)
 
     def _nobody_left(self, none: NoCandidate, failed: Failed | None) -> None:
         if failed is None or not self._turns_to_other_version(failed):
@@ -150,7 +150,7 @@ class SpecialConnection(HedgingConnection):
         if route is None or route is own.route:
             self._target = own
             return False
-        self._dispatch(route, failed.endpoint, now, failed)
+        self._dispatch_later(route, failed.endpoint, now, failed)
         return True
 
     def _arm_hedge(self, watch: Watch, now: float) -> None:

@@ -8,10 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from router.breaker import TRANSITIONS, Breaker, GuardState, Quarantine, open_s, opens
+from router.breaker import TRANSITIONS, Breaker, GuardState, open_s, opens
 from router.model import BreakerRule
 from router.outcomes import AttemptResult, Blame
 from router.policy import BreakerPolicy, QuarantinePolicy
+from router.quarantine import HELD_S, MOST_PROBES, Quarantine
 
 STEPS = {(before, after) for (before, _), after in TRANSITIONS.items()} | {(state, state) for state in GuardState}
 TIMES = st.sampled_from([0.0, 0.3, 1.0, 4.0, 9.0, 31.0, 61.0])
@@ -27,7 +28,9 @@ class BreakerMachine(RuleBasedStateMachine):
         self.guard = Breaker(self.policy, 0.0)
         self.before = self.guard.state
         self.open_trials: set[int] = set()
+        self.lent_trials: set[int] = set()
         self.next = 0
+        self.was_lent = False  # in this half-open time
 
     @rule(seconds=TIMES)
     def wait(self, seconds: float) -> None:
@@ -37,6 +40,7 @@ class BreakerMachine(RuleBasedStateMachine):
     def advance(self) -> None:
         if self.guard.advance(self.now):
             self.open_trials.clear()
+            self.lent_trials.clear()
             assert self.now >= self.guard.until
 
     @rule(target=calls)
@@ -67,11 +71,13 @@ class BreakerMachine(RuleBasedStateMachine):
             self.now,
             started=started,
             trial=trial,
+            lent=number in self.lent_trials,
             unanswered=unanswered,
             slow=slow,
             spared=lambda: spared,
         )
         self.open_trials.discard(number)
+        self.lent_trials.discard(number)
         assert moved is (self.guard.state is not before)
         if moved:
             assert blame is not Blame.NEUTRAL
@@ -80,6 +86,42 @@ class BreakerMachine(RuleBasedStateMachine):
                 self.opened_rightly(spared=spared)
             else:
                 assert before is GuardState.HALF_OPEN
+
+    @rule(target=calls, call=consumes(calls))
+    def caller_is_waited_for(self, call: tuple[int, float, bool]) -> object:
+        number, started, trial = call
+        if trial and number not in self.lent_trials:
+            self.guard.lend(started)
+            if number in self.open_trials:
+                self.open_trials.discard(number)
+                self.lent_trials.add(number)
+                self.was_lent = True
+        return call
+
+    @rule(target=calls, call=consumes(calls))
+    def caller_has_sent_all(self, call: tuple[int, float, bool]) -> object:
+        number, started, _ = call
+        if number in self.lent_trials:
+            self.guard.reclaim(started)
+            self.lent_trials.discard(number)
+            self.open_trials.add(number)
+        return call
+
+    @rule(call=consumes(calls), fails=st.booleans())
+    def answer_begins_well(self, call: tuple[int, float, bool], fails: bool) -> None:
+        """It counts at once; where it breaks later, within the same half-open time, that counts instead."""
+        number, started, trial = call
+        if not trial:
+            return
+        mine = number in self.open_trials or number in self.lent_trials
+        self.guard.record(Blame.SUCCESS, self.now, started=started, trial=True, lent=number in self.lent_trials)
+        self.open_trials.discard(number)
+        self.lent_trials.discard(number)
+        guard = self.guard
+        if fails and mine and guard.state is GuardState.HALF_OPEN:
+            before = guard.passed, guard.failed
+            moved = guard.record(Blame.FAILURE, self.now, started=started, trial=False, passed=True)
+            assert moved or (guard.passed, guard.failed) == (before[0] - 1, before[1] + 1)
 
     def opened_rightly(self, *, spared: bool) -> None:
         guard, seen = self.guard, self.guard.evidence
@@ -136,11 +178,14 @@ class BreakerMachine(RuleBasedStateMachine):
         guard = self.guard
         assert guard.trials >= 0
         if guard.state is GuardState.HALF_OPEN:
-            assert guard.trials + guard.passed + guard.failed <= self.policy.half_open_calls
-            assert guard.trials == len(self.open_trials)
+            if not self.was_lent:
+                assert guard.trials + guard.passed + guard.failed <= self.policy.half_open_calls
+            assert (guard.trials, guard.lent) == (len(self.open_trials), len(self.lent_trials))
         else:
             self.open_trials.clear()
-            assert guard.trials == 0
+            self.lent_trials.clear()
+            self.was_lent = False
+            assert guard.trials == guard.lent == 0
             assert guard.blocks is (guard.state is GuardState.OPEN)
 
 
@@ -153,6 +198,8 @@ class QuarantineMachine(RuleBasedStateMachine):
         self.policy = QuarantinePolicy()
         self.guard = Quarantine(self.policy)
         self.rng = random.Random(3).random
+        self.lent: set[float] = set()
+        self.probed_at = 0.0
         self.before = self.guard.state
 
     @rule(seconds=TIMES)
@@ -166,7 +213,10 @@ class QuarantineMachine(RuleBasedStateMachine):
             return self.now, False
         if self.guard.probe_at(alone=alone) > self.now:
             return multiple()
-        assert self.guard.trials == 0
+        assert self.guard.trials < MOST_PROBES
+        if self.guard.trials:
+            assert self.now - self.probed_at >= HELD_S
+        self.probed_at = self.now
         self.guard.take(self.now)
         return self.now, True
 
@@ -174,8 +224,27 @@ class QuarantineMachine(RuleBasedStateMachine):
     def end(self, attempt: tuple[float, bool], result: AttemptResult) -> None:
         started, probe = attempt
         before = self.guard.state
-        moved = self.guard.record(result, self.now, self.rng, started=started, probe=probe)
+        lent = started in self.lent
+        moved = self.guard.record(result, self.now, self.rng, started=started, probe=probe, lent=lent)
+        self.lent.discard(started)
         assert moved is (self.guard.state is not before)
+
+    @rule(target=attempts, attempt=consumes(attempts))
+    def caller_is_waited_for(self, attempt: tuple[float, bool]) -> object:
+        started, probe = attempt
+        if probe and started not in self.lent:
+            self.guard.lend(started)
+            self.lent.add(started)
+        return attempt
+
+    @rule(target=attempts, attempt=consumes(attempts))
+    def caller_has_sent_all(self, attempt: tuple[float, bool]) -> object:
+        started, _ = attempt
+        if started in self.lent and self.guard.trials < MOST_PROBES:
+            self.guard.reclaim(started)
+            self.guard.hold(self.now)
+            self.lent.discard(started)
+        return attempt
 
     @rule(seconds=TIMES, level=st.integers(0, 9))
     def sibling_opens(self, seconds: float, level: int) -> None:
@@ -186,9 +255,10 @@ class QuarantineMachine(RuleBasedStateMachine):
         self.guard.peer_closed(self.now)
 
     @invariant()
-    def at_most_one_probe_and_legal_steps(self) -> None:
-        assert 0 <= self.guard.trials <= 1
-        assert self.guard.active or self.guard.trials == 0
+    def so_many_probes_and_legal_steps(self) -> None:
+        assert 0 <= self.guard.trials <= MOST_PROBES
+        assert 0 <= self.guard.lent <= len(self.lent)
+        assert self.guard.state is GuardState.HALF_OPEN or self.guard.under_way == 0
         assert (self.before, self.guard.state) in STEPS
         self.before = self.guard.state
 

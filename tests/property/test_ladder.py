@@ -38,7 +38,7 @@ def test_down_goes_by_single_steps_and_up_only_where_answers_came_from(
     for what, step, later in happened:
         now += later
         before = ladder.at
-        began = ladder.begin(now)
+        began = ladder.begin(now, whole=True)
         assert began in ladder.steps
         assert began <= before
         if step not in ladder.steps:
@@ -106,7 +106,7 @@ def test_a_model_whose_replicas_answer_comes_back_whatever_its_fallback_does(
     now = 0.0
     for _ in range(4 * len(ladder.steps) * policy.successes):
         now += 1.0
-        step = ladder.begin(now)
+        step = ladder.begin(now, whole=True)
         if step is LadderStep.REPLICA or (step is LadderStep.FALLBACK and fallback) or step >= LadderStep.CACHE:
             ladder.succeeded(step, now)
         else:

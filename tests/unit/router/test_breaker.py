@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from router.breaker import PROBE_PASSES, TRANSITIONS, Breaker, GuardEvent, GuardState, Quarantine
+from router.breaker import TRANSITIONS, Breaker, GuardEvent, GuardState
 from router.outcomes import BROKEN_OFF, QUARANTINES, AttemptResult, Blame
 from router.policy import BreakerPolicy, QuarantinePolicy
+from router.quarantine import HELD_S, MOST_PROBES, PROBE_PASSES, Quarantine
 
 NO_JITTER = lambda: 0.0  # noqa: E731
 REFUSED = AttemptResult.CONNECT_REFUSED
@@ -211,13 +212,40 @@ def test_very_many_failures_do_not_overflow() -> None:
     assert guard.until == 50.0
 
 
-def test_one_probe_at_a_time() -> None:
+def test_one_probe_at_a_time_for_as_long_as_it_may_say_nothing() -> None:
     guard = out(10.0)
     assert guard.probe_at(alone=False) == 11.0
     guard.take(11.0)
-    assert guard.probe_at(alone=False) == float("inf")
+    assert guard.probe_at(alone=False) == guard.probe_at(alone=True) == 11.0 + HELD_S
     assert guard.record(AttemptResult.CANCELLED, 11.5, NO_JITTER, started=11.0, probe=True) is False
     assert guard.probe_at(alone=False) == float("-inf")  # nobody knows yet: the next request may
+
+
+def test_so_many_probes_that_say_nothing_are_enough() -> None:
+    guard = out(10.0)
+    for _ in range(MOST_PROBES):
+        assert guard.probe_at(alone=False) < float("inf")
+        guard.take(max(11.0, guard.probe_at(alone=False)))
+    assert guard.probe_at(alone=False) == guard.probe_at(alone=True) == float("inf")
+    assert not guard.record(AttemptResult.CANCELLED, 20.0, NO_JITTER, started=12.0, probe=True)
+    assert guard.probe_at(alone=False) == 18.0 + HELD_S
+
+
+def test_a_probe_whose_caller_is_waited_for_is_none_of_them() -> None:
+    guard = out(10.0)
+    for number in range(3 * MOST_PROBES):
+        guard.take(11.0 + number)
+        guard.lend(11.0 + number)
+        assert guard.probe_at(alone=False) == 11.0 + number + HELD_S
+        assert guard.probe_at(alone=True) == float("-inf")
+    assert (guard.trials, guard.under_way) == (0, 3 * MOST_PROBES)
+    assert not guard.record(AttemptResult.CANCELLED, 40.0, NO_JITTER, started=11.0, probe=True, lent=True)
+    guard.reclaim(12.0)
+    guard.hold(50.0)
+    assert (guard.trials, guard.lent) == (1, 3 * MOST_PROBES - 2)
+    assert guard.probe_at(alone=True) == 50.0 + HELD_S
+    assert guard.record(AttemptResult.SUCCESS, 50.5, NO_JITTER, started=12.0, probe=True)
+    assert (active(guard), guard.under_way) == (False, 0)
 
 
 def test_who_is_alone_is_probed_after_one_base_step() -> None:

@@ -21,6 +21,10 @@ def fell(made: Ladder, *steps: LadderStep) -> Ladder:
     return made
 
 
+def begin(made: Ladder, now: float) -> LadderStep:
+    return made.begin(now, whole=True)
+
+
 def test_it_has_the_first_and_the_last_step_whatever_is_configured() -> None:
     assert ladder().steps == (REPLICA, REFUSE)
     assert ladder(STATIC, CACHE).steps == (REPLICA, CACHE, STATIC, REFUSE)
@@ -55,18 +59,27 @@ def test_what_cannot_fail_is_never_left_downwards_and_nothing_is_below_the_last(
 
 def test_trials_are_spaced_and_begin_after_the_hold() -> None:
     made = fell(ladder(CACHE), REPLICA)
-    assert [made.begin(now) for now in (0.0, 0.9, 1.0, 1.1, 1.4, 1.5)] == [CACHE, CACHE, REPLICA, CACHE, CACHE, REPLICA]
+    times = (0.0, 0.9, 1.0, 1.1, 1.4, 1.5)
+    assert [begin(made, now) for now in times] == [CACHE, CACHE, REPLICA, CACHE, CACHE, REPLICA]
+
+
+def test_requests_that_are_not_whole_take_no_trial_of_those_that_are() -> None:
+    made = fell(ladder(CACHE), REPLICA)
+    parts = [made.begin(1.0 + tenth / 10, whole=False) for tenth in range(6)]
+    assert parts == [REPLICA, CACHE, CACHE, CACHE, CACHE, REPLICA]  # in a pace of their own
+    assert begin(made, 1.5) is REPLICA
+    assert begin(made, 1.6) is CACHE
 
 
 def test_it_climbs_one_step_at_a_time() -> None:
     made = fell(ladder(FALLBACK, CACHE), REPLICA, FALLBACK)
-    assert made.begin(1.0) is FALLBACK
+    assert begin(made, 1.0) is FALLBACK
     assert made.succeeded(FALLBACK, 1.0) is None
     moved = made.succeeded(FALLBACK, 2.0)
     assert moved is not None
     assert (moved.before, moved.after, moved.down) == (CACHE, FALLBACK, False)
-    assert made.begin(2.5) is FALLBACK  # held again
-    assert made.begin(3.0) is REPLICA
+    assert begin(made, 2.5) is FALLBACK  # held again
+    assert begin(made, 3.0) is REPLICA
     assert made.succeeded(REPLICA, 3.0) is None
     assert made.succeeded(REPLICA, 3.5) is not None
     assert made.at is REPLICA
@@ -83,11 +96,11 @@ def test_a_failed_trial_forgets_those_that_went_well() -> None:
 
 def test_a_fallback_that_is_broken_does_not_keep_the_model_from_coming_back() -> None:
     made = fell(ladder(FALLBACK, CACHE), REPLICA, FALLBACK)
-    assert made.begin(1.0) is FALLBACK
+    assert begin(made, 1.0) is FALLBACK
     assert made.failed(FALLBACK, 1.0, "nobody", certain=True) is None
-    assert made.begin(2.0) is REPLICA
+    assert begin(made, 2.0) is REPLICA
     assert made.succeeded(REPLICA, 2.0) is None
-    assert made.begin(3.0) is REPLICA
+    assert begin(made, 3.0) is REPLICA
     moved = made.succeeded(REPLICA, 3.0)
     assert moved is not None
     assert moved.after is REPLICA
@@ -97,7 +110,7 @@ def test_aims_go_round() -> None:
     made = fell(ladder(FALLBACK, CACHE), REPLICA, FALLBACK)
     aims = []
     for now in (1.0, 2.0, 3.0):
-        aims.append(made.begin(now))
+        aims.append(begin(made, now))
         made.failed(aims[-1], now, "nobody", certain=True)
     assert aims == [FALLBACK, REPLICA, FALLBACK]
 
@@ -128,9 +141,9 @@ def test_a_failure_of_a_requests_own_takes_no_step_and_no_trial_that_went_well()
 
 def test_a_fallback_that_answers_with_errors_only_is_passed_over() -> None:
     made = fell(ladder(FALLBACK, CACHE), REPLICA, FALLBACK)
-    assert made.begin(1.0) is FALLBACK
+    assert begin(made, 1.0) is FALLBACK
     assert made.failed(FALLBACK, 1.0, "status 404", certain=False, of_its_own=True) is None
-    assert made.begin(2.0) is REPLICA
+    assert begin(made, 2.0) is REPLICA
 
 
 def test_an_answer_from_further_down_says_nothing() -> None:

@@ -121,13 +121,14 @@ def test_each_route_has_its_own_place_and_the_lowest_is_shown(page: Page) -> Non
     ladders = Ladders((FULL,), POLICY, page, 0.0)
     model = ladders.by_model["m"]
     model.failed("m@2", REPLICA, 5.0, "no_candidate", certain=True)
-    assert [model.begin(place, 5.1) for place in ("m@2", "m@1", "m", "m#0")] == [FALLBACK, REPLICA, REPLICA, REPLICA]
+    begun = [model.begin(place, 5.1, whole=True) for place in ("m@2", "m@1", "m", "m#0")]
+    assert begun == [FALLBACK, REPLICA, REPLICA, REPLICA]
     model.failed("m#0", REPLICA, 6.0, "no_candidate", certain=True)
     model.failed("m#0", FALLBACK, 7.0, "no_candidate", certain=True)
     assert (gauge(page, LadderWord.STEP_NOW), gauge(page, LadderWord.SINCE_MS_NOW)) == (CACHE, 7_000)
     assert ladders.degraded == 1
     ladders.configure((Model(name="m", fallback=("b",)),), POLICY, 8.0)
-    assert [model.begin(place, 8.0) for place in ("m#0", "m")] == [REFUSE, REPLICA]
+    assert [model.begin(place, 8.0, whole=True) for place in ("m#0", "m")] == [REFUSE, REPLICA]
     assert [model.degraded(place) for place in ("m@2", "m#0", "m")] == [True, True, False]
 
 
@@ -136,7 +137,7 @@ def test_a_route_that_nobody_asks_for_begins_again(page: Page, caplog: pytest.Lo
     model = ladders.by_model["m"]
     model.failed("m@2", REPLICA, 5.0, "no_candidate", certain=True)
     ladders.flush(90.0)
-    assert model.begin("m@2", 90.0) is FALLBACK
+    assert model.begin("m@2", 90.0, whole=True) is FALLBACK
     ladders.flush(175.0)
     assert ladders.degraded == 1
     with caplog.at_level(logging.INFO, "warmroute.ladder"):
