@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from worker.alarms import Alarms, AlarmWatch
 from worker.baseline import BaselineError, page_cache_ratio, read_baseline
 from worker.engines import EngineError
 from worker.engines.early import EarlyEngine
 from worker.engines.registry import EngineSettings, find_kind, make_engine
 from worker.execution import Executor
-from worker.exposition import of_models, of_page_cache, of_process
+from worker.exposition import of_alarms, of_models, of_page_cache, of_process
 from worker.load_report import LoadProbe
 from worker.loading.hash_cache import HashCache
 from worker.loading.model_loader import ModelLoader
@@ -156,6 +157,8 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     inference = Inference(models, executor)
     cpu_load = CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read
     load = LoadProbe(executor, engine, cpu_load, inference.served, time.monotonic)
+    alarms = Alarms()
+    watch = AlarmWatch(alarms, lambda: tuple((r.name, r.version, r.state, r.content_hash) for r in models), log)
     always_report = options.load_reports == "always"
     serving = Serving(
         identity,
@@ -167,10 +170,12 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         repository=repository,
         inference=inference,
         load=load,
+        alarms=alarms,
         always_report=always_report,
     )
     metrics.add(of_models(models))
     metrics.add_blocking(of_page_cache(models))
+    metrics.add(of_alarms(alarms))
     metrics.add(of_process(executor, memory, starts, lambda: serving.draining))
     address = options.advertise or _url(sock)
     grpc = None
@@ -185,6 +190,17 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
             log.error("worker.failed", error=f"--grpc-listen {host}:{port}: {error}{remedy}")
             return _USAGE
         informed.append(grpc)
+
+    debug = None
+    if options.debug_listen is not None:
+        from worker.debug import DebugPages, DebugServer  # a profiler's modules
+
+        try:
+            debug = DebugServer(_bind(*options.debug_listen), DebugPages(alarms))
+        except OSError as error:
+            host, port = options.debug_listen
+            log.error("worker.failed", error=f"--debug-listen {host}:{port}: {error.strerror or error}")
+            return _USAGE
 
     def reporter(state: StateAddress, id: str, address: str, news: News | None) -> Reporter:  # noqa: A002
         from worker.redis_writer import RedisWriter  # its client takes a while to import
@@ -229,6 +245,8 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         log,
         time.monotonic,
         grpc,
+        debug,
+        watch,
     )
     signals = [signal.SIGTERM]
     if options.parent_pid is None:

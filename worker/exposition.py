@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from router.model import State
+from worker.alarms import Alarm
 from worker.loading.mapping import cached_ratio
 from worker.metrics import Family
 from worker.starts import process_age_s
@@ -15,6 +16,7 @@ from worker.starts import process_age_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from worker.alarms import Alarms
     from worker.execution import Executor
     from worker.memory import MemoryProbe
     from worker.models import Models
@@ -75,6 +77,18 @@ def of_page_cache(models: Models) -> Callable[[], Callable[[], Iterator[Family]]
         return families
 
     return loaded
+
+
+def of_alarms(alarms: Alarms) -> Callable[[], Iterator[Family]]:
+    """Expose which alarms are raised."""
+
+    def families() -> Iterator[Family]:
+        raised = Family("warmroute_worker_alarm", _G, "1 where an alarm over this process is raised.")
+        for alarm in Alarm:
+            raised.add(float(alarm in alarms.raised), alarm=alarm.value)
+        yield raised
+
+    return families
 
 
 def of_process(

@@ -61,6 +61,7 @@ class Options:
     grpc_listen: tuple[str, int] | None
     grpc_advertise: str | None
     load_reports: str
+    debug_listen: tuple[str, int] | None
     parent_pid: int | None
     json_log: bool
     start_objective_s: float
@@ -137,6 +138,7 @@ def parse(argv: list[str]) -> Options:
         grpc_listen=given.grpc_listen,
         grpc_advertise=given.grpc_advertise,
         load_reports=given.load_reports,
+        debug_listen=given.debug_listen,
         parent_pid=given.parent_pid,
         json_log=given.log_format == "json",
         start_objective_s=given.start_objective_s,
@@ -256,6 +258,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=("asked", "always"),
         default="asked",
         help="which answers carry a load report (ORCA): those to requests that ask for one, or all",
+    )
+    add(
+        "--debug-listen",
+        type=_listen_here,
+        metavar="HOST:PORT",
+        help="serve /debug pages on this loopback address",
     )
     add("--namespace", type=_namespace, default="default", metavar="NS", help="prefix of the keys in the shared state")
     add("--id", type=_id, metavar="ID", help="this worker's id in the shared state; random if not set")
@@ -380,6 +388,13 @@ def _listen(text: str) -> tuple[str, int]:
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r}: expected HOST:PORT, such as 127.0.0.1:9001 or [::1]:9001")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _listen_here(text: str) -> tuple[str, int]:
+    host, port = _listen(text)
+    if not (host in ("localhost", "::1") or re.fullmatch(r"127(\.[0-9]{1,3}){3}", host)):
+        raise argparse.ArgumentTypeError(f"{text!r}: the pages ask for no password; use a loopback address")
+    return host, port
 
 
 def _group(text: str) -> str:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine, Sequence
 
+    from worker.alarms import AlarmWatch
+    from worker.debug import DebugServer
     from worker.execution import Executor
     from worker.log import EventLog
     from worker.report import Reporters
@@ -54,6 +56,8 @@ class WorkerProcess:
         log: EventLog,
         clock: Callable[[], float],
         grpc: GrpcSurface | None = None,
+        debug: DebugServer | None = None,
+        watch: AlarmWatch | None = None,
     ) -> None:
         """``sock`` is bound and does not listen yet; ``address`` is what to tell of it. ``grpc`` is bound, too."""
         self._sock = sock
@@ -63,6 +67,8 @@ class WorkerProcess:
         self._executor = executor
         self._reporters = reporters
         self._grpc = grpc
+        self._debug = debug
+        self._watch = watch
         self._times = times
         self._log = log
         self._clock = clock
@@ -96,10 +102,15 @@ class WorkerProcess:
         site = web.SockSite(runner, self._sock, backlog=BACKLOG)
         reporting = self._task(self._reporters.run(), "report") if self._reporters else None
         await self._listen(site)
+        watching = None if self._watch is None else self._task(self._watch.run(), "alarms")
         following = self._task(self._repository.run(), "repository")
         await self._stop.wait()
         await self._drain(site, runner, following)
         await self._leave(reporting)
+        if watching is not None:
+            watching.cancel()
+        if self._debug is not None:
+            await self._debug.stop()
         self._log.info("worker.stopped")
         return self._exit_code
 
@@ -128,12 +139,15 @@ class WorkerProcess:
         await self._reporters.flush(ANNOUNCE_S)
         try:
             await site.start()
+            if self._debug is not None:
+                await self._debug.start()
         except OSError as error:  # another process began to listen there after this one had bound
             self._fail("listen", error)
             return
         if self._grpc is not None:
             await self._grpc.start()
-        also = {} if self._grpc is None else {"grpc": self._grpc.address}
+        others = {"grpc": self._grpc, "debug": self._debug}
+        also = {name: one.address for name, one in others.items() if one is not None}
         self._log.info("worker.listening", address=self._address, **also)
 
     async def _drain(self, site: web.SockSite, runner: web.AppRunner, following: asyncio.Task[None]) -> None:

@@ -24,6 +24,7 @@ from worker.serving.request import HEADER_LENGTH, header_length, parse
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from worker.alarms import Alarms
     from worker.execution import Executor
     from worker.load_report import LoadProbe
     from worker.log import EventLog
@@ -50,6 +51,7 @@ class Serving:
         repository: Repository | None = None,
         inference: Inference | None = None,
         load: LoadProbe | None = None,
+        alarms: Alarms | None = None,
         *,
         always_report: bool = False,
     ) -> None:
@@ -69,6 +71,7 @@ class Serving:
         self._started = clock()
         self.inference = Inference(models, executor, clock) if inference is None else inference
         self._load = load
+        self._alarms = alarms
         self._report_form = TEXT if always_report else None
 
     def application(self) -> web.Application:
@@ -178,6 +181,7 @@ class Serving:
                 "epoch": self._identity.epoch,
                 "uptime_s": round(self._clock() - self._started, 3),
                 "draining": self.draining,
+                "alarms": [] if self._alarms is None else self._alarms.raised,
                 "in_flight": self._executor.in_flight,
                 "queue_depth": self._executor.queue_depth,
                 "models": {name: _stats(self._models.find(name)) for name in self._models.names},

@@ -46,11 +46,12 @@ def test_everything(tmp_path: Path) -> None:
             *("--concurrency", "3", "--queue", "0", "--drain-s", "9", "--settle-s", "0", "--parent-pid", "7"),
             *("--log-format", "text", "--advertise", "http://10.0.0.1:9001/", "--body-limit-bytes", "1000"),
             *("--grpc-listen", "0.0.0.0:9101", "--grpc-advertise", "grpc://10.0.0.1:9101", "--load-reports", "always"),
+            *("--debug-listen", "[::1]:9201"),
         ]
     )
     assert options.model == ("a", "b")
     assert (options.grpc_listen, options.grpc_advertise) == (("0.0.0.0", 9101), "grpc://10.0.0.1:9101")
-    assert options.load_reports == "always"
+    assert (options.load_reports, options.debug_listen) == ("always", ("::1", 9201))
     assert (options.host, options.port) == ("::1", 9001)
     assert options.state == StateAddress("redis://h:1/0", "s3cret")
     assert (options.load_s, options.service_s) == (1.5, 0.02)
@@ -88,6 +89,10 @@ def test_everything(tmp_path: Path) -> None:
         (
             ["--grpc-listen", "9001"],
             "argument --grpc-listen: '9001': expected HOST:PORT, such as 127.0.0.1:9001 or [::1]:9001",
+        ),
+        (
+            ["--debug-listen", "0.0.0.0:1"],
+            "argument --debug-listen: '0.0.0.0:1': the pages ask for no password; use a loopback address",
         ),
         (["--grpc-advertise", "http://x:1"], "argument --grpc-advertise: 'http://x:1': expected grpc://HOST:PORT"),
         (

@@ -1,0 +1,149 @@
+"""The worker's /debug pages over real sockets: what they show, and what they cost at most."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from aiohttp.test_utils import TestServer
+
+from tests.support.worker_process import WorkerProcess
+from worker.alarms import Alarms
+from worker.debug import DebugPages
+
+Ask = Callable[[str], Coroutine[Any, Any, tuple[int, str]]]
+
+
+def asked(check: Callable[[Ask], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        server = TestServer(DebugPages(Alarms()).application(), host="127.0.0.1")
+        await server.start_server()
+        try:
+            async with ClientSession() as session:
+
+                async def ask(path: str) -> tuple[int, str]:
+                    async with session.get(server.make_url(path)) as answer:
+                        return answer.status, await answer.text()
+
+                await asyncio.wait_for(check(ask), 20)
+        finally:
+            await server.close()
+
+    asyncio.run(scenario())
+
+
+async def waits_for_ever() -> None:
+    await asyncio.sleep(60)
+
+
+def test_tasks_by_kind_and_where_they_wait() -> None:
+    async def check(ask: Ask) -> None:
+        waiting = [asyncio.create_task(waits_for_ever(), name=f"0-{number}") for number in range(5)]
+        status, text = await ask("/debug/tasks?rows=2")
+        said = json.loads(text)
+        assert status == 200
+        assert (said["alarms"], said["kinds"]["waits_for_ever"]) == ([], 5)
+        assert said["tasks"] >= 6
+        assert [row["name"] for row in said["listed"]] == ["0-0", "0-1"]
+        assert "waits_for_ever" in said["listed"][0]["stack"][-1]
+        for task in waiting:
+            task.cancel()
+
+    asked(check)
+
+
+def test_memory_and_what_is_allocated_meanwhile() -> None:
+    async def check(ask: Ask) -> None:
+        status, text = await ask("/debug/memory?rows=3")
+        said = json.loads(text)
+        assert status == 200
+        assert said["heap_bytes"] > 0
+        assert len(said["kinds"]) == 3
+        assert "allocated" not in said
+        asking = asyncio.create_task(ask("/debug/memory?seconds=0.3&rows=1000"))
+        await asyncio.sleep(0.15)
+        kept = [bytes(1000) for _ in range(1000)]
+        status, text = await asking
+        rows: list[dict[str, Any]] = json.loads(text)["allocated"]
+        (row,) = [row for row in rows if row["where"].startswith(__file__) and row["bytes"] > 900_000]
+        assert row["blocks"] >= len(kept)
+
+    asked(check)
+
+
+def test_a_profile_names_what_runs() -> None:
+    async def check(ask: Ask) -> None:
+        end = threading.Event()
+
+        def spin() -> None:
+            while not end.is_set():
+                sum(range(100))
+
+        thread = threading.Thread(target=spin, name="the spinner")
+        thread.start()
+        try:
+            status, text = await ask("/debug/profile?seconds=0.3&hz=200")
+        finally:
+            end.set()
+            thread.join()
+        assert status == 200
+        (line,) = [line for line in text.splitlines() if line.startswith("the_spinner;") and "spin" in line][:1]
+        stack, _, count = line.rpartition(" ")
+        assert stack.split(";")[0] == "the_spinner"
+        assert int(count) > 0
+
+    asked(check)
+
+
+def test_one_measurement_at_a_time_and_one_that_nobody_waits_for_ends() -> None:
+    async def check(ask: Ask) -> None:
+        first = asyncio.create_task(ask("/debug/profile?seconds=15"))
+        await asyncio.sleep(0.1)
+        conflict = (409, "another measurement runs; one at a time\n")
+        assert await ask("/debug/profile?seconds=0.1") == conflict
+        assert await ask("/debug/memory?seconds=0.1") == conflict
+        assert (await ask("/debug/memory"))[0] == 200, "what only looks is not one"
+        first.cancel()
+        await asyncio.wait({first})
+        began = time.monotonic()
+        while (await ask("/debug/profile?seconds=0.02"))[0] != 200:
+            assert time.monotonic() - began < 5
+            await asyncio.sleep(0.02)
+
+    asked(check)
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("/debug/profile?seconds=61", "seconds=61: expected a number from 0.01 to 60\n"),
+        ("/debug/profile?hz=0", "hz=0: expected a number from 1 to 1000\n"),
+        ("/debug/profile?seconds=nan", "seconds=nan: expected a number from 0.01 to 60\n"),
+        ("/debug/memory?seconds=x", "seconds=x: expected a number from 0 to 60\n"),
+        ("/debug/tasks?rows=1001", "rows=1001: expected a number from 0 to 1000\n"),
+    ],
+)
+def test_bounds(path: str, error: str) -> None:
+    async def check(ask: Ask) -> None:
+        assert await ask(path) == (400, error)
+
+    asked(check)
+
+
+def test_they_are_on_an_address_of_their_own_and_nowhere_else() -> None:
+    with WorkerProcess("--engine", "deterministic", "--model", "m", "--debug-listen", "127.0.0.1:0") as worker:
+        worker.listening()
+        assert worker.ask("/debug/tasks")[0] == 404
+        assert worker.ask("/stats")[1]["alarms"] == []
+        worker.address = worker.event("worker.listening")["debug"]
+        status, said, _ = worker.ask("/debug/tasks")
+        assert status == 200
+        assert {"AlarmWatch.run", "Repository.run"} <= said["kinds"].keys()
+        worker.terminate()
+        assert worker.wait() == 0
