@@ -16,7 +16,7 @@ import xxhash
 
 from worker.engines import Cancellation, EngineError
 from worker.engines.background import lower_priority, turn
-from worker.engines.onnx_graph import GraphError, external_tensors, refer_to
+from worker.engines.onnx_graph import MAX_INLINE_BYTES, GraphError, external_tensors, refer_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     Save = Callable[[Path, Mapping[str, str], Cancellation], None]
     """Makes a session and has its optimised graph written to the path, with these entries."""
 
-FOLDER: Final = "session.model_external_initializers_file_folder_path"
-"""Where a model that comes as bytes finds its weights."""
 MAX_WEIGHT_BYTES: Final = 4 << 30
 """Of larger models none is kept: to make an entry, ONNX Runtime writes all weights once, which are then thrown away."""
 SETTLE_S: Final = 1.0
@@ -43,7 +41,10 @@ _SAVED: Final = "model.onnx"
 class OptimisedGraphs:
     """The cache as the engine uses it; of models whose only provider is the CPU's."""
 
-    def __init__(self, cache: ModelCache | None, log: EventLog, settle_s: float = SETTLE_S) -> None:
+    most_bytes = MAX_WEIGHT_BYTES
+    """Of a model with more bytes of files nothing is kept."""
+
+    def __init__(self, cache: ModelCache, log: EventLog, settle_s: float = SETTLE_S) -> None:
         self._cache = cache
         self._log = log
         self._settle_s = settle_s
@@ -52,7 +53,7 @@ class OptimisedGraphs:
 
     def key(self, files: ModelFiles, options: OnnxOptions) -> str | None:
         """Return what tells apart what would be optimised differently; None where nothing is to be kept."""
-        if self._cache is None or not files.content_hash or not options.on_cpu or options.graph == "disabled":
+        if not files.content_hash or not options.on_cpu or options.graph == "disabled":
             return None
         said = msgspec.to_builtins((options.providers, options.session, options.graph, options.deterministic))
         parts = [
@@ -68,19 +69,28 @@ class OptimisedGraphs:
 
     def find(self, key: str) -> bytes | None:
         """Return the graph that is kept under ``key``."""
-        return None if self._cache is None else self._cache.get(key)
+        return self._cache.get(key)
+
+    def entries(self, files: ModelFiles) -> dict[str, str]:
+        """Return the session entries by which a model that comes as bytes finds its weights."""
+        assert files.model_file is not None  # noqa: S101 - of a model without files nothing is kept
+        return {"session.model_external_initializers_file_folder_path": str(files.model_file.parent)}
 
     def drop(self, key: str, reason: str) -> None:
         """Take away a graph of which no session could be made."""
-        if self._cache is not None:
-            self._cache.drop(key, reason)
+        self._cache.drop(key, reason)
 
     def make(self, key: str, files: ModelFiles, save: Save, unchanged: Callable[[], bool]) -> None:
-        """Make the entry in the background, for the next start; returns at once."""
+        """Make the entry in the background, for the next start; returns at once.
+
+        Not of a model whose file is so large that it must hold its weights itself.
+        """
+        if files.model_file is None or files.model_file.stat().st_size > MAX_INLINE_BYTES:
+            return
         with self._lock:
-            if self._cache is None or not self._cache.writable or key in self._making:
+            if not self._cache.writable or key in self._making:
                 return
-            args = (self._cache, key, files, save, unchanged)
+            args = (key, files, save, unchanged)
             thread = self._making[key] = threading.Thread(target=self._make, args=args, name="optimised", daemon=True)
         thread.start()
 
@@ -91,25 +101,18 @@ class OptimisedGraphs:
         for thread in making:
             thread.join(timeout_s)
 
-    def _make(
-        self,
-        cache: ModelCache,
-        key: str,
-        files: ModelFiles,
-        save: Save,
-        unchanged: Callable[[], bool],
-    ) -> None:
+    def _make(self, key: str, files: ModelFiles, save: Save, unchanged: Callable[[], bool]) -> None:
         model_file = files.model_file or Path()
         cancellation = Cancellation()
         try:
             cancellation.wait(self._settle_s)
-            with turn(cancellation), cache.work() as directory:
+            with turn(cancellation), self._cache.work() as directory:
                 lower_priority()
                 save(directory / _SAVED, saving_entries(), cancellation)
                 graph = (directory / _SAVED).read_bytes()
                 originals = external_tensors(model_file.read_bytes())
                 graph = refer_to(graph, directory / _WEIGHTS, originals, model_file.parent)
-            if unchanged() and cache.put(key, graph):
+            if unchanged() and self._cache.put(key, graph):
                 self._log.info("model_cache.stored", model=files.name, version=files.version, bytes=len(graph))
         except (EngineError, GraphError, OSError) as error:
             self._log.warning(

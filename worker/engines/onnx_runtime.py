@@ -14,7 +14,6 @@ import onnxruntime as ort
 from worker.datatypes import Datatype
 from worker.engines import EngineError, GivenUpError, InputError, TensorSpec
 from worker.engines.nvidia import DeviceMemory, check_driver
-from worker.engines.onnx_cache import FOLDER, MAX_WEIGHT_BYTES, OptimisedGraphs
 from worker.engines.onnx_options import (
     CUDA_LIKE,
     PREPACKING_OFF,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from worker.engines import Array, Cancellation, Engine, LoadedModel, Parameters
+    from worker.engines.onnx_cache import OptimisedGraphs
     from worker.engines.registry import EngineSettings
     from worker.memory import Memory
     from worker.store import ModelFiles
@@ -148,7 +148,7 @@ class OnnxRuntimeEngine:
         self._settings = settings
         self._driver = driver
         self._libraries = Libraries(settings.libraries)
-        self._graphs = graphs or OptimisedGraphs(settings.cache, settings.log)
+        self._graphs = graphs if graphs is not None else _graphs(settings)
         self._device_memory: DeviceMemory | None = None
 
     def initialize(self, models: Sequence[ModelFiles]) -> None:
@@ -225,9 +225,12 @@ class OnnxRuntimeEngine:
         stages: Stages,
     ) -> OnnxModel:
         weights = _weights(files)
-        key = None if weights else self._graphs.key(files, options)  # a kept graph has its own weights
+        graphs = self._graphs if not weights else None  # a kept graph has its own weights
+        key = graphs.key(files, options) if graphs is not None else None
+        session = None
         try:
-            session = self._kept(files, options, entries, key, cancellation, stages) if key is not None else None
+            if graphs is not None and key is not None:
+                session = self._kept(graphs, files, options, entries, key, cancellation, stages)
             kept = session is not None
             if session is None:
                 session = self._session(
@@ -237,12 +240,13 @@ class OnnxRuntimeEngine:
             if cancellation.cancelled:
                 raise GivenUpError("given up while loading") from error
             raise
-        if key is not None and not kept:
-            self._keep(files, options, key)
+        if graphs is not None and key is not None and not kept:
+            self._keep(graphs, files, options, key)
         return OnnxModel(session, options.pins(), None if key is None else kept, weights)
 
     def _kept(
         self,
+        graphs: OptimisedGraphs,
         files: ModelFiles,
         options: OnnxOptions,
         entries: Mapping[str, str],
@@ -251,29 +255,27 @@ class OnnxRuntimeEngine:
         stages: Stages,
     ) -> ort.InferenceSession | None:
         """Make the session of the graph that an earlier start has optimised, where it was kept and is of use."""
-        assert files.model_file is not None  # noqa: S101 - of a model without files nothing is kept
         with stages.measure(Stage.OPEN):
-            graph = self._graphs.find(key)
+            graph = graphs.find(key)
         if graph is None:
             return None
-        folder = {FOLDER: str(files.model_file.parent)}
+        entries = {**entries, **graphs.entries(files)}
         try:
-            return self._session(files, options, {**entries, **folder}, graph, cancellation, stages, optimised=True)
+            return self._session(files, options, entries, graph, cancellation, stages, optimised=True)
         except EngineError as error:
             if cancellation.cancelled:
                 raise
-            self._graphs.drop(key, str(error))
+            graphs.drop(key, str(error))
             return None
 
-    def _keep(self, files: ModelFiles, options: OnnxOptions, key: str) -> None:
+    def _keep(self, graphs: OptimisedGraphs, files: ModelFiles, options: OnnxOptions, key: str) -> None:
         marks = _marks(files)
-        if sum(size for _, _, size, _ in marks) > MAX_WEIGHT_BYTES:
-            return
 
         def save(path: Path, entries: Mapping[str, str], cancellation: Cancellation) -> None:
             self._session(files, options, entries, str(files.model_file), cancellation, Stages(), save_to=path)
 
-        self._graphs.make(key, files, save, lambda: _marks(files) == marks)
+        if sum(size for _, _, size, _ in marks) <= graphs.most_bytes:
+            graphs.make(key, files, save, lambda: _marks(files) == marks)
 
     def _session(
         self,
@@ -320,6 +322,14 @@ class OnnxRuntimeEngine:
                 f" got {session.get_providers()}"
             )
         return session
+
+
+def _graphs(settings: EngineSettings) -> OptimisedGraphs | None:
+    if settings.cache is None:
+        return None
+    from worker.engines.onnx_cache import OptimisedGraphs  # what is off is not imported
+
+    return OptimisedGraphs(settings.cache, settings.log)
 
 
 def _weights(files: ModelFiles) -> dict[str, ort.OrtValue]:

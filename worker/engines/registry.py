@@ -64,6 +64,12 @@ ENGINES: dict[str, EngineKind] = {
         "worker.engines.onnx_runtime", "model.onnx", concurrency_per_core=1, extra="warmroute[cpu] or warmroute[gpu]"
     ),
     "deterministic": EngineKind("worker.engines.deterministic", None, concurrency_fixed=64),
+    "torchscript": EngineKind(
+        "worker.engines.pytorch", "model.pt", concurrency_per_core=1, factory="make_script", extra="warmroute[torch]"
+    ),
+    "torchexport": EngineKind(
+        "worker.engines.pytorch", "model.pt2", concurrency_per_core=1, factory="make_export", extra="warmroute[torch]"
+    ),
 }
 """Those that are built in."""
 

@@ -29,10 +29,11 @@ def onnx(directory: Path, **options: Any) -> Any:
 
 
 def test_the_registry_knows_every_engine_and_refuses_others() -> None:
-    assert sorted(ENGINES) == ["deterministic", "onnxruntime"]
+    assert sorted(ENGINES) == ["deterministic", "onnxruntime", "torchexport", "torchscript"]
     with pytest.raises(EngineError) as caught:
         make_engine("tensorrt", EngineSettings(ReadableLog()))
-    assert str(caught.value) == "engine 'tensorrt': there is none; known: onnxruntime, deterministic"
+    known = "onnxruntime, deterministic, torchscript, torchexport"
+    assert str(caught.value) == f"engine 'tensorrt': there is none; known: {known}"
     assert ENGINES["onnxruntime"].concurrency(6) == 6
     assert ENGINES["deterministic"].concurrency(6) == 64
 

@@ -52,7 +52,10 @@ def test_another_package_brings_an_engine() -> None:
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("none", "engine 'none': there is none; known: onnxruntime, deterministic, another, broken, wrong"),
+        (
+            "none",
+            "engine 'none': there is none; known: onnxruntime, deterministic, torchscript, torchexport, another, ",
+        ),
         ("wrong", "engine 'wrong': another_package:WRONG is no worker.engines.registry.EngineKind"),
         ("broken", "engine 'broken': another_package:NONE: AttributeError: module 'another_package' has no"),
     ],
