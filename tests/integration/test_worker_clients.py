@@ -66,7 +66,7 @@ def run(script: str, worker: WorkerProcess) -> list[str]:
 def test_tritonclient(worker: WorkerProcess) -> None:
     common = ("readiness", "metadata and configuration", "classification", "refusal", "statistics", "repository")
     http = ("binary", "JSON and binary mixed", "compressed", "async_infer", "asyncio")
-    grpc = ("infer", "compressed", "asyncio")
+    grpc = ("infer", "compressed", "stream", "asyncio")
     expected = {f"http {name}" for name in common + http} | {f"grpc {name}" for name in common + grpc}
     assert set(run("triton.py", worker)) == expected
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import socket
 import struct
 import threading
@@ -231,6 +233,60 @@ def test_load_reports_out_of_band_reach_a_sidecar(shared: GrpcWorker, tmp_path: 
 
         until(told, "the load that it streams")
         assert "warmroute_load_streams 1" in control.ask("/metrics").text
+
+
+def test_a_stream_is_answered_in_order_and_outlives_what_fails(shared: GrpcWorker) -> None:
+    wrong = infer()
+    wrong.ClearField("raw_input_contents")
+    wrong.id = "8"
+    answers = list(shared.stub.ModelStreamInfer(iter([infer(), wrong, infer("x"), infer()]), timeout=10))
+    assert [answer.infer_response.id for answer in answers] == ["7", "8", "7", "7"]
+    assert [answer.error_message for answer in answers] == [
+        "",
+        "input 'INPUT0': shape [1, 1] takes 1 elements, contents.fp32_contents has 0",
+        "model 'x' is not served here; served: m",
+        "",
+    ]
+    assert answers[3].infer_response.raw_output_contents == [struct.pack("<f", 1)]
+
+
+def test_a_stream_ends_with_the_worker_after_its_last_answer() -> None:
+    with grpc_worker("--model", "m", "--settle-s", "0.1", "--drain-s", "10") as worker:
+        worker.process.warm("m")
+        ask = threading.Event()
+
+        def requests() -> Iterator[Any]:
+            yield infer(service_ms=500)
+            ask.wait(20)
+
+        answers = worker.stub.ModelStreamInfer(requests(), timeout=20)
+        until(lambda: worker.process.ask("/stats")[1]["in_flight"] == 1, "it runs")
+        worker.process.terminate()
+        assert next(answers).infer_response.id == "7"
+        with pytest.raises(grpc.RpcError) as caught:
+            next(answers)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert caught.value.details() == "the worker is draining"
+        ask.set()
+        assert worker.process.wait(5) == 0
+        assert worker.process.text == []
+
+
+def test_load_reports_in_answers_reach_a_sidecar_that_asks_for_them(shared: GrpcWorker, tmp_path: Path) -> None:
+    models = [{"name": "m", "endpoints": [shared.process.address], "load_reports": True}]
+    with running(tmp_path, settings={"models": models}, processes=1) as sidecar:
+        connection = http.client.HTTPConnection(sidecar.listen, timeout=10)
+
+        def told() -> bool:
+            connection.request("POST", "/v2/models/m/infer", json.dumps(echo_body()))
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 200
+            assert answer.headers["endpoint-load-metrics"] is None, "this caller did not ask for it"
+            return sidecar.metric("warmroute_load_reports_total") > 0
+
+        until(told, "the load that came with an answer")
+        connection.close()
 
 
 def test_health_follows_each_model_from_cold_to_draining() -> None:

@@ -13,6 +13,7 @@ import onnxruntime as ort
 
 from worker.datatypes import Datatype
 from worker.engines import EngineError, GivenUpError, InputError, TensorSpec
+from worker.engines.bfloat16 import any_bfloat16, run_values
 from worker.engines.nvidia import DeviceMemory, check_driver
 from worker.engines.onnx_options import (
     CUDA_LIKE,
@@ -53,6 +54,7 @@ _TYPES: dict[str, Datatype] = {
     "tensor(int32)": Datatype.INT32,
     "tensor(int64)": Datatype.INT64,
     "tensor(float16)": Datatype.FP16,
+    "tensor(bfloat16)": Datatype.BF16,
     "tensor(float)": Datatype.FP32,
     "tensor(double)": Datatype.FP64,
     "tensor(string)": Datatype.BYTES,
@@ -97,6 +99,7 @@ class OnnxModel:
         self.device = str(session.get_providers()[0])
         self.inputs = tuple(_spec("input", value) for value in session.get_inputs())
         self.outputs = tuple(_spec("output", value) for value in session.get_outputs())
+        self._by_values = any_bfloat16(self.inputs + self.outputs)
 
     def run(
         self,
@@ -110,7 +113,11 @@ class OnnxModel:
         options.log_severity_level = QUIET
         cancellation.on_cancel(lambda: setattr(options, "terminate", True))
         try:
+            if self._by_values:
+                return run_values(self._session, self.inputs, outputs, inputs, options)
             return [np.asarray(value) for value in self._session.run(list(outputs), dict(inputs), options)]
+        except UnicodeEncodeError as error:
+            raise InputError("BYTES must be UTF-8 for ONNX Runtime") from error
         except Exception as error:
             if cancellation.cancelled:
                 raise GivenUpError("given up while executing") from error

@@ -64,6 +64,11 @@ class GRPCInferenceServiceStub:
                 request_serializer=warmroute__pb_dot_v1_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
                 response_deserializer=warmroute__pb_dot_v1_dot_open__inference__pb2.ModelInferResponse.FromString,
                 _registered_method=True)
+        self.ModelStreamInfer = channel.stream_stream(
+                '/inference.GRPCInferenceService/ModelStreamInfer',
+                request_serializer=warmroute__pb_dot_v1_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
+                response_deserializer=warmroute__pb_dot_v1_dot_open__inference__pb2.ModelStreamInferResponse.FromString,
+                _registered_method=True)
         self.ModelConfig = channel.unary_unary(
                 '/inference.GRPCInferenceService/ModelConfig',
                 request_serializer=warmroute__pb_dot_v1_dot_open__inference__pb2.ModelConfigRequest.SerializeToString,
@@ -136,6 +141,13 @@ class GRPCInferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ModelStreamInfer(self, request_iterator, context):
+        """Inferences one after the other, each answered in its turn.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ModelConfig(self, request, context):
         """One model's configuration, as Triton's clients ask for it.
         """
@@ -203,6 +215,11 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.ModelInfer,
                     request_deserializer=warmroute__pb_dot_v1_dot_open__inference__pb2.ModelInferRequest.FromString,
                     response_serializer=warmroute__pb_dot_v1_dot_open__inference__pb2.ModelInferResponse.SerializeToString,
+            ),
+            'ModelStreamInfer': grpc.stream_stream_rpc_method_handler(
+                    servicer.ModelStreamInfer,
+                    request_deserializer=warmroute__pb_dot_v1_dot_open__inference__pb2.ModelInferRequest.FromString,
+                    response_serializer=warmroute__pb_dot_v1_dot_open__inference__pb2.ModelStreamInferResponse.SerializeToString,
             ),
             'ModelConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelConfig,
@@ -392,6 +409,33 @@ class GRPCInferenceService:
             '/inference.GRPCInferenceService/ModelInfer',
             warmroute__pb_dot_v1_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
             warmroute__pb_dot_v1_dot_open__inference__pb2.ModelInferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ModelStreamInfer(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/inference.GRPCInferenceService/ModelStreamInfer',
+            warmroute__pb_dot_v1_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
+            warmroute__pb_dot_v1_dot_open__inference__pb2.ModelStreamInferResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ check that held; the first that does not ends it.
 from __future__ import annotations
 
 import asyncio
+import queue
 import sys
 from typing import Any
 
@@ -147,9 +148,25 @@ def check_grpc(address: str) -> None:
         for how in ("gzip", "deflate"):
             check_outputs(client.infer("all", inputs(library), compression_algorithm=how))
         held("grpc compressed")
+        check_stream(client)
         check_classes(library, client, "grpc")
         check_refusal(library, client, "grpc", "StatusCode.NOT_FOUND")
         check_rest(client, "grpc", as_json=True)
+
+
+def check_stream(client: Any) -> None:
+    answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    client.async_stream_infer("all", inputs(tritonclient.grpc), request_id="1")
+    client.async_stream_infer("nobody", inputs(tritonclient.grpc), request_id="2")
+    client.async_stream_infer("all", inputs(tritonclient.grpc), request_id="3")
+    for failed in (False, True, False):
+        result, error = answers.get(timeout=10)
+        assert (error is not None) is failed, error
+        if not failed:
+            check_outputs(result)
+    client.stop_stream()
+    held("grpc stream")
 
 
 async def check_asyncio(http: str, grpc: str) -> None:

@@ -64,6 +64,7 @@ def test_service_methods() -> None:
         "ModelMetadata",
         "ModelReady",
         "ModelStatistics",
+        "ModelStreamInfer",
         "RepositoryIndex",
         "RepositoryModelLoad",
         "RepositoryModelUnload",

@@ -13,7 +13,7 @@ from tests.support.worker_parts import EchoingModel
 from worker.datatypes import NUMPY, Datatype
 from worker.engines import TensorSpec
 from worker.serving.errors import RequestError
-from worker.serving.grpc.messages import CONTENTS, decode, read, write
+from worker.serving.grpc.messages import CONTENTS, decode, in_stream, read, write
 from worker.store import ModelFiles
 
 F = TensorSpec("f", Datatype.FP32, (-1, 2))
@@ -208,3 +208,10 @@ def test_raw_contents_are_for_the_inputs_without_typed_ones() -> None:
     assert (got.inputs["b"].tolist(), got.inputs["i"].tolist()) == ([0x6261], [99])
     assert got.inputs["f"].tolist() == [[1.0, 2.5]]
     assert got.outputs[0].binary
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 20_000])
+def test_an_answer_in_a_stream(size: int) -> None:
+    answer = oip.ModelInferResponse(id="x" * size)
+    wrapped = oip.ModelStreamInferResponse.FromString(in_stream(answer.SerializeToString()))
+    assert (wrapped.infer_response, wrapped.error_message) == (answer, "")

@@ -16,7 +16,7 @@ from worker.serving.description import configuration, metadata, statistics
 from worker.serving.errors import RequestError
 from worker.serving.grpc.health import Health
 from worker.serving.grpc.load_reports import LoadReports
-from worker.serving.grpc.messages import decode, read, write
+from worker.serving.grpc.messages import decode, in_stream, read, write
 from worker.serving.inference import BACKGROUND_HEADER, WORKER_HEADER
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     Call = Callable[[Any, Context], Awaitable[Message | bytes]]
 
 SERVICE = "inference.GRPCInferenceService"
+STREAM = f"{SERVICE}/ModelStreamInfer"
 QUICK_BYTES = 64 << 10
 """Larger messages are read in a thread: the loop goes on meanwhile."""
 MAX_METADATA_BYTES = 64 << 10
@@ -75,6 +76,7 @@ class GrpcSurface:
         self._always_report = always_report
         self.address = ""
         """What to tell of it, ``grpc://HOST:PORT``, once it is bound."""
+        self._ended = asyncio.Event()
         self._health = Health(inference)
         self._reports = LoadReports(load)
         self._server = grpc.aio.server(
@@ -113,6 +115,7 @@ class GrpcSurface:
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls, and finish those that run within ``grace_s``; streams that have no end are ended now."""
+        self._ended.set()
         self._health.end()
         self._reports.end()
         await self._server.stop(grace_s)
@@ -137,6 +140,7 @@ class GrpcSurface:
             for name, (call, kind) in methods.items()
         }
         handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._answered(self._infer))
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _answered(self, call: Call) -> Callable[[Any, Context], Awaitable[Message | bytes]]:
@@ -206,12 +210,52 @@ class GrpcSurface:
         return oip.RepositoryModelUnloadResponse()
 
     async def _infer(self, data: bytes, context: Context) -> bytes:
-        background = _metadata(context, BACKGROUND_HEADER) == "1"
         with self._bodies.share(len(data)):
-            message = decode(data) if len(data) <= QUICK_BYTES else await asyncio.to_thread(decode, data)
-            name, version = message.model_name, message.model_version or None
-            with self._inference.admit(name, version, background=background) as admitted:
-                return await admitted.run(lambda model: read(message, model), write)
+            return await self._run(await _decoded(data), context)
+
+    async def _run(self, message: oip.ModelInferRequest, context: Context) -> bytes:
+        background = _metadata(context, BACKGROUND_HEADER) == "1"
+        name, version = message.model_name, message.model_version or None
+        with self._inference.admit(name, version, background=background) as admitted:
+            return await admitted.run(lambda model: read(message, model), write)
+
+    async def _stream(self, _: object, context: Context) -> None:
+        """Answer one request of a stream after the other. What fails is an answer, too, and the stream goes on."""
+        context.set_trailing_metadata(self._trailers(context, None))
+        ending = asyncio.ensure_future(self._ended.wait())
+        try:
+            while True:
+                reading = asyncio.ensure_future(context.read())
+                await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done():
+                    reading.cancel()
+                    text, trailers = "the worker is draining", self._trailers(context, 1)
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, text, trailers)
+                data = reading.result()
+                if data is grpc.aio.EOF:
+                    return
+                await context.write(await self._one_of_many(data, context))
+        finally:
+            ending.cancel()
+
+    async def _one_of_many(self, data: bytes, context: Context) -> bytes:
+        asked = ""
+        try:
+            with self._bodies.share(len(data)):
+                message = await _decoded(data)
+                asked = message.id
+                return in_stream(await self._run(message, context))
+        except RequestError as error:
+            text = str(error)
+        except Exception as error:  # noqa: BLE001 - as in a call of its own
+            self._log.error("request.failed", path=STREAM, error=f"{type(error).__name__}: {error}")
+            text = "an error inside the worker"
+        failed = oip.ModelStreamInferResponse(error_message=text, infer_response=oip.ModelInferResponse(id=asked))
+        return failed.SerializeToString()
+
+
+async def _decoded(data: bytes) -> oip.ModelInferRequest:
+    return decode(data) if len(data) <= QUICK_BYTES else await asyncio.to_thread(decode, data)
 
 
 def _holds(check: Callable[[], object]) -> bool:
