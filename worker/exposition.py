@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from router.model import State
 from worker.alarms import Alarm
+from worker.engines.two_phase import Phase
 from worker.loading.mapping import cached_ratio
 from worker.metrics import Family
 from worker.starts import process_age_s
@@ -40,8 +41,12 @@ def of_models(models: Models) -> Callable[[], Iterator[Family]]:
         ended = Family(
             "warmroute_worker_not_answered_total", _C, "Requests that got no answer of the model's, by result."
         )
+        phases = Family("warmroute_worker_session_phase", _G, "1 for how far a model in two phases is, else 0.")
         for replica in models:
             labels = {"model": replica.name, "version": replica.version}
+            if replica.model is not None and "two_phase" in (facts := replica.model.facts()):
+                for phase in Phase:
+                    phases.add(float(facts["two_phase"]["phase"] == phase.value), **labels, phase=phase.value)
             for one in State:
                 state.add(float(replica.state is one), **labels, state=one.value)
             warmth.add(replica.warmth_ratio, **labels)
@@ -55,7 +60,7 @@ def of_models(models: Models) -> Callable[[], Iterator[Family]]:
             executed.add(counts.executed, **labels)
             for result in ("failed", "cancelled", "rejected", "before_warm"):
                 ended.add(getattr(counts, result), **labels, result=result)
-        return iter((state, warmth, stages, start, expected, executed, ended))
+        return iter((state, warmth, stages, start, expected, executed, ended, phases))
 
     return families
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from worker.engines import Cancellation, GivenUpError
@@ -25,6 +26,17 @@ if TYPE_CHECKING:
 
 SETTLE_S = 0.25
 """How long after the first session's proof the second is begun: the first answers to callers have the machine alone."""
+
+
+class Phase(StrEnum):
+    """How far a model is between its two sessions."""
+
+    FIRST = "first"  # it is not proven yet
+    BUILDING = "building"
+    PROVING = "proving"
+    SECOND = "second"  # it serves
+    FAILED = "failed"  # the first one serves on
+    GIVEN_UP = "given_up"  # the model was unloaded meanwhile
 
 
 class _Session:
@@ -71,7 +83,7 @@ class TwoPhaseModel:
         self._changed = threading.Condition(threading.Lock())
         self._cancellation = Cancellation()
         self._thread: threading.Thread | None = None
-        self._phase = "first"
+        self._phase = Phase.FIRST
         self._reason = ""
         self._seconds = 0.0
 
@@ -109,7 +121,7 @@ class TwoPhaseModel:
             self._proofs -= 1
             if self._proofs:
                 return
-            self._phase = "building"
+            self._phase = Phase.BUILDING
             self._thread = threading.Thread(target=self._second_phase, name=f"second-{self._name}", daemon=True)
         self._thread.start()
 
@@ -124,7 +136,7 @@ class TwoPhaseModel:
                 began = time.monotonic()
                 second = self._build(self._cancellation)
                 try:
-                    self._enter("proving")
+                    self._enter(Phase.PROVING)
                     self._prove(second, self._cancellation)
                     first = self._swap(second, time.monotonic() - began)
                 except BaseException:
@@ -132,16 +144,16 @@ class TwoPhaseModel:
                     raise
                 self._drop(first)
         except GivenUpError:
-            self._enter("given up")
+            self._enter(Phase.GIVEN_UP)
         except Exception as error:  # noqa: BLE001 - whatever broke, the first session serves on
             if self._cancellation.cancelled:
-                self._enter("given up")
+                self._enter(Phase.GIVEN_UP)
                 return
             reason = str(error) or type(error).__name__
-            self._enter("failed", reason)
+            self._enter(Phase.FAILED, reason)
             self._log.warning("model.second_session_failed", model=self._name, reason=reason[:500])
 
-    def _enter(self, phase: str, reason: str = "") -> None:
+    def _enter(self, phase: Phase, reason: str = "") -> None:
         with self._changed:
             self._phase, self._reason = phase, reason
 
@@ -150,7 +162,7 @@ class TwoPhaseModel:
             if self._cancellation.cancelled:
                 raise GivenUpError("unloaded meanwhile")
             first, self._current = self._current, _Session(second)
-            self._phase, self._seconds = "second", seconds
+            self._phase, self._seconds = Phase.SECOND, seconds
         self._log.info("model.session_swapped", model=self._name, seconds=round(seconds, 3))
         return first
 
@@ -167,7 +179,7 @@ class TwoPhaseModel:
         """Return what the session that serves says of itself, and how far the second one is."""
         with self._changed:
             model, phase, reason, seconds = self._current.model, self._phase, self._reason, self._seconds
-        said: dict[str, Any] = {"phase": phase}
+        said: dict[str, Any] = {"phase": phase.value}
         if reason:
             said["reason"] = reason
         if seconds:
@@ -181,7 +193,7 @@ class TwoPhaseModel:
             model = self._current.model
         model.unload()
 
-    def wait(self, timeout_s: float) -> str:
+    def wait(self, timeout_s: float) -> Phase:
         """Wait until the second session serves or never will; returns the phase then."""
         thread = self._thread
         if thread is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +94,23 @@ def test_a_replica_is_shown_from_its_start_to_its_going() -> None:
         assert f"warmroute_worker_{line}\n" in shown
     models.remove(held)
     assert asyncio.run(metrics.text()) == ""
+
+
+def test_the_phase_of_a_model_in_two_phases_is_shown() -> None:
+    class Failed(DoublingModel):
+        def facts(self) -> dict[str, Any]:
+            return {"two_phase": {"phase": "failed", "reason": "no room"}}
+
+    held = HeldReplica(
+        ModelFiles("m", "3"), FixedEngine(Failed()), EmptyLoader(), ReadableLog(), lambda: 1.0, lambda: None
+    )
+    metrics = Metrics()
+    metrics.add(of_models(Models([held])))
+    assert "session_phase" not in asyncio.run(metrics.text())
+    asyncio.run(held.bring_up())
+    shown = asyncio.run(metrics.text())
+    assert 'warmroute_worker_session_phase{model="m",version="3",phase="failed"} 1\n' in shown
+    assert 'warmroute_worker_session_phase{model="m",version="3",phase="second"} 0\n' in shown
 
 
 def test_the_process_is_shown() -> None:

@@ -133,7 +133,7 @@ def test_closing_gives_the_second_up() -> None:
     bench = Bench()
     bench.run()
     bench.model.unload()
-    assert bench.model.wait(10) == "given up"
+    assert bench.model.wait(10) == "given_up"
     assert bench.first.closed
     assert bench.log.events() == []
 
