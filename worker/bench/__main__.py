@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from worker.bench import coldstart
+from worker.bench import coldstart, updates
 from worker.bench.synthetic import SyntheticError, write_model
 
 _FAILED, _REFUSED = 1, 2
@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     model.set_defaults(command=_model)
     coldstart.add_command(commands.add_parser)
+    updates.add_command(commands.add_parser)
     return parser
 
 

@@ -216,7 +216,7 @@ class Measuring:
             worker.first_answer()
             answered = time.perf_counter()
             loading, swap_s = [], None
-            while _is_building(worker.stats()) and time.perf_counter() < answered + SWAP_S:
+            while is_building(worker.stats()) and time.perf_counter() < answered + SWAP_S:
                 loading += worker.run(0.25)
             if loading and worker.poll(SWAPPED):
                 swapped = next(at for at, event in worker.events if event["event"] == SWAPPED)
@@ -281,7 +281,7 @@ def _steady(
     )
 
 
-def _is_building(stats: Mapping[str, Any]) -> bool:
+def is_building(stats: Mapping[str, Any]) -> bool:
     """Return whether the engine says that a second session is still to come."""
     phase = ((stats.get("engine") or {}).get("two_phase") or {}).get("phase")
     return phase in _BUILDING
