@@ -105,6 +105,20 @@ class Inference:
         return replica.model
 
     @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """Hold a place while a message of unknown length is received, before it is known for which model it is.
+
+        Raises:
+            RequestError: there is no room.
+        """
+        try:
+            with self._executor.place():
+                yield
+        except QueueFullError as error:
+            self._failed += 1
+            raise RequestError(str(error), 503, error.retry_after_s) from None
+
+    @contextmanager
     def admit(self, name: str, version: str | None, *, background: bool = False) -> Iterator[Admitted]:
         """Let a request in: past its model's gate and to a place, which it has until the end of the ``with`` block.
 

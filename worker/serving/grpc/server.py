@@ -39,11 +39,16 @@ SERVICE = "inference.GRPCInferenceService"
 STREAM = f"{SERVICE}/ModelStreamInfer"
 QUICK_BYTES = 64 << 10
 """Larger messages are read in a thread: the loop goes on meanwhile."""
+RECEIVE_S = 60.0
+"""From a call's head to the end of its message."""
+MAX_STREAMS = 64
+"""Streams of inferences: each may be in the middle of a message, whose length the library does not tell."""
 MAX_METADATA_BYTES = 64 << 10
 MAX_CALLS_PER_CONNECTION = 1000
 _STATUSES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     500: grpc.StatusCode.INTERNAL,
     503: grpc.StatusCode.UNAVAILABLE,
@@ -77,6 +82,7 @@ class GrpcSurface:
         self.address = ""
         """What to tell of it, ``grpc://HOST:PORT``, once it is bound."""
         self._ended = asyncio.Event()
+        self._streams = 0
         self._health = Health(inference)
         self._reports = LoadReports(load)
         self._server = grpc.aio.server(
@@ -139,7 +145,8 @@ class GrpcSurface:
             name: grpc.unary_unary_rpc_method_handler(self._answered(call), kind.FromString, _bytes)
             for name, (call, kind) in methods.items()
         }
-        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._answered(self._infer))
+        # On the wire one message is a stream of one; only so a call can be refused before its message is received.
+        handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(self._answered(self._receive))
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
@@ -209,6 +216,16 @@ class GrpcSurface:
         await self._repository.unload_model(request.model_name, request.parameters)
         return oip.RepositoryModelUnloadResponse()
 
+    async def _receive(self, _: object, context: Context) -> bytes:
+        """Receive a call's message in a place of the queue, as HTTP receives bodies: its room is bounded by that."""
+        with self._inference.receiving():
+            data = await _next(context, RECEIVE_S)
+        if data is None:
+            raise RequestError(f"the message did not come within {RECEIVE_S:g} s", 408)
+        if data is grpc.aio.EOF:
+            raise RequestError("inference request: the call has no message")
+        return await self._infer(data, context)
+
     async def _infer(self, data: bytes, context: Context) -> bytes:
         with self._bodies.share(len(data)):
             return await self._run(await _decoded(data), context)
@@ -221,21 +238,22 @@ class GrpcSurface:
 
     async def _stream(self, _: object, context: Context) -> None:
         """Answer one request of a stream after the other. What fails is an answer, too, and the stream goes on."""
+        if self._streams >= MAX_STREAMS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} other streams are open")
         context.set_trailing_metadata(self._trailers(context, None))
+        self._streams += 1
         ending = asyncio.ensure_future(self._ended.wait())
         try:
             while True:
-                reading = asyncio.ensure_future(context.read())
-                await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
-                if not reading.done():
-                    reading.cancel()
+                data = await _next(context, None, ending)
+                if data is None:
                     text, trailers = "the worker is draining", self._trailers(context, 1)
                     await context.abort(grpc.StatusCode.UNAVAILABLE, text, trailers)
-                data = reading.result()
                 if data is grpc.aio.EOF:
                     return
                 await context.write(await self._one_of_many(data, context))
         finally:
+            self._streams -= 1
             ending.cancel()
 
     async def _one_of_many(self, data: bytes, context: Context) -> bytes:
@@ -252,6 +270,16 @@ class GrpcSurface:
             text = "an error inside the worker"
         failed = oip.ModelStreamInferResponse(error_message=text, infer_response=oip.ModelInferResponse(id=asked))
         return failed.SerializeToString()
+
+
+async def _next(context: Context, timeout_s: float | None, *ending: asyncio.Future[Any]) -> Any:
+    """Return the next message of a call, or EOF; None where time is up or one of ``ending`` came before it."""
+    reading = asyncio.ensure_future(context.read())
+    try:
+        await asyncio.wait({reading, *ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return reading.result() if reading.done() else None
+    finally:
+        reading.cancel()
 
 
 async def _decoded(data: bytes) -> oip.ModelInferRequest:

@@ -1,0 +1,179 @@
+"""What a gRPC message costs while it is on its way: a place, for so long, and its room; in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+from warmroute_pb.v1 import open_inference_pb2 as oip
+
+from tests.support.worker_parts import EchoingModel, EmptyLoader, FixedEngine, ReadableLog, X
+from tests.support.worker_surface import unnoticed, until
+from worker.execution import Executor
+from worker.load_report import LoadProbe
+from worker.memory import HostMemory
+from worker.models import Models
+from worker.replica import HeldReplica
+from worker.serving.body import Bodies
+from worker.serving.description import Identity
+from worker.serving.grpc import server
+from worker.serving.grpc.server import GrpcSurface
+from worker.serving.inference import Inference
+from worker.store import ModelFiles
+
+LIMIT = 1000
+
+
+class Wire:
+    """One connection, by hand: a call's head and message can be sent in parts."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._core = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
+        self._core.initiate_connection()
+
+    def begin(self, data: bytes, stream: int = 1, *, end: bool = False, method: str = "ModelInfer") -> None:
+        head = [(":method", "POST"), (":scheme", "http"), (":path", f"/{server.SERVICE}/{method}"), (":authority", "w")]
+        self._core.send_headers(stream, [*head, ("te", "trailers"), ("content-type", "application/grpc")])
+        self.more(data, stream, end=end)
+
+    def more(self, data: bytes, stream: int = 1, *, end: bool = False) -> None:
+        self._core.send_data(stream, data, end_stream=end)
+        self._writer.write(self._core.data_to_send())
+
+    async def status(self) -> tuple[int, str]:
+        """Wait for the end of a call; returns its status and message."""
+        while True:
+            data = await self._reader.read(65536)
+            assert data, "the connection ended"
+            for event in self._core.receive_data(data):
+                if isinstance(event, h2.events.TrailersReceived | h2.events.ResponseReceived):
+                    told = {str(name): str(value) for name, value in event.headers or ()}
+                    if "grpc-status" in told:
+                        return int(told["grpc-status"]), told.get("grpc-message", "")
+            self._writer.write(self._core.data_to_send())
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def served(check: Callable[[Callable[[], Awaitable[Wire]], Executor, Bodies], Awaitable[None]], **model: Any) -> None:
+    async def scenario() -> None:
+        log = ReadableLog()
+        echo = EchoingModel(inputs=(X,), outputs=(X,))
+        replica = HeldReplica(ModelFiles("m", "1"), FixedEngine(echo), EmptyLoader(), log, lambda: 0.0, unnoticed)
+        await replica.bring_up()
+        echo.hold = model.get("hold")
+        executor, bodies, models = Executor(1, 1), Bodies(LIMIT, LIMIT), Models((replica,))
+        inference = Inference(models, executor)
+        load = LoadProbe(executor, HostMemory(), lambda: None, inference.served, lambda: 0.0)
+        identity = Identity("w", "e", lambda: "9")
+        surface = GrpcSurface(identity, models, inference, bodies, load, None, log)  # type: ignore[arg-type]
+        surface.bind("127.0.0.1", 0)
+        await surface.start()
+        port = int(surface.address.rpartition(":")[2])
+        wires: list[Wire] = []
+
+        async def connect() -> Wire:
+            wires.append(Wire(*await asyncio.open_connection("127.0.0.1", port)))
+            return wires[-1]
+
+        try:
+            await asyncio.wait_for(check(connect, executor, bodies), 20)
+        finally:
+            for wire in wires:
+                wire.close()
+            executor.close()
+            await surface.stop(0)
+
+    asyncio.run(scenario())
+
+
+def message(rows: int = 1) -> bytes:
+    request = oip.ModelInferRequest(model_name="m", raw_input_contents=[bytes(8 * rows)])
+    request.inputs.add(name="x", datatype="FP32", shape=[rows, 2])
+    data = request.SerializeToString()
+    return b"\0" + struct.pack(">I", len(data)) + data
+
+
+def test_a_place_is_taken_before_the_message_is_received() -> None:
+    async def check(connect: Callable[[], Awaitable[Wire]], executor: Executor, _: Bodies) -> None:
+        slow = [await connect() for _ in range(2)]
+        for wire in slow:
+            wire.begin(message()[:7])
+        await until(lambda: executor.in_flight == 2)
+        other = await connect()
+        other.begin(message(), end=True)
+        assert await other.status() == (14, "the worker's queue is full (1 requests wait)")
+        slow[0].close()
+        await until(lambda: executor.in_flight == 1)
+        other = await connect()
+        other.begin(message(), end=True)
+        assert await other.status() == (0, "")
+        slow[1].more(message()[7:], end=True)
+        assert await slow[1].status() == (0, "")
+        assert executor.in_flight == 0
+
+    served(check)
+
+
+def test_a_message_that_does_not_come_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "RECEIVE_S", 0.05)
+
+    async def check(connect: Callable[[], Awaitable[Wire]], executor: Executor, _: Bodies) -> None:
+        wire = await connect()
+        wire.begin(message()[:7])
+        assert await wire.status() == (4, "the message did not come within 0.05 s")
+        assert executor.in_flight == 0
+
+    served(check)
+
+
+def test_a_call_without_a_message() -> None:
+    async def check(connect: Callable[[], Awaitable[Wire]], _: Executor, __: Bodies) -> None:
+        wire = await connect()
+        wire.begin(b"", end=True)
+        assert await wire.status() == (3, "inference request: the call has no message")
+
+    served(check)
+
+
+def test_all_messages_together_have_a_limit() -> None:
+    hold = threading.Event()
+
+    async def check(connect: Callable[[], Awaitable[Wire]], executor: Executor, bodies: Bodies) -> None:
+        first, second = await connect(), await connect()
+        first.begin(message(rows=100), end=True)
+        await until(lambda: bodies.held_bytes > 800)
+        held = bodies.held_bytes
+        second.begin(message(rows=100), end=True)
+        assert await second.status() == (14, f"the worker holds {held} bytes of bodies, no room for more")
+        hold.set()
+        assert await first.status() == (0, "")
+        await until(lambda: bodies.held_bytes == 0)
+        assert executor.in_flight == 0
+
+    served(check, hold=hold)
+
+
+def test_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_STREAMS", 1)
+
+    async def check(connect: Callable[[], Awaitable[Wire]], _: Executor, __: Bodies) -> None:
+        first, second = await connect(), await connect()
+        first.begin(message(), method="ModelStreamInfer")
+        await asyncio.sleep(0.1)
+        second.begin(b"", method="ModelStreamInfer")
+        assert await second.status() == (8, "1 other streams are open")
+        first.more(b"", end=True)
+        assert await first.status() == (0, "")
+
+    served(check)
