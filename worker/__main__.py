@@ -17,11 +17,13 @@ import uvloop
 
 from worker.alarms import Alarms, AlarmWatch
 from worker.baseline import BaselineError, page_cache_ratio, read_baseline
+from worker.conditions import Conditions
 from worker.engines import EngineError
 from worker.engines.early import EarlyEngine
 from worker.engines.registry import EngineSettings, find_kind, make_engine
 from worker.execution import Executor
-from worker.exposition import of_alarms, of_models, of_page_cache, of_process
+from worker.exposition import of_alarms, of_governor, of_models, of_page_cache, of_process
+from worker.governor import Governor, Place
 from worker.load_report import LoadProbe
 from worker.loading.hash_cache import HashCache
 from worker.loading.model_loader import ModelLoader
@@ -132,6 +134,9 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     )
     news = News()
     models = Models()
+    governor = Governor(
+        (Place("host", memory.read), Place("device", engine.memory)), options.memory_mark_ratio, options.memory_wait_s
+    )
     repository = Repository(
         source,
         options.behaviour,
@@ -139,6 +144,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         lambda files: HeldReplica(files, engine, loader, log, time.monotonic, changed, starts, news),
         log,
         prefetcher(log, memory.read) if options.loading.prefetch else None,
+        Conditions(log, time.monotonic, governor),
     )
     if strict:
         repository.add(found)
@@ -168,12 +174,14 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         bodies,
         metrics=metrics,
         repository=repository,
+        governor=governor,
         inference=inference,
         load=load,
         alarms=alarms,
         always_report=always_report,
     )
     metrics.add(of_models(models))
+    metrics.add(of_governor(governor))
     metrics.add_blocking(of_page_cache(models))
     metrics.add(of_alarms(alarms))
     metrics.add(of_process(executor, memory, starts, lambda: serving.draining))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from worker.alarms import Alarms
     from worker.execution import Executor
+    from worker.governor import Governor
     from worker.memory import MemoryProbe
     from worker.models import Models
     from worker.starts import Starts
@@ -92,6 +93,16 @@ def of_alarms(alarms: Alarms) -> Callable[[], Iterator[Family]]:
         for alarm in Alarm:
             raised.add(float(alarm in alarms.raised), alarm=alarm.value)
         yield raised
+
+    return families
+
+
+def of_governor(governor: Governor) -> Callable[[], Iterator[Family]]:
+    """Expose how often loading was held back."""
+
+    def families() -> Iterator[Family]:
+        text = "Loads that were held back for want of memory."
+        yield _one("warmroute_worker_loads_held_back_total", _C, text, governor.held_back)
 
     return families
 

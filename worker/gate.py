@@ -1,6 +1,31 @@
-"""The warm gate of one model: closed until a warm-up run has succeeded, then open. There is nothing in between."""
+"""The warm gate of one model: closed until a warm-up run has succeeded, then open. There is nothing in between.
+
+What is to be done about a model follows from two things: whether its files are in memory and verified (``ready``), and
+whether what it depends on answers, and its warm-up runs succeeded once it is ready (``healthy``). Both gate ``warm``.
+"""
 
 from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+
+class Step(StrEnum):
+    """What is to be done about a model."""
+
+    REFUSE = "refuse"  # nothing is loaded, and nothing may be yet: requests are told what is missing
+    WAIT = "wait"  # what is loaded stays; once its dependencies answer again it is proven again
+    TRIGGER = "trigger"  # begin to load, while its deadline has not passed
+    IDLE = "idle"  # nothing: it serves
+
+
+STEPS: Final = {
+    (False, False): Step.REFUSE,
+    (True, False): Step.WAIT,
+    (False, True): Step.TRIGGER,
+    (True, True): Step.IDLE,
+}
+"""By ``ready`` and ``healthy``. docs/lifecycle.md has it with what follows."""
 
 
 class GateClosedError(Exception):

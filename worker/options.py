@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from router.urls import check_address
 from router.wire import MAX_ID_CHARS
 from worker.engines.registry import ENGINES
+from worker.governor import MARK_RATIO, WAIT_S
 from worker.loading.settings import LoadOptions, add_flags
 from worker.repository import IDLE_S, LEAST_POLL_S, POLL_S, Behaviour, Control
 from worker.starts import OBJECTIVE_S
@@ -67,6 +68,8 @@ class Options:
     start_objective_s: float
     baseline: Path | None
     shard: ShardPlace | None
+    memory_mark_ratio: float
+    memory_wait_s: float
 
 
 def parse(argv: list[str]) -> Options:
@@ -143,6 +146,8 @@ def parse(argv: list[str]) -> Options:
         json_log=given.log_format == "json",
         start_objective_s=given.start_objective_s,
         baseline=given.baseline,
+        memory_mark_ratio=given.memory_mark,
+        memory_wait_s=given.memory_wait_s,
         shard=None if given.shard is None else ShardPlace(given.shard, given.group or "", given.generation),
     )
 
@@ -185,6 +190,20 @@ def _parser() -> argparse.ArgumentParser:
         default="latest",
         metavar="WHICH",
         help="versions of each model to serve: latest, latest:N, all, or numbers such as 1,3",
+    )
+    add(
+        "--memory-mark",
+        type=_ratio,
+        default=MARK_RATIO,
+        metavar="RATIO",
+        help="share of host or device memory that may be in use after a load; 1: loads are never held back",
+    )
+    add(
+        "--memory-wait-s",
+        type=_seconds,
+        default=WAIT_S,
+        metavar="S",
+        help="how long a load is held back for want of memory before it fails",
     )
     add(
         "--shard",
@@ -395,6 +414,16 @@ def _listen_here(text: str) -> tuple[str, int]:
     if not (host in ("localhost", "::1") or re.fullmatch(r"127(\.[0-9]{1,3}){3}", host)):
         raise argparse.ArgumentTypeError(f"{text!r}: the pages ask for no password; use a loopback address")
     return host, port
+
+
+def _ratio(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0, up to 1")
+    return value
 
 
 def _group(text: str) -> str:

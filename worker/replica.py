@@ -23,7 +23,7 @@ from worker.news import News
 from worker.stages import Stage, Stages
 from worker.starts import Start, Starts
 from worker.statistics import Statistics
-from worker.warmup import shape_classes
+from worker.warmup import WarmupError, shape_classes, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -173,6 +173,55 @@ class HeldReplica:
         self.rest = rest
         self.gate.close(why)
 
+    def hold_back(self, why: str) -> None:
+        """Say what it waits for before it is loaded."""
+        self.gate.close(why)
+        self._trouble = why
+        self._on_change()
+
+    def not_begun(self, why: str) -> None:
+        """Say that it is not loaded, because what it waited for did not come."""
+        if self._ended or self._copy is not None:
+            return
+        self._trouble = ""
+        self._lifecycle.to(State.LOADING, self._clock())
+        self._fail(why)
+
+    @property
+    def serves(self) -> bool:
+        """Requests are executed."""
+        return self.state is State.WARM
+
+    @property
+    def lost(self) -> bool:
+        """It is loaded and does not serve, because what it depends on was amiss."""
+        return self._copy is not None and self.state is State.FAILED
+
+    def lose(self, why: str) -> None:
+        """Serve no more, and keep what is loaded, until :meth:`regain`. Requests that run end as they would."""
+        self.gate.close(why)
+        self._lifecycle.to(State.FAILED, self._clock(), why)
+
+    async def regain(self) -> None:
+        """Prove what is loaded once more, and serve again where that succeeds."""
+        async with self._busy:
+            copy = self._copy
+            if self._ended or copy is None or self.state is not State.FAILED:
+                return
+            self._cancellation = cancellation = Cancellation()
+            self._lifecycle.to(State.LOADING, self._clock())
+            self._lifecycle.to(State.WARMING, self._clock())
+            try:
+                await asyncio.to_thread(warm_up, copy.model, shape_classes(self.files), cancellation, lambda _: None)
+            except GivenUpError:
+                return
+            except (EngineError, WarmupError) as error:
+                self.lose(str(error))
+                return
+            if self._lifecycle.state is State.WARMING:  # else it was drained meanwhile
+                self.gate.open()
+                self._lifecycle.to(State.WARM, self._clock())
+
     # --- loading ----------------------------------------------------------------------------------------------------
 
     async def bring_up(self, files: ModelFiles | None = None) -> bool:
@@ -185,6 +234,7 @@ class HeldReplica:
                 return self.state is State.WARM
             self.files = files or self.files
             self.rest = None
+            self._trouble = ""
             stages = self.stages = Stages(self._clock)
             self._starts.begin(stages)
             self._began = self._clock() - sum(stages.seconds().values())
@@ -199,10 +249,7 @@ class HeldReplica:
             except GivenUpError:
                 return False
             except BuildError as error:
-                self._starts.failed()
-                self._news.add(ModelEvent.LOAD_FAILED, self.name, self.version, str(error))
-                self.gate.close(f"loading failed: {error}")
-                self._lifecycle.to(State.FAILED, self._clock(), str(error))
+                self._fail(str(error))
                 return False
             self._copy = copy
             self._last_used = self._clock()
@@ -257,6 +304,12 @@ class HeldReplica:
             if old is not None:
                 self._retire(old)
             return True
+
+    def _fail(self, why: str) -> None:
+        self._starts.failed()
+        self._news.add(ModelEvent.LOAD_FAILED, self.name, self.version, why)
+        self.gate.close(f"loading failed: {why}")
+        self._lifecycle.to(State.FAILED, self._clock(), why)
 
     def _loaded(self) -> None:
         self._lifecycle.to(State.WARMING, self._clock())

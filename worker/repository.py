@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from router.model import State
+from worker.conditions import Conditions
 from worker.engines import Cancellation
 from worker.models import UnknownModelError
 from worker.replica import Rest
@@ -132,8 +134,12 @@ class Repository:
         make: Callable[[ModelFiles], HeldReplica],
         log: EventLog,
         prefetch: Callable[[ModelFiles, Cancellation], None] | None = None,
+        conditions: Conditions | None = None,
     ) -> None:
-        """``make`` makes a replica, cold, of a version. ``prefetch`` blocks, and is called for what is left cold."""
+        """``make`` makes a replica, cold, of a version. ``prefetch`` blocks, and is called for what is left cold.
+
+        ``conditions``: what must hold before a version is loaded.
+        """
         self.models = models
         self.control = behaviour.control
         self._source = source
@@ -141,6 +147,7 @@ class Repository:
         self._make = make
         self._log = log
         self._prefetch = prefetch
+        self._conditions = Conditions(log, time.monotonic) if conditions is None else conditions
         self._locks: dict[str, asyncio.Lock] = {}
         self._turn = asyncio.Lock()
         self._tried: dict[tuple[str, str], str] = {}
@@ -149,6 +156,7 @@ class Repository:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._given_up = Cancellation()
+        self._followed: set[HeldReplica] = set()
         models.on_wanted = self._wanted
 
     # --- its life -----------------------------------------------------------------------------------------------------
@@ -181,9 +189,12 @@ class Repository:
         for _, replica in sorted(ranked, key=lambda row: row[0]):
             if self._stop.is_set():
                 return
-            if replica.rest is None and replica.state is State.COLD:
-                async with self._lock(replica.name):
-                    await self._bring_up(replica, replica.files)
+            if replica.rest is not None or replica.state is not State.COLD:
+                continue
+            if replica.files.depends_on:  # others need not wait for what it waits for
+                self._start(self._bring_up_alone(replica), f"load {replica.name}@{replica.version}")
+            else:
+                await self._bring_up_alone(replica)
         watches = [self._poll()] if self.control is Control.POLL else []
         if self._prefetch is not None:
             watches.append(self._prefetch_cold(self._prefetch))
@@ -319,11 +330,7 @@ class Repository:
         replica.gate.close("it is being loaded")
         self._log.info("model.wanted", model=replica.name, version=replica.version)
 
-        async def work() -> None:
-            async with self._lock(replica.name):
-                await self._bring_up(replica, replica.files)
-
-        self._start(work(), f"load {replica.name}@{replica.version}")
+        self._start(self._bring_up_alone(replica), f"load {replica.name}@{replica.version}")
 
     # --- following the repository -------------------------------------------------------------------------------------
 
@@ -403,11 +410,32 @@ class Repository:
         elif replica.state in (State.COLD, State.FAILED):
             await self._bring_up(replica, files)
 
+    async def _bring_up_alone(self, replica: HeldReplica) -> None:
+        async with self._lock(replica.name):
+            await self._bring_up(replica, replica.files)
+
     async def _bring_up(self, replica: HeldReplica, files: ModelFiles) -> None:
-        async with self._turn:
-            if not self._stop.is_set() and replica.name not in self._unwanted:
-                await replica.bring_up(files)
-                self._note(files, failed=replica.state is State.FAILED)
+        def given_up() -> bool:
+            return self._stop.is_set() or replica.name in self._unwanted
+
+        if await self._conditions.until_healthy(replica, files, given_up):
+            async with self._turn:
+                if await self._conditions.until_memory(replica, files, given_up):
+                    await replica.bring_up(files)
+        if not given_up():
+            self._note(files, failed=replica.state is State.FAILED)
+            if files.depends_on and replica.serves:
+                self._follow(replica)
+
+    def _follow(self, replica: HeldReplica) -> None:
+        """Watch what a replica depends on, for as long as it is loaded."""
+        copies = self._followed
+        if replica in copies:
+            return
+        copies.add(replica)
+        follow = self._conditions.follow(replica, lambda: self._stop.is_set() or replica.model is None)
+        task = self._start(follow, f"dependencies of {replica.name}@{replica.version}")
+        task.add_done_callback(lambda _: copies.discard(replica))
 
     def _note(self, files: ModelFiles, *, failed: bool) -> None:
         """Remember what has failed, so that polling does not try it again as it is."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from worker.dependencies import MAX_DEPENDENCIES, Dependency, DependencyError, parse
 from worker.loading.settings import LoadDescription
 from worker.paths import MAX_FILES, PACKED, within
 
@@ -111,6 +112,10 @@ class ModelFiles:
     """What is equal where the files are; known once they have been read."""
     shard: HeldShard | None = None
     """Which shard of it is held; None: all of it."""
+    depends_on: tuple[Dependency, ...] = ()
+    """What must answer before it is loaded, and while it serves."""
+    deadline_s: float = 0.0
+    """How long a load waits for that before it fails; 0: as long as it takes."""
 
     @property
     def config_revision(self) -> str:
@@ -136,6 +141,8 @@ class _Description(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     engine: dict[str, Any] = msgspec.field(default_factory=dict)
     files: Annotated[dict[str, _Sha256], msgspec.Meta(max_length=MAX_FILES)] = msgspec.field(default_factory=dict)
     load: LoadDescription = LoadDescription()
+    depends_on: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_DEPENDENCIES)] = ()
+    deadline_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
 
 
 class _Latest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -292,7 +299,16 @@ def _read(name: str, directory: Path, file_name: str | None, place: ShardPlace |
         signature(directory),
         description.load,
         shard=shard,
+        depends_on=_dependencies(source, description.depends_on),
+        deadline_s=description.deadline_s,
     )
+
+
+def _dependencies(source: Path, texts: tuple[str, ...]) -> tuple[Dependency, ...]:
+    try:
+        return tuple(parse(text) for text in texts)
+    except DependencyError as error:
+        raise StoreError(f"{source}: depends_on: {error}") from error
 
 
 def _held(directory: Path, place: ShardPlace) -> HeldShard:

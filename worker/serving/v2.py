@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
+from worker.governor import Governor
 from worker.load_report import FORMAT_HEADER, TEXT, report_header
 from worker.metrics import CONTENT_TYPE, Metrics
 from worker.serving.answer import write
@@ -52,6 +53,7 @@ class Serving:
         inference: Inference | None = None,
         load: LoadProbe | None = None,
         alarms: Alarms | None = None,
+        governor: Governor | None = None,
         *,
         always_report: bool = False,
     ) -> None:
@@ -72,6 +74,7 @@ class Serving:
         self.inference = Inference(models, executor, clock) if inference is None else inference
         self._load = load
         self._alarms = alarms
+        self._governor = Governor(()) if governor is None else governor
         self._report_form = TEXT if always_report else None
 
     def application(self) -> web.Application:
@@ -184,6 +187,7 @@ class Serving:
                 "alarms": [] if self._alarms is None else self._alarms.raised,
                 "in_flight": self._executor.in_flight,
                 "queue_depth": self._executor.queue_depth,
+                "loads_held_back": {"count": self._governor.held_back, "last": self._governor.last},
                 "models": {name: _stats(self._models.find(name)) for name in self._models.names},
                 "versions": {f"{replica.name}@{replica.version}": _stats(replica) for replica in self._models},
             }

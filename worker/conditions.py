@@ -1,0 +1,108 @@
+"""What must hold before a model version is loaded, and while it serves: its dependencies, its deadline, and memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from worker import dependencies
+from worker.dependencies import CHECK_S, MISSES
+from worker.gate import STEPS, Step
+from worker.governor import Governor
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from worker.dependencies import Dependency
+    from worker.log import EventLog
+    from worker.replica import HeldReplica
+    from worker.store import ModelFiles
+
+    Amiss = Callable[[Sequence[Dependency]], Awaitable[str]]
+
+
+class Conditions:
+    """Asked before each load, and follows models that depend on something for as long as they are loaded."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        clock: Callable[[], float],
+        governor: Governor | None = None,
+        *,
+        amiss: Amiss = dependencies.amiss,
+        every_s: float = CHECK_S,
+    ) -> None:
+        """``clock``: monotonic seconds. ``amiss`` says what is wrong with the first dependency that is not well."""
+        self.governor = Governor(()) if governor is None else governor
+        self._log = log
+        self._clock = clock
+        self._amiss = amiss
+        self._every_s = every_s
+
+    async def until_healthy(self, replica: HeldReplica, files: ModelFiles, given_up: Callable[[], bool]) -> bool:
+        """Wait for what ``files`` depend on; False where that was given up, or the deadline has passed.
+
+        Meanwhile the replica says what it waits for; after its ``deadline_s`` it is failed.
+        """
+        began, told = self._clock(), ""
+        while not given_up():
+            why = await self._amiss(files.depends_on) if files.depends_on else ""
+            if STEPS[False, not why] is Step.TRIGGER:
+                return True
+            if files.deadline_s and self._clock() - began >= files.deadline_s:
+                replica.not_begun(f"its dependencies were not there within {files.deadline_s:g} s: {why}")
+                return False
+            if why != told:
+                self._log.warning("model.waits", model=files.name, version=files.version, reason=why)
+                replica.hold_back(f"it waits for what it depends on: {why}")
+                told = why
+            await asyncio.sleep(self._every_s)
+        return False
+
+    async def until_memory(self, replica: HeldReplica, files: ModelFiles, given_up: Callable[[], bool]) -> bool:
+        """Wait until there is memory for ``files``; False where that was given up, or took too long."""
+        began, told = self._clock(), False
+        while not given_up():
+            why = self.governor.refuses(await asyncio.to_thread(size_bytes, files))
+            if not why:
+                return True
+            if not told:
+                self.governor.note(why)
+                self._log.warning("model.held_back", model=files.name, version=files.version, reason=why)
+                replica.hold_back(f"it is held back: {why}")
+                told = True
+            if self._clock() - began >= self.governor.wait_s:
+                replica.not_begun(f"there was no memory for it within {self.governor.wait_s:g} s: {why}")
+                return False
+            await asyncio.sleep(self._every_s)
+        return False
+
+    async def follow(self, replica: HeldReplica, given_up: Callable[[], bool]) -> None:
+        """Take the replica out while what it depends on is amiss, and prove it again after; ends when given up."""
+        misses = 0
+        while not given_up():
+            await asyncio.sleep(self._every_s)
+            depends_on = replica.files.depends_on
+            why = await self._amiss(depends_on) if depends_on else ""
+            if given_up():
+                return
+            misses = misses + 1 if why else 0
+            step = STEPS[replica.model is not None, misses < MISSES]
+            if step is Step.WAIT and replica.serves:
+                replica.lose(f"what it depends on is amiss: {why}")
+            elif step is Step.IDLE and not why and replica.lost:
+                await replica.regain()
+
+
+def size_bytes(files: ModelFiles) -> int:
+    """Return the bytes of a version's files: about what a session that keeps its own copy of the weights takes."""
+    if files.directory is None:
+        return 0
+    total = 0
+    for path in files.directory.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:
+            continue
+    return total
