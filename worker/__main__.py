@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import random
@@ -25,9 +26,11 @@ from worker.execution import Executor
 from worker.exposition import of_alarms, of_governor, of_models, of_page_cache, of_process
 from worker.governor import Governor, Place
 from worker.load_report import LoadProbe
+from worker.loading.fetching import Fetcher
 from worker.loading.hash_cache import HashCache
 from worker.loading.model_loader import ModelLoader
 from worker.loading.prefetch import prefetcher
+from worker.loading.settings import PeerListenError
 from worker.loading.shm import ShmStore
 from worker.log import EventLog
 from worker.memory import HostMemory, one_heap
@@ -81,7 +84,7 @@ def main(argv: list[str], follow_parent: Callable[[int], bool] | None = None) ->
         return _USAGE
     try:
         return uvloop.run(_run(options, sock, log))
-    except (StoreError, EngineError, BaselineError) as error:
+    except (StoreError, EngineError, BaselineError, PeerListenError) as error:
         log.error("worker.failed", error=str(error))
         return _USAGE
 
@@ -119,7 +122,9 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         limit_bytes=options.loading.shm_limit_bytes,
         memory=memory.read,
     )
-    loader: Loader = ModelLoader(options.loading.strategy, hashes, memory.read, _cores(), shm)
+    loader: Loader = ModelLoader(
+        options.loading.strategy, hashes, memory.read, _cores(), shm, Fetcher(options.loading.peers, log)
+    )
     if options.shard is not None:
         from worker.sharding.loader import ShardLoader
 
@@ -261,9 +266,16 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         signals.append(signal.SIGINT)
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent says when it is our turn
+    peers = None
+    if options.loading.peer_listen is not None:
+        from worker.loading.peer_server import serve_peers  # gRPC takes a while to import
+
+        peers = serve_peers(options.loading.peer_listen, options.loading.peer_streams, models, log)
     try:
         return await process.run(signals)
     finally:
+        if peers is not None:
+            await asyncio.to_thread(peers.close)
         shm.close()
 
 

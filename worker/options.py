@@ -304,7 +304,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--libraries", type=Path, metavar="DIR", help="where native libraries lie that a model.yaml may name")
     add("--model-cache", type=Path, metavar="DIR", help="keep optimised models here, for quicker starts")
     add("--model-cache-bytes", type=_count(1, 1 << 50), default=1 << 30, metavar="N", help="limit of --model-cache")
-    add_flags(add, _count)
+    add_flags(add, _count, _listen)
     add("--threads", type=_count(1, 1024), default=1, metavar="N", help="threads within one execution")
     add(
         "--concurrency",

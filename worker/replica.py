@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from worker.copies import LoadedCopy
     from worker.engines import Array, Engine, LoadedModel, Parameters
-    from worker.loading import Loader
+    from worker.loading import Loaded, Loader
     from worker.loading.version_files import SourceFile
     from worker.log import EventLog
     from worker.store import ModelFiles, ShapeClass
@@ -152,6 +152,11 @@ class HeldReplica:
     def content_hash(self) -> str:
         """What is equal where the loaded files are; empty while there are none."""
         return "" if self._copy is None else self._copy.loaded.content_hash
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """What its loader brought in; None while it is not loaded."""
+        return None if self._copy is None else self._copy.loaded
 
     @property
     def loaded_files(self) -> tuple[SourceFile, ...]:

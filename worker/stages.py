@@ -16,6 +16,7 @@ class Stage(StrEnum):
     """The stages, in the order in which a start comes to them."""
 
     IMPORTS = "imports"  # interpreter and imports, the engine's included; of a process's first start only
+    FETCH = "fetch"  # from a store or a peer
     DECOMPRESS = "decompress"
     OPEN = "open"  # open and map the files
     PAGE_IN = "page_in"

@@ -276,10 +276,13 @@ def _read(name: str, directory: Path, file_name: str | None, place: ShardPlace |
     if model_file is not None and not model_file.is_file():
         packed = (directory / f"{file_name}{suffix}" for suffix in PACKED)
         model_file = next((path for path in packed if path.is_file()), model_file)
-    if model_file is not None and not model_file.is_file():
-        raise StoreError(f"{model_file}: no such file; the engine loads {file_name} from a version's directory")
     source = directory / "model.yaml"
     description = _describe(source, _Description) if source.is_file() else _Description()
+    trouble = description.load.trouble()
+    if trouble is not None:
+        raise StoreError(f"{source}: load: {trouble}")
+    if model_file is not None and not model_file.is_file() and not description.load.fetches:
+        raise StoreError(f"{model_file}: no such file; the engine loads {file_name} from a version's directory")
     names = [shape_class.name for shape_class in description.warmup]
     twice = next((shape_name for shape_name in names if names.count(shape_name) > 1), None)
     if twice is not None:

@@ -63,3 +63,22 @@ def test_models_that_wait_for_a_request_are_read_ahead(version: Path) -> None:
         event = worker.event("model.prefetched", model="s", version="1")
         assert event["bytes"] == sum(path.stat().st_size for path in version.iterdir())
         assert not any(event["event"] == "model.warm" for event in worker.events)
+
+
+def test_a_worker_takes_a_model_from_a_warm_one_and_from_its_successor(version: Path, tmp_path: Path) -> None:
+    root = version.parents[2]
+    has = ("--models", str(root / "models"), "--shm-dir", str(root / "shm"), "--peer-listen", "127.0.0.1:0")
+    empty = tmp_path / "empty" / "s" / "1"
+    empty.mkdir(parents=True)
+    (empty / "model.yaml").write_text("load: {source: peers}\n")
+    with WorkerProcess(*has) as gone, WorkerProcess(*has) as there:
+        gone.event("model.warm")
+        there.event("model.warm")
+        peers = [worker.event("peers.listening")["address"] for worker in (gone, there)]
+        gone.process.kill()
+        gone.wait()
+        with WorkerProcess("--models", str(tmp_path / "empty"), "--peers", ",".join(peers)) as worker:
+            warm = worker.event("model.warm")
+            ours, theirs = warm["bytes_fetched"], there.event("model.warm")["bytes_total"]
+            assert (warm["strategy"], ours) == ("stream", theirs)
+            assert worker.event("model.fetched")["bytes"] == theirs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from worker.engines import Cancellation
-    from worker.loading.mapping import Mapping
+    from worker.loading.digests import FileDigest
+    from worker.loading.mapping import Mapping as FileMapping
     from worker.loading.places import Place
     from worker.loading.version_files import SourceFile
     from worker.stages import Stages
@@ -39,6 +40,7 @@ class StrategyName(StrEnum):
     POPULATE = "populate"
     PREFETCH = "prefetch"
     CHUNKED = "chunked"
+    STREAM = "stream"  # fetched from load.source, and then as auto would
 
 
 class Verify(StrEnum):
@@ -69,6 +71,8 @@ class Loaded:
     strategy: str = StrategyName.FULL
     """A :class:`StrategyName`, or ``shm``: found in shared memory, ``copied`` into it, ``unpacked`` into memory."""
     hashed_from: HashedFrom = HashedFrom.NOTHING
+    bytes_fetched: int = 0
+    """What came over the network for it."""
     residency_ratio: float | None = None
     """The part of the files' pages that memory held when the loader was done; None where the kernel does not say."""
     first_access_s: float | None = None
@@ -76,7 +80,9 @@ class Loaded:
     model_file: Path | None = None
     """Where the engine finds the model's file, other files beside it; None: where the repository has it."""
     files: tuple[SourceFile, ...] = ()
-    mappings: tuple[Mapping, ...] = field(default=(), repr=False)
+    digests: Mapping[str, FileDigest] = field(default_factory=dict, repr=False)
+    """What ``files`` hash to, by name; without those of which what is written down was believed."""
+    mappings: tuple[FileMapping, ...] = field(default=(), repr=False)
     """What is kept mapped as long as the model is loaded."""
     place: Place | None = field(default=None, repr=False)
     """Where the files were put, where they are not used from where they lie."""
@@ -88,6 +94,7 @@ class Loaded:
             "hashed_from": self.hashed_from.value,
             "bytes_total": self.bytes_total,
             "bytes_read": self.bytes_read,
+            "bytes_fetched": self.bytes_fetched,
             "residency_ratio": None if self.residency_ratio is None else round(self.residency_ratio, 4),
             "first_access_ms": None if self.first_access_s is None else round(self.first_access_s * 1000, 3),
         }

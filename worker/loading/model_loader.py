@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from worker.engines import Cancellation
     from worker.loading import Progress
+    from worker.loading.fetching import Fetched, Fetcher
     from worker.loading.hash_cache import HashCache
     from worker.loading.places import Place
     from worker.loading.shm import ShmEntry, ShmStore
@@ -64,29 +65,32 @@ class ModelLoader:
         memory: Callable[[], Memory | None] = lambda: None,
         threads: int = 1,
         shm: ShmStore | None = None,
+        fetcher: Fetcher | None = None,
     ) -> None:
         """``strategy``: where a version names none. ``memory``: what is there now. ``threads``: how many may read.
 
-        ``shm``: where versions are unpacked, and kept where it keeps them.
+        ``shm``: where versions are unpacked, and kept where it keeps them. ``fetcher``: brings versions here.
         """
         self._strategy = strategy
         self._cache = cache
         self._memory = memory
         self._threads = min(threads, MAX_THREADS)
         self._shm = shm
+        self._fetcher = fetcher
 
     def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation, stages: Stages) -> Loaded:
         """Bring the files in, where there is a directory; see :class:`worker.loading.Loader`."""
         if files.directory is None:
             progress(0, 0)
             return Loaded("", 0)
+        fetched = None if self._fetcher is None else self._fetcher.fetch(files, progress, cancellation, stages)
         with stages.measure(Stage.OPEN):
             found = version_files(files.directory)
             _check_plain(found, files.directory)
             entry, place = self._place(files, found)
         task = LoadTask(found, self._threads, progress, cancellation, stages)
         try:
-            return self._load(files, files.directory, task, entry, place)
+            return self._load(files, files.directory, task, fetched, entry, place)
         except NoRoomError as error:
             if entry is None or _packed(found):
                 _end(place)
@@ -96,7 +100,7 @@ class ModelLoader:
             _end(place)
             raise
         task = LoadTask(found, self._threads, progress, cancellation, stages)
-        return self._load(files, files.directory, task, None, None)
+        return self._load(files, files.directory, task, fetched, None, None)
 
     def _place(self, files: ModelFiles, found: tuple[SourceFile, ...]) -> tuple[ShmEntry | None, Place | None]:
         """Return where the files are to be put, or None where they are used from where they lie."""
@@ -119,15 +123,23 @@ class ModelLoader:
         return entry, entry
 
     def _named(self, files: ModelFiles) -> StrategyName:
-        return files.load.strategy or self._strategy
+        named = files.load.strategy or self._strategy
+        return StrategyName.AUTO if named is StrategyName.STREAM else named
 
     def _load(
-        self, files: ModelFiles, directory: Path, task: LoadTask, entry: ShmEntry | None, place: Place | None
+        self,
+        files: ModelFiles,
+        directory: Path,
+        task: LoadTask,
+        fetched: Fetched | None,
+        entry: ShmEntry | None,
+        place: Place | None,
     ) -> Loaded:
         found = task.files
         held = None if entry is None else entry.digests
+        known = held if held is not None or fetched is None else fetched.digests
         with task.stages.measure(Stage.OPEN):
-            verification = Verification(directory, found, files.sha256, files.load.verify, self._cache, held)
+            verification = Verification(directory, found, files.sha256, files.load.verify, self._cache, known)
             task.wanted = verification.wanted
             strategy: Strategy
             if entry is not None and held is not None:
@@ -161,12 +173,14 @@ class ModelLoader:
             content_hash,
             brought.bytes_read,
             sum(file.size_bytes for file in used),
-            name,
+            name if fetched is None else StrategyName.STREAM,
             hashed_from,
+            0 if fetched is None else fetched.bytes_fetched,
             residency_ratio,
             access_s,
             model_file=_model_file(files, used) if place is not None else None,
             files=used,
+            digests={name: digest for name, digest in verification.known.items() if digest.whole},
             mappings=brought.mappings,
             place=place,
         )

@@ -191,7 +191,7 @@ class BlockReader:
             if self._stop.is_set():
                 raise GivenUpError("given up while reading")
             if copy is not None:
-                write_all(copy, chunk, at)
+                write_all(copy, chunk, at, f"the copy of {job.file.path}")
                 at += len(chunk)
             read = time.perf_counter()
             if hasher is not None:
@@ -202,8 +202,8 @@ class BlockReader:
         return _Done(job, b"" if hasher is None else hasher.digest(), read_s, hash_s)
 
 
-def write_all(descriptor: int, data: memoryview, at: int) -> None:
-    """Write all of ``data``.
+def write_all(descriptor: int, data: memoryview, at: int, what: object) -> None:
+    """Write all of ``data``; ``what`` is what errors call it.
 
     Raises:
         NoRoomError: there is no room for it.
@@ -215,7 +215,7 @@ def write_all(descriptor: int, data: memoryview, at: int) -> None:
             done += os.pwrite(descriptor, data[done:], at + done)
     except OSError as error:
         kind = NoRoomError if error.errno in _NO_ROOM else LoadError
-        raise kind(f"cannot be put into memory: {error.strerror}") from error
+        raise kind(f"{what}: cannot be written: {error.strerror}") from error
 
 
 def chunks(file: SourceFile, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:

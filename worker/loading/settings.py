@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+PEER_STREAMS = 4
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - what is put there is checked, see worker.loading.private
+
+
+_SOURCE = r"^(peers|(https?|s3)://[^\s]+)$"
+
+
+class PeerListenError(Exception):
+    """Nothing can listen on the address of ``--peer-listen``."""
 
 
 class LoadDescription(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -22,6 +30,18 @@ class LoadDescription(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     strategy: StrategyName | None = None
     verify: Verify = Verify.CACHED
+    source: Annotated[str, msgspec.Meta(pattern=_SOURCE, max_length=2048)] | None = None
+
+    @property
+    def fetches(self) -> bool:
+        """Whether the files come from ``source`` where they are not here."""
+        return self.source is not None
+
+    def trouble(self) -> str | None:
+        """Return what is wrong with it as a whole, where something is."""
+        if self.strategy is StrategyName.STREAM and self.source is None:
+            return "strategy is stream, and there is no source; add an http(s):// or s3:// URL, or peers"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +53,60 @@ class LoadOptions:
     shm_dir: Path = SHARED_MEMORY
     shm_limit_bytes: int = 0
     prefetch: bool = False
+    peers: tuple[str, ...] = ()
+    peer_listen: str | None = None
+    peer_streams: int = PEER_STREAMS
 
     @classmethod
     def read(cls, given: argparse.Namespace) -> LoadOptions:
         """Return what was given for the flags of :func:`add_flags`."""
-        return cls(StrategyName(given.load), given.shm, given.shm_dir, given.shm_limit_bytes, given.prefetch)
+        return cls(
+            StrategyName(given.load),
+            given.shm,
+            given.shm_dir,
+            given.shm_limit_bytes,
+            given.prefetch,
+            tuple(given.peers),
+            given.peer_listen,
+            given.peer_streams,
+        )
 
 
-def add_flags(add: Callable[..., Any], count: Callable[[int, int], Callable[[str], int]]) -> None:
-    """Add the flags of loading to a parser, by its ``add_argument``; ``count`` makes a type of bounds."""
+def add_flags(
+    add: Callable[..., Any],
+    count: Callable[[int, int], Callable[[str], int]],
+    listen: Callable[[str], tuple[str, int]],
+) -> None:
+    """Add the flags of loading to a parser, by its ``add_argument``.
+
+    ``count`` makes a type of bounds, ``listen`` is the type of HOST:PORT.
+    """
+
+    def address(text: str) -> str:
+        host, port = listen(text)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def addresses(text: str) -> list[str]:
+        return [address(one) for one in text.split(",")]
+
+    add(
+        "--peers",
+        type=addresses,
+        default=[],
+        metavar="HOST:PORT,...",
+        help="workers whose --peer-listen hands out what they have loaded, for versions with load.source: peers",
+    )
+    add("--peer-listen", type=address, metavar="HOST:PORT", help="hand out the files of loaded models to peers here")
+    add(
+        "--peer-streams",
+        type=count(1, 64),
+        default=PEER_STREAMS,
+        metavar="N",
+        help="how many may be read by peers at once",
+    )
     add(
         "--load",
-        choices=[name.value for name in StrategyName],
+        choices=[name.value for name in StrategyName if name is not StrategyName.STREAM],
         default=StrategyName.AUTO.value,
         help="how a model's files come into memory, where its model.yaml does not say",
     )

@@ -118,8 +118,9 @@ def unpacker(name: str) -> Unpacker:
 class Writer:
     """Writes a file from its beginning, hashes it by blocks, and goes no further than a limit."""
 
-    def __init__(self, descriptor: int, limit_bytes: int) -> None:
-        """``descriptor``: where to write; it stays open."""
+    def __init__(self, descriptor: int, limit_bytes: int, what: object) -> None:
+        """``descriptor``: where to write; it stays open. ``what``: what errors call it."""
+        self._what = what
         self._descriptor = descriptor
         self._limit_bytes = limit_bytes
         self._block = xxhash.xxh3_128()
@@ -143,7 +144,7 @@ class Writer:
             began = time.perf_counter()
             self._block.update(part)
             self.hash_s += time.perf_counter() - began
-            write_all(self._descriptor, part, self.size_bytes)
+            write_all(self._descriptor, part, self.size_bytes, self._what)
             self.size_bytes += len(part)
             if self.size_bytes % BLOCK_BYTES == 0:
                 self._end_block()
@@ -170,7 +171,7 @@ def unpack(file: SourceFile, descriptor: int, limit_bytes: int, task: LoadTask) 
         GivenUpError: the task was given up.
     """
     whole = hashlib.sha256() if file.name in task.wanted.sums else None
-    writer = Writer(descriptor, limit_bytes)
+    writer = Writer(descriptor, limit_bytes, f"what {file.path} holds")
     began = time.perf_counter()
     try:
         for piece in unpacked(_noted(file, task, whole), unpacker(file.name)):

@@ -91,7 +91,7 @@ def test_rows_are_the_plain_session_every_strategy_each_measure_and_all_of_them(
 
 
 def test_strategies_are_those_of_the_worker() -> None:
-    assert set(strategies()) == {name.value for name in StrategyName} - {"auto"}
+    assert set(strategies()) == {name.value for name in StrategyName} - {"auto", "stream"}
 
 
 def test_every_flag_of_a_row_is_one_of_the_worker() -> None:

@@ -196,7 +196,7 @@ def test_room_that_runs_out_on_the_way_leaves_nothing_behind(rig: Rig, monkeypat
     monkeypatch.setattr(os, "pwrite", full)
     loaded = rig.load(rig.store())
     assert (loaded.strategy, loaded.model_file) == (StrategyName.FULL, None)
-    assert rig.refusals() == ["cannot be put into memory: No space left on device"]
+    assert rig.refusals() == [f"the copy of {rig.directory}/model.onnx: cannot be written: No space left on device"]
     assert rig.entries() == []
 
 

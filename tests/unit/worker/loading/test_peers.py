@@ -1,0 +1,180 @@
+"""A version that comes from a worker that has it: over real sockets, with peers that go, change and are busy."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.worker_parts import ReadableLog
+from worker.engines import Cancellation
+from worker.loading import Loaded, LoadError, StrategyName
+from worker.loading.digests import BLOCK_BYTES
+from worker.loading.fetching import Fetcher
+from worker.loading.model_loader import ModelLoader
+from worker.loading.peer_server import PeerServer
+from worker.loading.settings import LoadDescription, PeerListenError
+from worker.stages import Stages
+from worker.store import ModelFiles
+
+WEIGHTS = os.urandom(1 << 20) * 17 + b"end"
+CONTENT = {"model.onnx": b"graph", "weights/a": WEIGHTS, "empty": b""}
+
+
+class Peer:
+    """One worker that has the version m@1, as far as its peers see it."""
+
+    def __init__(self, directory: Path, streams: int = 4) -> None:
+        for name, data in CONTENT.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_bytes(data)
+        self.directory = directory
+        files = ModelFiles("m", "1", directory)
+        self.loaded = ModelLoader().load(files, lambda *_: None, Cancellation(), Stages())
+        self.on_find: Callable[[int], None] = lambda _: None
+        self.asked = 0
+        self._lock = threading.Lock()
+        self.server = PeerServer("127.0.0.1:0", self._find, streams)
+        self.address = self.server.address
+
+    def _find(self, name: str, version: str) -> Loaded | None:
+        with self._lock:
+            self.asked += 1
+            asked = self.asked
+        self.on_find(asked)
+        return self.loaded if (name, version) == ("m", "1") else None
+
+    def close(self) -> None:
+        self.server.close()
+        self.loaded.release()
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Iterator[list[Peer]]:
+    made = [Peer(tmp_path / "peer-a"), Peer(tmp_path / "peer-b")]
+    yield made
+    for peer in made:
+        peer.close()
+
+
+def fetch(tmp_path: Path, *addresses: str, version: str = "1") -> Loaded:
+    directory = tmp_path / "here" / version
+    directory.mkdir(parents=True, exist_ok=True)
+    files = ModelFiles("m", version, directory, directory / "model.onnx", load=LoadDescription(source="peers"))
+    loader = ModelLoader(threads=2, fetcher=Fetcher(addresses, ReadableLog(), pause_s=0.01))
+    loaded = loader.load(files, lambda *_: None, Cancellation(), Stages())
+    loaded.release()
+    return loaded
+
+
+def refusal(tmp_path: Path, *addresses: str, version: str = "1") -> str:
+    with pytest.raises(LoadError) as caught:
+        fetch(tmp_path, *addresses, version=version)
+    return str(caught.value)
+
+
+def here(tmp_path: Path) -> dict[str, bytes]:
+    return {name: (tmp_path / "here" / "1" / name).read_bytes() for name in CONTENT}
+
+
+def test_a_version_comes_from_a_peer_and_is_the_same(tmp_path: Path, peers: list[Peer]) -> None:
+    loaded = fetch(tmp_path, peers[0].address)
+    assert here(tmp_path) == CONTENT
+    assert (loaded.strategy, loaded.content_hash) == (StrategyName.STREAM, peers[0].loaded.content_hash)
+
+
+def test_a_peer_that_dies_on_the_way_is_replaced_by_another(tmp_path: Path, peers: list[Peer]) -> None:
+    dying = threading.Thread(target=peers[0].server.close)
+
+    def die(asked: int) -> None:
+        if asked == 2:  # the first block is asked for
+            dying.start()
+
+    peers[0].on_find = die
+    loaded = fetch(tmp_path, peers[0].address, peers[1].address)
+    dying.join(10)
+    assert here(tmp_path) == CONTENT
+    assert loaded.content_hash == peers[1].loaded.content_hash
+    assert peers[1].asked > 0
+
+
+def test_a_peer_that_is_gone_is_passed_over(tmp_path: Path, peers: list[Peer]) -> None:
+    peers[0].server.close()
+    fetch(tmp_path, peers[0].address, peers[1].address)
+    assert here(tmp_path) == CONTENT
+
+
+def test_where_the_only_peer_dies_the_load_fails_and_the_next_goes_on(tmp_path: Path, peers: list[Peer]) -> None:
+    only = peers[0]
+    gone = threading.Event()
+
+    def refuse(asked: int) -> None:
+        if asked > 2 or gone.is_set():
+            gone.set()
+            raise RuntimeError("the process is gone")
+
+    only.on_find = refuse
+    text = refusal(tmp_path, only.address)
+    assert text.startswith(f"{tmp_path}/here/1: cannot be fetched from m@1 of {only.address}: {only.address}: ")
+    assert not (tmp_path / "here" / "1" / "model.onnx").exists()
+    only.on_find = lambda _: None
+    fetch(tmp_path, only.address)
+    assert here(tmp_path) == CONTENT
+
+
+def test_what_was_damaged_on_the_way_is_asked_for_again_and_then_refused(tmp_path: Path, peers: list[Peer]) -> None:
+    damaged = peers[0].directory / "weights" / "a"
+    content = bytearray(WEIGHTS)
+    content[BLOCK_BYTES + 5] ^= 1
+    status = damaged.stat()
+    damaged.write_bytes(content)
+    os.utime(damaged, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert refusal(tmp_path, peers[0].address).endswith(f"weights/a: the block at {BLOCK_BYTES} was damaged on the way")
+    assert not (tmp_path / "here" / "1" / "model.onnx").exists()
+
+
+def test_a_peer_whose_content_is_another_by_now_gives_none_of_it(tmp_path: Path, peers: list[Peer]) -> None:
+    peer = peers[0]
+
+    def change(asked: int) -> None:
+        if asked == 2:
+            peer.loaded = replace(peer.loaded, content_hash="0" * 32)
+
+    peer.on_find = change
+    assert refusal(tmp_path, peer.address).endswith("FAILED_PRECONDITION: m@1 is another one by now")
+
+
+def test_a_file_that_changed_under_a_peer_is_not_handed_out(tmp_path: Path, peers: list[Peer]) -> None:
+    (peers[0].directory / "weights" / "a").write_bytes(b"short")
+    assert "changed from" in refusal(tmp_path, peers[0].address)
+
+
+def test_what_no_peer_has_is_said(tmp_path: Path, peers: list[Peer]) -> None:
+    peers[1].loaded = Loaded("a shard's", 10)  # of which there are no whole files
+    assert "NOT_FOUND: m@1 is not loaded here" in refusal(tmp_path, peers[1].address)
+    text = refusal(tmp_path, peers[0].address, peers[1].address, version="2")
+    assert f"{peers[0].address}: NOT_FOUND: m@2 is not loaded here, or not hashed; " in text
+
+
+def test_peers_must_be_named(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == (
+        f"{tmp_path}/here/1: cannot be fetched: load.source is peers, and the worker knows none; name some with --peers"
+    )
+
+
+def test_a_busy_peer_refuses_and_is_asked_again(tmp_path: Path) -> None:
+    busy = Peer(tmp_path / "busy", streams=1)
+    try:
+        fetch(tmp_path, busy.address)
+        assert here(tmp_path) == CONTENT
+    finally:
+        busy.close()
+
+
+def test_an_address_that_is_taken_is_refused(peers: list[Peer]) -> None:
+    with pytest.raises(PeerListenError, match=f"^--peer-listen {peers[0].address}: "):
+        PeerServer(peers[0].address, lambda *_: None, 1)
