@@ -111,7 +111,8 @@ class DataProcess:
         now = self._clock()
         self._page.begin(os.getpid(), now)
         self._cluster = Cluster(router_policies(settings), model_policies(settings), now, rng=rng.random)
-        ladders = Ladders(settings.models, settings.policies.ladder, self._page, now)
+        policies = settings.policies
+        ladders = Ladders(settings.models, policies.ladder, self._page, now, policies.admission)
         self._plane = Plane(
             cluster=self._cluster,
             page=self._page,

@@ -126,7 +126,7 @@ class Membership:
         self._models, self._timeouts = models, timeouts
         self._cluster.configure(router_policies(settings), models, now)
         if self._plane.ladders is not None:
-            self._plane.ladders.configure(settings.models, settings.policies.ladder, now)
+            self._plane.ladders.configure(settings.models, settings.policies.ladder, now, settings.policies.admission)
         self._plane.admission.configure(settings.policies.admission, settings.models)
         self._plane.configure(settings.limits, settings.timeouts, timeouts)
         for place, rules in zip(self._places, self.rules, strict=False):

@@ -22,12 +22,19 @@ _NOT_FROM_HERE: Final = re.compile(rb"(?:^|,)[ \t]*(?:no-store|no-cache)[ \t]*(?
 class Asked:
     """What is known of a request whose answer may be kept: by which terms, whose it is, and what of its head counts."""
 
-    __slots__ = ("fields", "method", "revision", "target", "tenant")
+    __slots__ = ("fields", "identity", "method", "revision", "target", "tenant")
 
     def __init__(
-        self, revision: bytes, method: bytes, target: bytes, tenant: bytes, fields: list[tuple[bytes, bytes]]
+        self,
+        revision: bytes,
+        method: bytes,
+        target: bytes,
+        tenant: bytes,
+        identity: bytes,
+        fields: list[tuple[bytes, bytes]],
     ) -> None:
         self.revision: Final = revision
+        self.identity: Final = identity
         self.method: Final = method
         self.target: Final = target
         self.tenant: Final = tenant
@@ -36,7 +43,7 @@ class Asked:
     def key(self, model: str, version: str, body: bytes) -> bytes:
         """Return the key for a model (version: as asked, "" for any) and the whole body without its framing."""
         digest = sha256()
-        head = [self.revision, model.encode(), version.encode(), self.tenant, self.method, self.target]
+        head = [self.revision, model.encode(), version.encode(), self.tenant, self.identity, self.method, self.target]
         for name, value in self.fields:
             head += (name, value)
         digest.update(b"%d;" % len(head) + b"".join([b"%d:%s" % (len(part), part) for part in head]))
@@ -44,7 +51,9 @@ class Asked:
         return digest.digest()
 
 
-def asked_of(method: bytes, target: bytes, forward: bytes, terms: Terms) -> Asked | Refused:
+def asked_of(
+    method: bytes, target: bytes, forward: bytes, terms: Terms, *, trusted: bool, identity: bytes
+) -> Asked | Refused:
     """Return what a request is to the cache, or why it is nothing to it.
 
     Args:
@@ -52,6 +61,8 @@ def asked_of(method: bytes, target: bytes, forward: bytes, terms: Terms) -> Aske
         target: the target as the worker hears it, with its query.
         forward: the head as the worker hears it, without the empty line.
         terms: the model's.
+        trusted: its caller's word counts in ``policies.admission``.
+        identity: what stands for its caller's certificate, empty where it showed none.
     """
     if method not in terms.methods:
         return Refused.METHOD
@@ -79,15 +90,14 @@ def asked_of(method: bytes, target: bytes, forward: bytes, terms: Terms) -> Aske
                 return Refused.REQUEST_CONTROL
         elif name in _CONDITIONAL:
             return Refused.CONDITIONAL
-    if terms.tenant:
-        if tenants != 1 or not tenant:
-            return Refused.NO_TENANT
-    elif secrets:
+    if terms.tenant and (tenants != 1 or not tenant or not (trusted or terms.believes)):
+        return Refused.NO_TENANT
+    if secrets and not terms.names_all:
         if not terms.credentials:
             return Refused.CREDENTIALS
         fields += secrets
     fields.sort(key=_name)  # in a stable order: that of fields of one name counts
-    return Asked(terms.revision, method, target, tenant, fields)
+    return Asked(terms.revision, method, target, tenant, identity if terms.certificates else b"", fields)
 
 
 def _name(field: tuple[bytes, bytes]) -> bytes:

@@ -8,8 +8,10 @@ from fnmatch import translate
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
+from sidecar.settings import Trust
+
 if TYPE_CHECKING:
-    from sidecar.settings import Cache
+    from sidecar.settings import Admission, Cache
 
 MOST_BODY_BYTES: Final = 1 << 20
 """Requests with longer bodies have no key: their answers are neither kept nor found."""
@@ -88,7 +90,7 @@ class Refused(IntEnum):
 
     METHOD = 0  # not one of methods
     PATH = 1  # not one of paths
-    NO_TENANT = 2  # tenant_header is configured, and the request has it not, or twice
+    NO_TENANT = 2  # a field names the tenant, and the request has it not, or twice, or its caller is not believed
     CREDENTIALS = 3  # it says who asks, and that is nobody's key
     REQUEST_CONTROL = 4  # Cache-Control: no-store or no-cache of the caller
     CONDITIONAL = 5  # Range or If-...: its answer depends on what the caller has already
@@ -105,16 +107,22 @@ class Refused(IntEnum):
 class Terms:
     """One model's terms. Names of fields are in lower case.
 
+    ``tenant`` is the field that names the tenant, ``believes`` whether of anybody or of trusted callers only, and
+    ``names_all`` whether nothing else tells callers apart: it is the cache's own word then, not that of
+    ``policies.admission``. ``certificates``: what a client's certificate says is part of the key.
     ``secrets`` are the fields that say who asks. ``revision`` stands for whatever decides who may be told an answer and
     which answers are kept at all: it is part of every key, so what was kept by other terms is never found. Bounds and
     times have no part in it: what is kept elsewhere is held to those of whoever reads it.
     """
 
     __slots__ = (
+        "believes",
+        "certificates",
         "credentials",
         "keyed",
         "max_entry_bytes",
         "methods",
+        "names_all",
         "revision",
         "secrets",
         "statuses",
@@ -124,11 +132,15 @@ class Terms:
         "_paths",
     )
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, admission: Admission) -> None:
         self.methods = frozenset(method.value.encode() for method in cache.methods)
         self.statuses = frozenset(cache.statuses) - NOT_WHOLE
         self.streams = cache.streams
-        self.tenant = b"" if cache.tenant_header is None else cache.tenant_header.lower().encode()
+        self.names_all = cache.tenant_header is not None
+        self.certificates = not (self.names_all or cache.shared)
+        tenant = cache.tenant_header or (None if cache.shared else admission.tenant.header)
+        self.tenant = b"" if tenant is None else tenant.lower().encode()
+        self.believes = self.names_all or admission.trust is Trust.ANYBODY
         self.credentials = cache.credentials
         self.keyed = FRAMING | {name.lower().encode() for name in cache.key_headers}
         if self.tenant:
@@ -145,7 +157,8 @@ class Terms:
 
     def _revision(self, cache: Cache) -> bytes:
         sets = (self.methods, self.keyed, self.secrets, [b"%d" % status for status in self.statuses])
-        parts = [self.tenant, b"%d%d%d" % (self.credentials, self.streams, cache.deterministic)]
+        flags = (self.credentials, self.streams, cache.deterministic, self.names_all, self.believes, self.certificates)
+        parts = [self.tenant, bytes(flags)]
         parts += [b",".join(sorted(one)) for one in sets]
         parts += [b"\n".join(sorted([pattern.encode() for pattern in cache.paths]))]
         return sha256(b"".join([b"%d:%s" % (len(part), part) for part in parts])).digest()

@@ -13,7 +13,7 @@ from router.urls import protocol_of
 from sidecar.cache.keeping import ENTRY_BYTES
 from sidecar.cache.terms import NOT_WHOLE
 from sidecar.config.problems import Path, nearest
-from sidecar.settings import Cache, Model, Settings, StaticAnswer
+from sidecar.settings import Cache, Model, Settings, StaticAnswer, Trust
 
 MAX_FALLBACKS = 8
 MAX_STATIC_BYTES = 65536
@@ -40,6 +40,10 @@ _WRITTEN_HERE = frozenset(
     }
 )
 """Fields of a static answer's head that are not its author's to write."""
+_KEEPS_NOTHING = (
+    "would keep nothing: it goes by policies.admission.tenant, and nobody is believed: set "
+    "listeners[].trusted_networks, policies.admission.trust: anybody, tenant_header, or shared: true"
+)
 
 Findings = Iterator[tuple[Path, str]]
 
@@ -52,6 +56,7 @@ def degrading(settings: Settings) -> Findings:
         yield from _fallback(place, model, settings, edges)
         if model.cache is not None:
             yield from _cache((*place, "cache"), model.cache)
+            yield from _cache_tenants((*place, "cache"), model.cache, settings)
             if model.cache.redis is not None and settings.state.url == "none":
                 yield (*place, "cache", "redis"), "needs a store: set state.url, or leave this out"
         if model.static_answer is not None:
@@ -148,6 +153,20 @@ def _cache(path: Path, cache: Cache) -> Findings:
     least = cache.max_entry_bytes + ENTRY_BYTES
     if cache.bytes < least:
         yield (*path, "bytes"), f"must be at least max_entry_bytes and {ENTRY_BYTES} more ({least})"
+
+
+def _cache_tenants(path: Path, cache: Cache, settings: Settings) -> Findings:
+    admission = settings.policies.admission
+    if cache.shared:
+        if cache.tenant_header is not None:
+            yield (*path, "shared"), "has no say beside tenant_header, which is what tells callers apart"
+    elif (
+        cache.tenant_header is None
+        and admission.tenant.header is not None
+        and admission.trust is not Trust.ANYBODY
+        and not any(listener.trusted_networks for listener in settings.listeners)
+    ):
+        yield path, _KEEPS_NOTHING
 
 
 def _static(path: Path, answer: StaticAnswer) -> Findings:

@@ -474,7 +474,9 @@ class DegradingConnection(SpecialConnection):
         if terms is None or route is None:
             return Refused.METHOD
         head = self._head
-        asked = asked_of(head.method, head.target, head.forward, terms)
+        identity: bytes = self.transport.get_extra_info("peer_identity", b"") if terms.certificates else b""
+        trusted = self._peer.trusted
+        asked = asked_of(head.method, head.target, head.forward, terms, trusted=trusted, identity=identity)
         if not isinstance(asked, Asked):
             return asked
         if head.upgrade:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sidecar.http1.special import SpecialConnection
     from sidecar.http1.steps import Course
     from sidecar.http1.targets import Target
-    from sidecar.settings import Cache, Model, SharedCache, StaticAnswer
+    from sidecar.settings import Admission, Cache, Model, SharedCache, StaticAnswer
     from sidecar.telemetry.page import Page
 
 NOT_STARTED: Final = NOT_BEGUN | {Outcome.NO_CANDIDATE, Outcome.OVERLOADED}
@@ -95,7 +95,13 @@ class ModelLadder:
     )
 
     def __init__(
-        self, model: Model, policy: LadderPolicy, page: Page, changed: Callable[[ModelLadder], None], now: float
+        self,
+        model: Model,
+        policy: LadderPolicy,
+        admission: Admission,
+        page: Page,
+        changed: Callable[[ModelLadder], None],
+        now: float,
     ) -> None:
         self.model = model.name
         self._page = page
@@ -110,9 +116,10 @@ class ModelLadder:
         self.since = now
         self.answers: Answers | None = None
         self._cache: Cache | None = None
-        self.configure(model, policy, now)
+        self.terms: Terms | None = None
+        self.configure(model, policy, admission, now)
 
-    def configure(self, model: Model, policy: LadderPolicy, now: float) -> None:
+    def configure(self, model: Model, policy: LadderPolicy, admission: Admission, now: float) -> None:
         """Go by another configuration; what is kept stays, unless it may have been kept by other terms."""
         self.on = frozenset([Outcome(end.value) for end in model.fallback_on])
         self.idempotent = model.idempotent
@@ -122,16 +129,17 @@ class ModelLadder:
         self.static: StaticReply | None = None
         if policy.static and model.static_answer is not None:
             self.static = StaticReply(model.static_answer)
-        self.terms: Terms | None = None
+        terms, self.terms = self.terms, None
         self.shared: SharedCache | None = None
         before, self._cache = self._cache, model.cache if policy.cache else None
         cache = self._cache
         if cache is None:
             self.answers = None
         else:
-            self.terms = Terms(cache)
+            self.terms = Terms(cache, admission)
             self.shared = cache.redis
-            if self.answers is None or before is None or not _same_terms(before, cache):
+            same = terms is not None and terms.revision == self.terms.revision
+            if self.answers is None or before is None or not same or not _same_terms(before, cache):
                 self.answers = Answers(cache.entries, cache.bytes)
             else:
                 self.answers.resize(cache.entries, cache.bytes)
@@ -281,22 +289,24 @@ class OnLadder:
 class Ladders:
     """The ladders of all models of this process, by name. ``degraded`` counts those below their first step."""
 
-    def __init__(self, models: Sequence[Model], policy: LadderPolicy, page: Page, now: float) -> None:
+    def __init__(
+        self, models: Sequence[Model], policy: LadderPolicy, page: Page, now: float, admission: Admission
+    ) -> None:
         self._page = page
         self.by_model: dict[str, ModelLadder] = {}
         self.degraded = 0
         self.tier: SharedTier | None = None  # where there is a store
-        self.configure(models, policy, now)
+        self.configure(models, policy, now, admission)
 
-    def configure(self, models: Sequence[Model], policy: LadderPolicy, now: float) -> None:
+    def configure(self, models: Sequence[Model], policy: LadderPolicy, now: float, admission: Admission) -> None:
         """Go by another configuration from now on. What targets meant must be forgotten then (``Plane.configure``)."""
         before, self.by_model = self.by_model, {}
         for model in models:
             known = before.pop(model.name, None)
             if known is not None:
-                known.configure(model, policy, now)
+                known.configure(model, policy, admission, now)
             elif model.fallback or model.cache is not None or model.static_answer is not None:
-                known = ModelLadder(model, policy, self._page, self._count, now)
+                known = ModelLadder(model, policy, admission, self._page, self._count, now)
             if known is not None and known.useful:
                 self.by_model[model.name] = known
             elif known is not None:

@@ -85,11 +85,19 @@ class Cache(Base, frozen=True):
         FieldName | None,
         doc(
             Reload.LIVE,
-            "field that names the tenant; requests without it are not kept, and none sees another tenant's answers",
+            "field that names the tenant; requests without it are not kept, and none sees another tenant's answers; "
+            "null: policies.admission.tenant, and the client's certificate",
             "field name",
             form=("", "a field name: 1 to 64 letters, digits or hyphens"),
         ),
     ] = None
+    shared: Annotated[
+        bool,
+        doc(
+            Reload.LIVE,
+            "an answer is for whoever asks: policies.admission.tenant and client certificates tell nobody apart",
+        ),
+    ] = False
     key_headers: Annotated[
         tuple[str, ...],
         doc(Reload.LIVE, "further fields that an answer depends on", "field names"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Final
 
 _SPIFFE: Final = re.compile(r"spiffe://[a-z0-9._-]{1,255}(?:/[A-Za-z0-9._-]+)*\Z")
@@ -54,6 +55,21 @@ def names_shown(getpeercert: Callable[[], Mapping[str, Any] | None]) -> PeerName
         return peer_names(getpeercert())
     except (ValueError, OSError):  # UnicodeDecodeError; ssl.SSLError
         return PeerNames(unreadable=True)
+
+
+def identity_of(getpeercert: Callable[[bool], Any]) -> bytes:
+    """Return what stands for whom a session's peer is, by its ``ssl.SSLObject.getpeercert``.
+
+    Empty where it showed no certificate, or one that nobody checked.
+    A hash of the certificate's issuer, subject and alternative names: those stay when it is renewed. Of one that
+    cannot be read, a hash of all of it.
+    """
+    try:
+        certificate: Mapping[str, Any] = getpeercert(False) or {}
+        said = repr([certificate.get(part) for part in ("issuer", "subject", "subjectAltName")]).encode()
+        return sha256(said).digest() if certificate else b""
+    except (ValueError, OSError):  # as above
+        return sha256(getpeercert(True) or b"").digest()
 
 
 def check_name(text: str) -> None:

@@ -14,6 +14,8 @@ import ssl
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from sidecar.tls.names import identity_of
+
 if TYPE_CHECKING:
     from typing import Literal
 
@@ -82,6 +84,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         "_half_closed",
         "_heard",
         "_held",
+        "_identity",
         "_incoming",
         "_loop",
         "_object",
@@ -117,6 +120,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._application: asyncio.Protocol
         self._raw: asyncio.Transport
         self._state = _HANDSHAKE
+        self._identity: bytes | None = None  # of the peer, once somebody asked
         self._held = False  # the application reads no more for now
         self._ended = False  # the peer said that it sends no more
         self._told = False  # and the application knows
@@ -416,13 +420,20 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return self._state > _OPEN or self._raw.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return ``ssl_object``, ``cipher``, ``peercert``, or what the plain transport knows."""
+        """Return ``ssl_object``, ``cipher``, ``peercert``, ``peer_identity``, or what the plain transport knows.
+
+        ``peer_identity`` is :func:`sidecar.tls.names.identity_of` the peer's certificate.
+        """
         if name == "ssl_object":
             return self._object
         if name == "cipher":
             return self._object.cipher()
         if name == "peercert":
             return self._object.getpeercert()
+        if name == "peer_identity":
+            if self._identity is None:
+                self._identity = identity_of(self._object.getpeercert)
+            return self._identity
         return self._raw.get_extra_info(name, default)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:

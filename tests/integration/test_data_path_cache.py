@@ -12,7 +12,7 @@ from router.ladder import LadderStep
 from router.policy import LadderPolicy
 from sidecar.channel import AnswerAsked, AnswerFound, AnswerKept
 from sidecar.http1.shared_answers import SharedTier
-from sidecar.settings import Cache, Model, SharedCache
+from sidecar.settings import Admission, Cache, Model, SharedCache
 from sidecar.telemetry.page import LadderWord
 from tests.support.data_path import (
     CHUNKED,
@@ -337,15 +337,15 @@ def test_the_second_tier_tells_nobody_what_was_kept_by_other_terms() -> None:
         await infer(client, b"q", b"x-org: 7")
         assert len(store.sent) == 1
         await path.origin.stop()
-        ladders.configure(by("x-user"), SLOW.ladder, time.monotonic())
+        ladders.configure(by("x-user"), SLOW.ladder, time.monotonic(), Admission())
         path.plane.targets.clear()
         assert (await infer(client, b"q", b"x-user: 7")).status == 503
         assert (word(path, LadderWord.SHARED_HITS), word(path, LadderWord.SHARED_MISSES)) == (0, 1)
-        ladders.configure(by("x-org", ttl_s=5), SLOW.ladder, time.monotonic())  # it was kept 9 s ago
+        ladders.configure(by("x-org", ttl_s=5), SLOW.ladder, time.monotonic(), Admission())  # it was kept 9 s ago
         path.plane.targets.clear()
         assert (await infer(client, b"q", b"x-org: 7")).status == 503
         assert word(path, LadderWord.SHARED_REFUSED) == 1
-        ladders.configure(by("x-org"), SLOW.ladder, time.monotonic())
+        ladders.configure(by("x-org"), SLOW.ladder, time.monotonic(), Admission())
         path.plane.targets.clear()
         assert (await infer(client, b"q", b"x-org: 7")).value(b"warmroute-degraded") == b"cache"
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import ssl
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,6 +90,69 @@ def test_versions_ciphers_and_the_protocol_agreed_on(tmp_path: Path, authority: 
             assert sock.session is None or not sock.session.has_ticket, "sessions are not resumed"
         assert process.scalar(Scalar.TLS_HANDSHAKES_TOTAL) == 2
         assert process.scalar(Scalar.TLS_HANDSHAKES_FAILED_TOTAL) == 0
+
+
+INFER = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a.test\r\nContent-Length: 2\r\n%s\r\n{}"
+
+
+@contextmanager
+def one_answer() -> Iterator[str]:
+    """Run a worker that answers one request, and is not there any more then; yields its address."""
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as connection:
+            while b"{}" not in connection.recv(65536):
+                pass
+            listener.close()
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nmine")
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_kept_for_one_certificate_is_told_to_no_other(
+    tmp_path: Path, authority: Authority, shared: bool
+) -> None:
+    tls = {"client_auth": "optional", "ca_file": write(tmp_path / "ca.pem", authority.pem)}
+    models = [{"name": "m", "cache": {"shared": shared}, "static_answer": {"body": "nobody's"}}]
+
+    def infer(certificate: tuple[str, str] | None) -> bytes:
+        with secure(process, authority.client(certificate)) as sock:
+            sock.sendall(INFER % b"")
+            return read_answer(sock).partition(b"\r\n\r\n")[2]
+
+    app, renewed, other = [
+        authority.issue(name).write(tmp_path, stem)
+        for name, stem in (("app.test", "app"), ("app.test", "renewed"), ("other.test", "other"))
+    ]
+    with one_answer() as worker, listening(tmp_path, authority, tls, models=models) as process:
+        process.snapshot(worker)
+        assert infer(app) == b"mine"
+        assert infer(renewed) == b"mine"  # by the same name
+        expected = b"mine" if shared else b"nobody's"
+        assert (infer(other), infer(None)) == (expected, expected)
+
+
+def test_what_is_kept_for_one_tenant_that_admission_knows_is_told_to_no_other(
+    tmp_path: Path, authority: Authority
+) -> None:
+    models = [{"name": "m", "cache": {}, "static_answer": {"body": "nobody's"}}]
+    policies = {"admission": {"tenant": {"header": "x-tenant"}, "trust": "anybody"}}
+
+    def infer(field: bytes) -> bytes:
+        with secure(process, authority.client()) as sock:
+            sock.sendall(INFER % field)
+            return read_answer(sock).partition(b"\r\n\r\n")[2]
+
+    with one_answer() as worker, listening(tmp_path, authority, models=models, policies=policies) as process:
+        process.snapshot(worker)
+        told = [infer(field) for field in (b"x-tenant: a\r\n", b"x-tenant: a\r\n", b"x-tenant: b\r\n", b"")]
+        assert told == [b"mine", b"mine", b"nobody's", b"nobody's"]
 
 
 def test_a_worker_is_told_that_its_caller_spoke_tls(tmp_path: Path, authority: Authority) -> None:

@@ -12,17 +12,17 @@ from sidecar.cache.asking import Asked, asked_of
 from sidecar.cache.keeping import ENTRY_BYTES, Kept, kept
 from sidecar.cache.store import SWEPT_AT_ONCE, Answers
 from sidecar.cache.terms import Refused, Terms
-from sidecar.settings import Cache
+from sidecar.settings import Admission, Cache
 
-TERMS = Terms(Cache(deterministic=True, tenant_header="x-tenant", key_headers=("x-a", "x-b")))
+TERMS = Terms(Cache(deterministic=True, tenant_header="x-tenant", key_headers=("x-a", "x-b")), Admission())
 SMALL = st.binary(max_size=6)
-PARTS = st.tuples(SMALL, SMALL, SMALL, st.lists(st.tuples(SMALL, SMALL), max_size=3), SMALL, st.text(max_size=3))
-Parts = tuple[bytes, bytes, bytes, list[tuple[bytes, bytes]], bytes, str]
+PARTS = st.tuples(SMALL, SMALL, SMALL, SMALL, st.lists(st.tuples(SMALL, SMALL), max_size=3), SMALL, st.text(max_size=3))
+Parts = tuple[bytes, bytes, bytes, bytes, list[tuple[bytes, bytes]], bytes, str]
 
 
 def key(parts: Parts) -> bytes:
-    method, target, tenant, fields, body, version = parts
-    return Asked(b"r", method, target, tenant, fields).key("m", version, body)
+    method, target, tenant, identity, fields, body, version = parts
+    return Asked(b"r", method, target, tenant, identity, fields).key("m", version, body)
 
 
 @given(PARTS, PARTS)
@@ -32,10 +32,10 @@ def test_two_requests_have_one_key_if_and_only_if_all_their_parts_are_equal(one:
 
 @given(PARTS, st.integers(0, 60))
 def test_a_byte_that_moves_from_one_part_to_the_next_makes_another_key(parts: Parts, at: int) -> None:
-    method, target, tenant, fields, body, version = parts
-    whole = method + target + tenant
-    first, second = sorted((at % (len(whole) + 1), (at * 7) % (len(whole) + 1)))
-    moved: Parts = (whole[:first], whole[first:second], whole[second:], fields, body, version)
+    method, target, tenant, identity, fields, body, version = parts
+    whole = method + target + tenant + identity
+    first, second, third = sorted([(at * step) % (len(whole) + 1) for step in (1, 7, 11)])
+    moved: Parts = (whole[:first], whole[first:second], whole[second:third], whole[third:], fields, body, version)
     assert (key(moved) == key(parts)) == (moved == parts)
 
 
@@ -48,7 +48,7 @@ def test_no_two_tenants_share_a_key_whatever_else_they_send(fields: list[tuple[b
     for tenant in (b"one", b"two", b"one two"):
         lines = [b"%s: %s" % field for field in fields if field[0] != b"x-tenant"]
         head = b"\r\n".join([b"POST / HTTP/1.1", *lines, b"X-Tenant: " + tenant, b""])
-        asked = asked_of(b"POST", b"/", head, TERMS)
+        asked = asked_of(b"POST", b"/", head, TERMS, trusted=False, identity=b"")
         assert isinstance(asked, Asked)
         keys.add(asked.key("m", "", b""))
     assert len(keys) == 3
@@ -58,7 +58,7 @@ def test_no_two_tenants_share_a_key_whatever_else_they_send(fields: list[tuple[b
 def test_a_request_with_no_one_tenant_has_no_key(fields: list[tuple[bytes, bytes]]) -> None:
     head = b"\r\n".join([b"POST / HTTP/1.1", *[b"%s: %s" % field for field in fields], b""])
     tenants = [value.strip(b" \t") for name, value in fields if name == b"x-tenant"]
-    asked = asked_of(b"POST", b"/", head, TERMS)
+    asked = asked_of(b"POST", b"/", head, TERMS, trusted=False, identity=b"")
     if len(tenants) == 1 and tenants[0]:
         assert isinstance(asked, Asked)
         assert asked.tenant == tenants[0]
@@ -162,7 +162,7 @@ def test_a_young_answer_stays_and_counts_as_used_again() -> None:
 
 @given(st.binary(max_size=200), st.integers(0, 500), st.booleans())
 def test_a_body_is_told_byte_for_byte(body: bytes, age: int, close: bool) -> None:
-    answer = kept(b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n", body, 10.0, Terms(Cache()))
+    answer = kept(b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n", body, 10.0, Terms(Cache(), Admission()))
     assert isinstance(answer, Kept)
     head, _, told = answer.tell(10.0 + age, b"id", close=close).partition(b"\r\n\r\n")
     assert told == body

@@ -225,7 +225,7 @@ def test_any_bytes_of_requests_that_go_down_a_ladder_end_in_one_outcome_each(
             fallback_on=tuple(FallbackOn),
         )
         policy = LadderPolicy(failures=failures, hold_s=0.0, trial_s=0.0, successes=1)
-        by_hand.plane.ladders = ladders = Ladders((model,), policy, by_hand.plane.page, 0.0)
+        by_hand.plane.ladders = ladders = Ladders((model,), policy, by_hand.plane.page, 0.0, Admission())
         made.append(ladders)
 
         def take(message: object) -> bool:

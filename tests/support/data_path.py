@@ -451,7 +451,7 @@ async def data_path(
     page.begin(os.getpid(), time.monotonic())
     cluster = Cluster(policies, models, time.monotonic(), picker=first_only)
     shared: list[Event] = []
-    degrading = Ladders(ladders, policies.ladder, page, time.monotonic())
+    degrading = Ladders(ladders, policies.ladder, page, time.monotonic(), Admission())
     plane = Plane(
         cluster=cluster,
         page=page,

@@ -17,7 +17,7 @@ from sidecar.channel import MAX_MESSAGE_BYTES, AnswerFound, AnswerKept, CacheCle
 from sidecar.config.load import parse_settings
 from sidecar.http1.ladders import Ladders
 from sidecar.http1.shared_answers import FILLS_PER_S, MOST_WAITING, SharedTier
-from sidecar.settings import Cache, Model, SharedCache, StaticAnswer
+from sidecar.settings import Admission, Cache, Model, SharedCache, StaticAnswer, Tenant
 from sidecar.telemetry.page import MODEL_LADDER, LadderWord, Page
 from tests.support.by_hand import HandLoop
 from tests.support.pages import begun_page
@@ -48,27 +48,27 @@ def gauge(page: Page, word: LadderWord, model: str = "m") -> int:
     ],
 )
 def test_each_step_has_a_switch(page: Page, policy: LadderPolicy, steps: tuple[LadderStep, ...]) -> None:
-    ladders = Ladders((FULL,), policy, page, 0.0)
+    ladders = Ladders((FULL,), policy, page, 0.0, Admission())
     assert ladders.by_model["m"].steps == steps
-    ladders.configure((FULL,), POLICY, 1.0)
-    ladders.configure((FULL,), policy, 1.0)
+    ladders.configure((FULL,), POLICY, 1.0, Admission())
+    ladders.configure((FULL,), policy, 1.0, Admission())
     assert ladders.by_model["m"].steps == steps
 
 
 def test_a_model_without_any_step_has_no_ladder(page: Page) -> None:
     off = LadderPolicy(fallback=False, cache=False, static=False)
-    ladders = Ladders((FULL, Model(name="b")), off, page, 0.0)
+    ladders = Ladders((FULL, Model(name="b")), off, page, 0.0, Admission())
     assert ladders.by_model == {}
     assert ladders.of_row(page.model_row("m")) is None
-    ladders.configure((FULL,), POLICY, 0.0)
+    ladders.configure((FULL,), POLICY, 0.0, Admission())
     assert ladders.of_row(page.model_row("m")) is ladders.by_model["m"]
     assert gauge(page, LadderWord.STEP_NOW) == REPLICA
-    ladders.configure((), POLICY, 0.0)
+    ladders.configure((), POLICY, 0.0, Admission())
     assert gauge(page, LadderWord.STEP_NOW) == 0
 
 
 def test_a_reload_keeps_answers_unless_they_were_kept_by_other_terms(page: Page) -> None:
-    ladders = Ladders((FULL,), POLICY, page, 0.0)
+    ladders = Ladders((FULL,), POLICY, page, 0.0, Admission())
 
     def kept() -> int:
         ladders.flush(1.0)
@@ -79,16 +79,23 @@ def test_a_reload_keeps_answers_unless_they_were_kept_by_other_terms(page: Page)
     for key in (b"1", b"2"):
         answers.keep(key, Kept(b"HTTP/1.1 200 OK\r\n", b"x", 0.0, 100.0))
     assert kept() == 2
-    ladders.configure((FULL,), LadderPolicy(failures=9), 0.0)
+    ladders.configure((FULL,), LadderPolicy(failures=9), 0.0, Admission())
     assert kept() == 2
-    ladders.configure((Model(name="m", cache=Cache(entries=1)),), POLICY, 0.0)
+    ladders.configure((Model(name="m", cache=Cache(entries=1)),), POLICY, 0.0, Admission())
     assert kept() == 1
-    ladders.configure((Model(name="m", cache=Cache(entries=1, tenant_header="x-t")),), POLICY, 0.0)
-    assert kept() == 0
+    tenants = Admission(tenant=Tenant(header="x-t"))
+    by_admission, by_cache = Cache(entries=1), Cache(entries=1, tenant_header="x-t")
+    for cache, admission in ((by_admission, tenants), (by_cache, tenants), (by_admission, Admission())):
+        ladders.configure((Model(name="m", cache=cache),), POLICY, 0.0, admission)
+        assert kept() == 0
+        anew = ladders.by_model["m"].answers
+        assert anew is not None
+        anew.keep(b"1", Kept(b"HTTP/1.1 200 OK\r\n", b"x", 0.0, 100.0))
+        assert kept() == 1
 
 
 def test_what_is_too_old_is_let_go_and_clearing_names_a_model_or_all(page: Page) -> None:
-    ladders = Ladders((FULL,), POLICY, page, 0.0)
+    ladders = Ladders((FULL,), POLICY, page, 0.0, Admission())
     answers = ladders.by_model["m"].answers
     assert answers is not None
     answers.keep(b"1", Kept(b"h", b"x", 0.0, 5.0))
@@ -102,7 +109,7 @@ def test_what_is_too_old_is_let_go_and_clearing_names_a_model_or_all(page: Page)
 
 
 def test_moves_are_counted_shown_and_logged_but_not_in_floods(page: Page, caplog: pytest.LogCaptureFixture) -> None:
-    ladders = Ladders((FULL,), LadderPolicy(successes=1, hold_s=0.0), page, 0.0)
+    ladders = Ladders((FULL,), LadderPolicy(successes=1, hold_s=0.0), page, 0.0, Admission())
     model = ladders.by_model["m"]
     with caplog.at_level(logging.INFO, "warmroute.ladder"):
         model.failed("m", REPLICA, 10.0, "no_candidate", certain=True)
@@ -118,7 +125,7 @@ def test_moves_are_counted_shown_and_logged_but_not_in_floods(page: Page, caplog
 
 
 def test_each_route_has_its_own_place_and_the_lowest_is_shown(page: Page) -> None:
-    ladders = Ladders((FULL,), POLICY, page, 0.0)
+    ladders = Ladders((FULL,), POLICY, page, 0.0, Admission())
     model = ladders.by_model["m"]
     model.failed("m@2", REPLICA, 5.0, "no_candidate", certain=True)
     begun = [model.begin(place, 5.1, whole=True) for place in ("m@2", "m@1", "m", "m#0")]
@@ -127,13 +134,13 @@ def test_each_route_has_its_own_place_and_the_lowest_is_shown(page: Page) -> Non
     model.failed("m#0", FALLBACK, 7.0, "no_candidate", certain=True)
     assert (gauge(page, LadderWord.STEP_NOW), gauge(page, LadderWord.SINCE_MS_NOW)) == (CACHE, 7_000)
     assert ladders.degraded == 1
-    ladders.configure((Model(name="m", fallback=("b",)),), POLICY, 8.0)
+    ladders.configure((Model(name="m", fallback=("b",)),), POLICY, 8.0, Admission())
     assert [model.begin(place, 8.0, whole=True) for place in ("m#0", "m")] == [REFUSE, REPLICA]
     assert [model.degraded(place) for place in ("m@2", "m#0", "m")] == [True, True, False]
 
 
 def test_a_route_that_nobody_asks_for_begins_again(page: Page, caplog: pytest.LogCaptureFixture) -> None:
-    ladders = Ladders((FULL,), LadderPolicy(hold_s=90.0), page, 0.0)
+    ladders = Ladders((FULL,), LadderPolicy(hold_s=90.0), page, 0.0, Admission())
     model = ladders.by_model["m"]
     model.failed("m@2", REPLICA, 5.0, "no_candidate", certain=True)
     ladders.flush(90.0)
@@ -148,7 +155,7 @@ def test_a_route_that_nobody_asks_for_begins_again(page: Page, caplog: pytest.Lo
 
 
 def test_the_gauges_of_a_process_that_starts_again_begin_at_nothing(page: Page) -> None:
-    Ladders((FULL,), POLICY, page, 7.0)
+    Ladders((FULL,), POLICY, page, 7.0, Admission())
     page.begin(os.getpid(), 8.0)
     assert gauge(page, LadderWord.STEP_NOW) == gauge(page, LadderWord.SINCE_MS_NOW) == 0
 
@@ -191,7 +198,7 @@ def rig() -> Iterator[Tier]:
     one.loop.close()
 
 
-TERMS = Terms(Cache())
+TERMS = Terms(Cache(), Admission())
 KEPT = Kept(b"HTTP/1.1 200 OK\r\n", b"x" * 100, 0.0, 60.0)
 
 
@@ -246,7 +253,7 @@ GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n"
 def test_what_others_kept_is_held_to_the_terms_in_force_here(
     rig: Tier, why: Refused | None, answer: AnswerFound, cache: Cache
 ) -> None:
-    assert rig.tier.ask(SharedCache(), Terms(cache), b"k", rig.heard.append)
+    assert rig.tier.ask(SharedCache(), Terms(cache, Admission()), b"k", rig.heard.append)
     rig.tier.found(answer)
     (found,) = rig.heard
     assert (found if isinstance(found, Refused) else None) is why

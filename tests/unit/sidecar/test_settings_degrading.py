@@ -60,6 +60,10 @@ MALFORMED: list[tuple[str, list[str]]] = [
         ["cache.credentials: true: has no say beside tenant_header, which is what tells callers apart"],
     ),
     (
+        "cache: {shared: true, tenant_header: x-tenant}",
+        ["cache.shared: true: has no say beside tenant_header, which is what tells callers apart"],
+    ),
+    (
         "static_answer: {status: 204}",
         ["static_answer.status: 204: has no body and no type: choose another, for example 200"],
     ),
@@ -85,6 +89,22 @@ MALFORMED: list[tuple[str, list[str]]] = [
 @pytest.mark.parametrize(("text", "errors"), MALFORMED, ids=[text for text, _ in MALFORMED])
 def test_what_makes_no_sense_is_refused(text: str, errors: list[str]) -> None:
     assert [line.partition(": models[0].")[2] for line in refused(model(text))] == errors
+
+
+TENANTS = "policies: {admission: {tenant: {header: x-tenant}}}\n"
+
+
+def test_a_cache_that_nobody_could_be_answered_from_is_refused() -> None:
+    (line,) = refused(model("cache: {}") + TENANTS)
+    assert line.partition(": models[0].")[2] == (
+        "cache: an empty mapping: would keep nothing: it goes by policies.admission.tenant, and nobody is believed: "
+        "set listeners[].trusted_networks, policies.admission.trust: anybody, tenant_header, or shared: true"
+    )
+
+
+@pytest.mark.parametrize("cache", ["{shared: true}", "{tenant_header: x-org}"])
+def test_one_that_says_itself_whose_its_answers_are_is_not(cache: str) -> None:
+    parse_settings((model(f"cache: {cache}") + TENANTS).encode(), "w.yaml")
 
 
 def test_circles_are_refused_with_the_way_round() -> None:

@@ -351,7 +351,7 @@ def test_nothing_is_copied_while_only_what_is_essential_is_done(state: str) -> N
     with serving(mirrored(), HELD) as made:
         made.connection.data_received(request()[:-1])
         if state == "degraded":
-            made.plane.ladders = Ladders((), LadderPolicy(), made.plane.page, 0.0)
+            made.plane.ladders = Ladders((), LadderPolicy(), made.plane.page, 0.0, Admission())
             made.plane.ladders.degraded = 1
         else:
             setattr(made.plane, state, True if state != "refusing" else "why")

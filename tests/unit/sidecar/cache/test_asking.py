@@ -6,18 +6,37 @@ import pytest
 
 from sidecar.cache.asking import Asked, asked_of
 from sidecar.cache.terms import Refused, Terms
-from sidecar.settings import Cache
+from sidecar.settings import Admission, Cache, Tenant, Trust
 
 HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\n"
 TARGET = b"/v2/models/m/infer"
 
 
-def ask(fields: bytes = b"", target: bytes = TARGET, method: bytes = b"POST", cache: Cache | None = None) -> object:
-    return asked_of(method, target, HEAD + fields, Terms(cache or Cache()))
+def ask(
+    fields: bytes = b"",
+    target: bytes = TARGET,
+    method: bytes = b"POST",
+    cache: Cache | None = None,
+    *,
+    admission: Admission | None = None,
+    trusted: bool = False,
+    identity: bytes = b"",
+) -> object:
+    terms = Terms(cache or Cache(), admission or Admission())
+    return asked_of(method, target, HEAD + fields, terms, trusted=trusted, identity=identity)
 
 
-def key(fields: bytes = b"", body: bytes = b"{}", cache: Cache | None = None, version: str = "") -> bytes:
-    asked = ask(fields, cache=cache)
+def key(
+    fields: bytes = b"",
+    body: bytes = b"{}",
+    cache: Cache | None = None,
+    version: str = "",
+    *,
+    admission: Admission | None = None,
+    trusted: bool = False,
+    identity: bytes = b"",
+) -> bytes:
+    asked = ask(fields, cache=cache, admission=admission, trusted=trusted, identity=identity)
     assert isinstance(asked, Asked)
     return asked.key("m", version, body)
 
@@ -122,3 +141,53 @@ def test_bounds_times_and_the_order_of_names_make_no_other_key() -> None:
 def test_a_tenant_that_is_named_stands_for_its_credentials() -> None:
     fields = b"x-tenant: a\r\nauthorization: Bearer %d\r\n"
     assert key(fields % 1, cache=TENANT) == key(fields % 2, cache=TENANT)
+
+
+# --- tenants that others know ----------------------------------------------------------------------------------------
+
+BELIEVED = Admission(tenant=Tenant(header="X-Tenant"))
+ANYBODY = Admission(tenant=Tenant(header="X-Tenant"), trust=Trust.ANYBODY)
+OF_A, OF_B = b"x-tenant: a\r\n", b"X-Tenant: b\r\n"
+
+
+def test_whom_admission_knows_as_tenants_the_cache_tells_apart() -> None:
+    assert key(OF_A, admission=ANYBODY) == key(OF_A, admission=ANYBODY)
+    assert key(OF_A, admission=ANYBODY) != key(OF_B, admission=ANYBODY)
+    assert key(OF_A, admission=BELIEVED, trusted=True) != key(OF_B, admission=BELIEVED, trusted=True)
+    assert key(OF_A, admission=BELIEVED, trusted=True) != key(OF_A, admission=ANYBODY)  # kept by another's word
+
+
+@pytest.mark.parametrize("fields", [b"", b"x-tenant: \r\n", OF_A + OF_B])
+def test_who_names_no_tenant_to_admission_is_nobodys(fields: bytes) -> None:
+    assert ask(fields, admission=ANYBODY) is Refused.NO_TENANT
+
+
+def test_who_is_not_believed_is_no_tenant() -> None:
+    assert ask(OF_A, admission=BELIEVED) is Refused.NO_TENANT
+
+
+def test_such_a_tenant_does_not_stand_for_credentials() -> None:
+    assert ask(OF_A + b"Authorization: x\r\n", admission=ANYBODY) is Refused.CREDENTIALS
+    by_key = Admission(tenant=Tenant(header="x-api-key"), trust=Trust.ANYBODY)
+    assert key(b"x-api-key: 1\r\n", admission=by_key) != key(b"x-api-key: 2\r\n", admission=by_key)
+
+
+def test_a_field_of_the_caches_own_stands_before_what_others_know() -> None:
+    own = Cache(tenant_header="x-org")
+    fields = b"x-org: o\r\n"
+    assert key(fields + OF_A, cache=own, admission=BELIEVED) == key(fields + OF_B, cache=own, admission=BELIEVED)
+    assert key(fields, cache=own, identity=b"1") == key(fields, cache=own, identity=b"2")
+
+
+def test_certificates_tell_callers_apart() -> None:
+    keys = {key(fields, admission=ANYBODY, identity=shown) for fields in (OF_A, OF_B) for shown in (b"", b"1", b"2")}
+    assert len(keys) == 6
+    assert len({key(identity=shown) for shown in (b"", b"1", b"2")}) == 3
+
+
+def test_what_is_shared_is_everybodys() -> None:
+    shared = Cache(shared=True)
+    everybody = [(OF_A, b"1"), (OF_B, b"2"), (b"", b"")]
+    assert len({key(fields, cache=shared, admission=BELIEVED, identity=shown) for fields, shown in everybody}) == 1
+    assert key(cache=shared) != key()
+    assert ask(b"Authorization: x\r\n", cache=shared) is Refused.CREDENTIALS

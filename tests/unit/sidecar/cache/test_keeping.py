@@ -6,10 +6,10 @@ import pytest
 
 from sidecar.cache.keeping import Kept, judge, kept
 from sidecar.cache.terms import Refused, Terms
-from sidecar.settings import Cache
+from sidecar.settings import Admission, Cache
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-TERMS = Terms(Cache())
+TERMS = Terms(Cache(), Admission())
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ TERMS = Terms(Cache())
     ],
 )
 def test_what_may_be_kept(why: Refused | None, status: int, forward: bytes, length: int, cache: Cache) -> None:
-    assert judge(status, forward, length, Terms(cache)) is why
+    assert judge(status, forward, length, Terms(cache, Admission())) is why
 
 
 def keep(fields: bytes, body: bytes = b"answer") -> Kept:
@@ -88,4 +88,4 @@ def test_what_is_old_when_it_comes_is_not_kept(fields: bytes) -> None:
 
 
 def test_what_turned_out_too_long_is_not_kept() -> None:
-    assert kept(OK, b"x" * 300, 0.0, Terms(Cache(max_entry_bytes=256))) is Refused.SIZE
+    assert kept(OK, b"x" * 300, 0.0, Terms(Cache(max_entry_bytes=256), Admission())) is Refused.SIZE

@@ -16,7 +16,7 @@ from sidecar.grpc.matching import NOTHING, Named, named_by_message
 from sidecar.grpc.renaming import renamed_message
 from sidecar.http1.ladders import Ladders
 from sidecar.http2 import frames
-from sidecar.settings import FallbackOn, Model
+from sidecar.settings import Admission, FallbackOn, Model
 from sidecar.telemetry.page import MODEL_LADDER, LadderWord
 from tests.support.grpc_by_hand import INFER, GrpcBench, Peer, call_fields, grpc_bench, infer, message
 
@@ -30,7 +30,7 @@ def falling(*fallback: str, idempotent: bool = False, on: tuple[FallbackOn, ...]
         model = Model(name="m", fallback=fallback, idempotent=idempotent)
         if on:
             model = Model(name="m", fallback=fallback, idempotent=idempotent, fallback_on=on)
-        bench.plane.ladders = Ladders((model,), LadderPolicy(), bench.plane.page, bench.now)
+        bench.plane.ladders = Ladders((model,), LadderPolicy(), bench.plane.page, bench.now, Admission())
         held = ((Replica("m"),), (Replica("n"), Replica("n", "2")))
         for endpoint, replicas in zip(list(bench.cluster.endpoints.values()), held, strict=True):
             bench.cluster.apply(EndpointSeen(replace(endpoint.record, replicas=replicas), bench.now), bench.now)

@@ -1,8 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from sidecar.tls.names import AllowList, NameFormError, PeerNames, check_name, is_spiffe_id, names_shown, peer_names
+from sidecar.tls.names import (
+    AllowList,
+    NameFormError,
+    PeerNames,
+    check_name,
+    identity_of,
+    is_spiffe_id,
+    names_shown,
+    peer_names,
+)
 
 ID = "spiffe://example.org/ns/prod/sa/app"
 LIST = AllowList((ID, "spiffe://example.org/ns/dev/*", "app.example.org", "*.Wild.example.org."))
@@ -63,6 +74,33 @@ def test_a_certificate_that_cannot_be_read_lets_nobody_in() -> None:
     assert names_shown(raises) == PeerNames(unreadable=True)
     assert LIST.refusal(names_shown(raises)) == "its certificate cannot be read"
     assert names_shown(lambda: {"subjectAltName": (("DNS", "a"),)}) == PeerNames((), ("a",))
+
+
+APP = {
+    "issuer": ((("commonName", "CA"),),),
+    "subject": ((("commonName", "app"),),),
+    "subjectAltName": (("DNS", "app.example.org"),),
+    "serialNumber": "01",
+    "notAfter": "Jan  1 00:00:00 2027 GMT",
+}
+
+
+def test_an_identity_is_that_of_the_name_not_of_the_certificate() -> None:
+    renewed = APP | {"serialNumber": "02", "notAfter": "Jan  1 00:00:00 2028 GMT"}
+    assert identity_of(lambda _: APP) == identity_of(lambda _: renewed)
+    others = [APP | {part: (("DNS", "x"),)} for part in ("issuer", "subject", "subjectAltName")]
+    assert len({identity_of({False: one}.__getitem__) for one in (APP, *others)}) == 4
+
+
+def test_who_shows_no_certificate_has_no_identity_and_an_unreadable_one_is_its_own() -> None:
+    assert identity_of(lambda _: None) == identity_of(lambda _: {}) == b""
+
+    def unreadable(der: bytes) -> Callable[[bool], object]:
+        return lambda binary: der if binary else b"\xff".decode()
+
+    one, other = identity_of(unreadable(b"1")), identity_of(unreadable(b"2"))
+    assert len({one, other, b""}) == 3
+    assert one == identity_of(unreadable(b"1"))
 
 
 def test_a_certificate_of_two_uris_is_no_spiffe_certificate() -> None:
