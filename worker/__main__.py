@@ -37,6 +37,7 @@ from worker.memory import HostMemory, one_heap
 from worker.metrics import Metrics
 from worker.models import Models
 from worker.news import News
+from worker.numa import Placer
 from worker.options import GRPC_ID_SUFFIX, Options, parse
 from worker.process import DrainTimes, WorkerProcess
 from worker.processor import CpuLoad, usable_cores
@@ -123,7 +124,13 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         memory=memory.read,
     )
     loader: Loader = ModelLoader(
-        options.loading.strategy, hashes, memory.read, _cores(), shm, Fetcher(options.loading.peers, log)
+        options.loading.strategy,
+        hashes,
+        memory.read,
+        _cores(),
+        shm,
+        Fetcher(options.loading.peers, log),
+        Placer(log) if options.loading.numa else None,
     )
     if options.shard is not None:
         from worker.sharding.loader import ShardLoader

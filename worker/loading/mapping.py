@@ -80,6 +80,11 @@ class Mapping:
             raise _last_error()
         self._address = address
 
+    @property
+    def address(self) -> int:
+        """Where it is mapped; 0 where it is empty or closed."""
+        return self._address
+
     def populate(self, offset: int, length: int) -> bool:
         """Bring ``length`` bytes from ``offset`` (a multiple of the page's size) into memory.
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from worker.loading.task import Brought, Strategy
     from worker.loading.version_files import SourceFile
     from worker.memory import Memory
+    from worker.numa import Placer
     from worker.stages import Stages
     from worker.store import ModelFiles
 
@@ -66,10 +67,12 @@ class ModelLoader:
         threads: int = 1,
         shm: ShmStore | None = None,
         fetcher: Fetcher | None = None,
+        placer: Placer | None = None,
     ) -> None:
         """``strategy``: where a version names none. ``memory``: what is there now. ``threads``: how many may read.
 
         ``shm``: where versions are unpacked, and kept where it keeps them. ``fetcher``: brings versions here.
+        ``placer``: says which memory nodes they go to.
         """
         self._strategy = strategy
         self._cache = cache
@@ -77,6 +80,7 @@ class ModelLoader:
         self._threads = min(threads, MAX_THREADS)
         self._shm = shm
         self._fetcher = fetcher
+        self._placer = placer
 
     def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation, stages: Stages) -> Loaded:
         """Bring the files in, where there is a directory; see :class:`worker.loading.Loader`."""
@@ -122,6 +126,15 @@ class ModelLoader:
             )
         return entry, entry
 
+    def _bring_in(self, strategy: Strategy, task: LoadTask) -> Brought:
+        if self._placer is None:
+            return strategy.bring_in(task)
+        with self._placer.placing(task.total_bytes) as plan:
+            brought = strategy.bring_in(task)
+        if plan is not None:
+            self._placer.hold(brought.mappings, plan)
+        return brought
+
     def _named(self, files: ModelFiles) -> StrategyName:
         named = files.load.strategy or self._strategy
         return StrategyName.AUTO if named is StrategyName.STREAM else named
@@ -152,7 +165,7 @@ class ModelLoader:
                     chosen = choose(look(found, self._memory()))
                 name, strategy = chosen, STRATEGIES[chosen]()
         task.progress(0, task.total_bytes)
-        brought = strategy.bring_in(task)
+        brought = self._bring_in(strategy, task)
         try:
             content_hash, hashed_from = verification.conclude(brought.digests, brought.sums)
             for file in found:

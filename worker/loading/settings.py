@@ -56,6 +56,7 @@ class LoadOptions:
     peers: tuple[str, ...] = ()
     peer_listen: str | None = None
     peer_streams: int = PEER_STREAMS
+    numa: bool = False
 
     @classmethod
     def read(cls, given: argparse.Namespace) -> LoadOptions:
@@ -69,6 +70,7 @@ class LoadOptions:
             tuple(given.peers),
             given.peer_listen,
             given.peer_streams,
+            given.numa == "bind",
         )
 
 
@@ -109,6 +111,12 @@ def add_flags(
         choices=[name.value for name in StrategyName if name is not StrategyName.STREAM],
         default=StrategyName.AUTO.value,
         help="how a model's files come into memory, where its model.yaml does not say",
+    )
+    add(
+        "--numa",
+        choices=("off", "bind"),
+        default="off",
+        help="bind what is loaded to the memory nodes next to this worker's processors, and lock it in memory",
     )
     add(
         "--prefetch",
