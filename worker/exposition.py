@@ -42,6 +42,10 @@ def of_models(models: Models) -> Callable[[], Iterator[Family]]:
         ended = Family(
             "warmroute_worker_not_answered_total", _C, "Requests that got no answer of the model's, by result."
         )
+        loaded = Family("warmroute_worker_loaded_bytes", _G, "Size of a replica's files, by how they were loaded.")
+        access = Family(
+            "warmroute_worker_first_access_seconds", _G, "The longest that reading one page took, once loaded."
+        )
         phases = Family("warmroute_worker_session_phase", _G, "1 for how far a model in two phases is, else 0.")
         for replica in models:
             labels = {"model": replica.name, "version": replica.version}
@@ -57,11 +61,16 @@ def of_models(models: Models) -> Callable[[], Iterator[Family]]:
                 start.add(replica.start_s, **labels)
             if replica.expected_s is not None:
                 expected.add(replica.expected_s, **labels)
+            if replica.loaded is not None:
+                how = {"strategy": str(replica.loaded.strategy), "hashed_from": replica.loaded.hashed_from.value}
+                loaded.add(replica.loaded.bytes_total, **labels, **how)
+                if replica.loaded.first_access_s is not None:
+                    access.add(replica.loaded.first_access_s, **labels)
             counts = replica.counts
             executed.add(counts.executed, **labels)
             for result in ("failed", "cancelled", "rejected", "before_warm"):
                 ended.add(getattr(counts, result), **labels, result=result)
-        return iter((state, warmth, stages, start, expected, executed, ended, phases))
+        return iter((state, warmth, stages, start, expected, loaded, access, executed, ended, phases))
 
     return families
 

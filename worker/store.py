@@ -299,7 +299,7 @@ def _read(name: str, directory: Path, file_name: str | None, place: ShardPlace |
         tuple(ShapeClass(shape_class.name, dict(shape_class.shapes)) for shape_class in description.warmup),
         description.engine,
         {within(path) or path: digest for path, digest in description.files.items()},
-        signature(directory),
+        signature(directory, source if description.load.fetches else None),
         description.load,
         shard=shard,
         depends_on=_dependencies(source, description.depends_on),
@@ -327,8 +327,10 @@ def _held(directory: Path, place: ShardPlace) -> HeldShard:
     return HeldShard(place.index, count, place.group, place.generation)
 
 
-def signature(directory: Path) -> str:
+def signature(directory: Path, alone: Path | None = None) -> str:
     """Return what is equal as long as nobody touched a file of ``directory``: names, sizes, times and inodes.
+
+    ``alone``: the only file that counts, where the worker itself brings the others.
 
     Raises:
         StoreError: a file cannot be looked at, or there are more than ``MAX_FILES``.
@@ -338,7 +340,7 @@ def signature(directory: Path) -> str:
         while folders:
             with os.scandir(folders.pop()) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
-                    if entry.name.startswith("."):
+                    if entry.name.startswith(".") or (alone is not None and entry.path != str(alone)):
                         continue
                     count += 1
                     if count > MAX_FILES:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from worker.loading import StrategyName
 from worker.loading.mapped import MARK_RATIO
-from worker.loading.mapping import cached_ratio
+from worker.loading.mapping import IS_LINUX, cached_ratio
 
 if TYPE_CHECKING:
     from worker.loading.version_files import SourceFile
@@ -31,7 +31,10 @@ class Situation:
     free_bytes: int | None
     cached_ratio: float | None
     far: bool = False
-    """Whether the files are on a network's file system or in another process, where each page fault is a journey."""
+    """Whether the files are on a network's file system or in another process, where each page fault is a journey.
+
+    So it is called, too, where pages cannot be brought in but by reading: on other systems than Linux.
+    """
 
 
 def choose(situation: Situation) -> StrategyName:
@@ -57,7 +60,7 @@ def look(files: tuple[SourceFile, ...], memory: Memory | None, mountinfo: Path =
         sum(file.size_bytes for file in files),
         None if memory is None else memory.free_bytes,
         cached_ratio(files),
-        any(is_far(device, mountinfo) for device in {file.key.device for file in files}),
+        not IS_LINUX or any(is_far(device, mountinfo) for device in {file.key.device for file in files}),
     )
 
 

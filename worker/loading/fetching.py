@@ -178,6 +178,7 @@ class _Fetch:
                     saved = time.monotonic()
         finally:
             self._stop.set()
+            self._source.close()  # which ends what still waits
             for thread in threads:
                 thread.join()
             self._save()

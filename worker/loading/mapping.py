@@ -12,6 +12,7 @@ import ctypes
 import errno
 import mmap
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from worker.loading import LoadError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from worker.loading.version_files import SourceFile
 
 PAGE_BYTES = mmap.PAGESIZE
+IS_LINUX: bool = sys.platform == "linux"
 _MADV_POPULATE_READ = 22  # Linux 5.14
 _MAP_SHARED = 0x01
 _MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
@@ -88,13 +90,15 @@ class Mapping:
     def populate(self, offset: int, length: int) -> bool:
         """Bring ``length`` bytes from ``offset`` (a multiple of the page's size) into memory.
 
-        Returns False where the kernel (before Linux 5.14) cannot be asked for it.
+        Returns False where the kernel cannot be asked for it: before Linux 5.14, and elsewhere.
 
         Raises:
             LoadError: the pages cannot be read: the file was cut short, its device fails, or memory does not suffice.
         """
         if not length:
             return True
+        if not IS_LINUX:
+            return False
         while _libc.madvise(self._address + offset, length, _MADV_POPULATE_READ) != 0:
             error = _last_error()
             if error.errno == errno.EINVAL:
@@ -188,6 +192,8 @@ def cached_in(descriptor: int, offset: int, length: int) -> bool:
 
 def _cachestat(descriptor: int, offset: int, length: int) -> int | None:
     """Return how many pages the page cache holds of ``length`` bytes (0: up to the end); None before Linux 6.5."""
+    if not IS_LINUX:
+        return None
     wanted, found = _CacheStatRange(offset, length), _CacheStat()
     if _libc.syscall(_SYS_CACHESTAT, descriptor, ctypes.byref(wanted), ctypes.byref(found), 0) != 0:
         return None

@@ -109,7 +109,8 @@ class ModelLoader:
     def _place(self, files: ModelFiles, found: tuple[SourceFile, ...]) -> tuple[ShmEntry | None, Place | None]:
         """Return where the files are to be put, or None where they are used from where they lie."""
         packed = _packed(found)
-        if packed and len(found) == 1 and not (self._shm is not None and self._shm.kept):
+        nameless = hasattr(os, "memfd_create") and not (self._shm is not None and self._shm.kept)
+        if packed and len(found) == 1 and nameless:
             return None, NamelessPlace(files.name)
         wants = self._shm is not None and self._shm.kept and self._named(files) is not StrategyName.CHUNKED
         if self._shm is None or not (packed or wants):
@@ -163,7 +164,11 @@ class ModelLoader:
                 chosen = self._named(files)
                 if chosen is StrategyName.AUTO:
                     chosen = choose(look(found, self._memory()))
-                name, strategy = chosen, STRATEGIES[chosen]()
+                    # whom nobody told to populate, need not fail where others take the memory meanwhile
+                    make = STRATEGIES[chosen] if chosen is not StrategyName.POPULATE else _populate_if_it_stays
+                else:
+                    make = STRATEGIES[chosen]
+                name, strategy = chosen, make()
         task.progress(0, task.total_bytes)
         brought = self._bring_in(strategy, task)
         try:
@@ -201,6 +206,10 @@ class ModelLoader:
     def _limit_bytes(self) -> int:
         memory = self._memory()
         return 1 << 62 if memory is None else int(MEMORY_SHARE * memory.free_bytes)
+
+
+def _populate_if_it_stays() -> Strategy:
+    return Populate(must_hold=False)
 
 
 def _packed(files: tuple[SourceFile, ...]) -> list[SourceFile]:

@@ -47,7 +47,11 @@ class PeerServer:
         self._server = grpc.server(
             self._pool,
             maximum_concurrent_rpcs=streams,
-            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 10)],
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", 64 << 10),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # so that pings of peers are no offence
+            ],
         )
         stubs.add_ModelFilesServicer_to_server(_Servicer(find), self._server)  # type: ignore[no-untyped-call]
         try:

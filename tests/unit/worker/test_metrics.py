@@ -153,6 +153,8 @@ def test_residency_is_that_of_the_files_now(tmp_path: Path) -> None:
     )
     metrics = Metrics()
     metrics.add_blocking(of_page_cache(Models([held])))
+    state = Metrics()
+    state.add(of_models(Models([held])))
 
     async def scenario() -> tuple[str, str, str]:
         before = await metrics.text()
@@ -163,6 +165,10 @@ def test_residency_is_that_of_the_files_now(tmp_path: Path) -> None:
 
     before, loaded, gone = asyncio.run(scenario())
     assert before == gone == ""
+    shown = asyncio.run(state.text())
+    how = 'strategy="full",hashed_from="bytes"'
+    assert f'warmroute_worker_loaded_bytes{{model="m",version="3",{how}}} 8192\n' in shown
+    assert 'warmroute_worker_first_access_seconds{model="m",version="3"} ' in shown
     assert loaded.splitlines()[-1] == 'warmroute_worker_residency_ratio{model="m",version="3"} 1'
 
 

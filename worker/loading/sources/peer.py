@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 DESCRIBE_S = 5.0
-BLOCK_S = 30.0
+BLOCK_S = 120.0
+PING_MS = 10_000
+"""A peer that answers no ping for this long after one is gone."""
 MAX_DESCRIPTION_BYTES = 64 << 20
 MAX_FILES = 10_000
 _AGAIN = frozenset(
@@ -39,7 +41,12 @@ class PeerSource:
         self._peers = tuple(peers)
         self._model = model
         self._version = version
-        options = [("grpc.max_receive_message_length", MAX_DESCRIPTION_BYTES), ("grpc.enable_http_proxy", 0)]
+        options = [
+            ("grpc.max_receive_message_length", MAX_DESCRIPTION_BYTES),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.keepalive_time_ms", PING_MS),
+            ("grpc.keepalive_timeout_ms", PING_MS),
+        ]
         self._channels = {peer: grpc.insecure_channel(peer, options=options) for peer in self._peers}
         self._stubs = {
             peer: stubs.ModelFilesStub(channel)  # type: ignore[no-untyped-call]

@@ -243,6 +243,18 @@ def test_a_packed_model_is_fetched_and_unpacked(rig: Rig) -> None:
     assert len(rig.store.seen) == asked
 
 
+def test_what_the_worker_brings_itself_is_no_change_of_the_repository(rig: Rig) -> None:
+    def signature() -> str:
+        (files,) = scan(rig.directory.parents[1], ("m",), "model.onnx")
+        return files.signature
+
+    before = signature()
+    rig.load()
+    assert signature() == before
+    rig.describe(f"{rig.store.url}/m/2")
+    assert signature() != before
+
+
 def test_a_source_must_be_one(tmp_path: Path) -> None:
     directory = tmp_path / "m" / "1"
     directory.mkdir(parents=True)

@@ -203,6 +203,7 @@ def test_populate_fails_where_the_pages_do_not_stay(tmp_path: Path, monkeypatch:
     )
     assert touched == [(0, 10), (0, 3), *[(0, 4096)] * 4]
     assert Populate(0.99).bring_in(task).bytes_read == 13
+    assert Populate(must_hold=False).bring_in(task).bytes_read == 13
 
 
 def test_chunked_holds_no_more_than_its_window(tmp_path: Path) -> None:
