@@ -23,7 +23,7 @@ from worker.engines import EngineError
 from worker.engines.early import EarlyEngine
 from worker.engines.registry import EngineSettings, find_kind, make_engine
 from worker.execution import Executor
-from worker.exposition import of_alarms, of_governor, of_models, of_page_cache, of_process
+from worker.exposition import of_alarms, of_changes, of_governor, of_models, of_page_cache, of_process
 from worker.governor import Governor, Place
 from worker.load_report import LoadProbe
 from worker.loading.fetching import Fetcher
@@ -194,6 +194,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     )
     metrics.add(of_models(models))
     metrics.add(of_governor(governor))
+    metrics.add(of_changes(news))
     metrics.add_blocking(of_page_cache(models))
     metrics.add(of_alarms(alarms))
     metrics.add(of_process(executor, memory, starts, lambda: serving.draining))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from router.model import State
+from router.wire import ModelEvent
 from worker.alarms import Alarm
 from worker.engines.two_phase import Phase
 from worker.loading.mapping import cached_ratio
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from worker.governor import Governor
     from worker.memory import MemoryProbe
     from worker.models import Models
+    from worker.news import News
     from worker.starts import Starts
 
 _C, _G, _H = "counter", "gauge", "histogram"
@@ -112,6 +114,18 @@ def of_governor(governor: Governor) -> Callable[[], Iterator[Family]]:
     def families() -> Iterator[Family]:
         text = "Loads that were held back for want of memory."
         yield _one("warmroute_worker_loads_held_back_total", _C, text, governor.held_back)
+
+    return families
+
+
+def of_changes(news: News) -> Callable[[], Iterator[Family]]:
+    """Expose what became of models, of all together: one that has gone is counted too."""
+
+    def families() -> Iterator[Family]:
+        changes = Family("warmroute_worker_model_changes_total", _C, "What became of models.")
+        for event in ModelEvent:
+            changes.add(news.counts[event], change=event.value.removeprefix("model-"))
+        yield changes
 
     return families
 

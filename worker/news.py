@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from router.wire import MAX_NEWS, NEWS_FIELD, ModelEvent, ModelNews, encode_news
 
@@ -15,11 +15,14 @@ class News:
     def __init__(self) -> None:
         self._last: deque[ModelNews] = deque(maxlen=MAX_NEWS)
         self._number = 0
+        self.counts: Counter[ModelEvent] = Counter()
+        """How often each became of any model since the process started."""
         self._fields: dict[str, str] = {}
 
     def add(self, event: ModelEvent, model: str, version: str, reason: str = "") -> None:
         """Note that ``event`` became of a model version."""
         self._number += 1
+        self.counts[event] += 1
         self._last.append(ModelNews(self._number, event, model, version, reason[:_REASON_CHARS]))
         self._fields = {NEWS_FIELD: encode_news(self._last)}
 

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 PROGRESS_EVERY_S = 0.2
 
 
+class AtLimitError(Exception):
+    """A version has as many requests as it may have; the text is the protocol's error message."""
+
+
 class Rest(StrEnum):
     """Why a replica is cold on purpose, which keeps nobody from being ready."""
 
@@ -355,7 +359,13 @@ class HeldReplica:
         """Count a request that was let in, until its end: while there is one, the model is not unloaded.
 
         ``background``: no caller waits for it, so that it does not keep an idle model loaded.
+
+        Raises:
+            AtLimitError: the version has as many as it may have.
         """
+        limit = self.files.max_requests
+        if limit and self._requests >= limit:
+            raise AtLimitError(f"model {self.name!r} version {self.version}: at its limit of {limit} requests at once")
         self._requests += 1
         try:
             yield
@@ -427,9 +437,10 @@ class HeldReplica:
             if self.state is State.WARM:
                 self._lifecycle.to(State.DRAINING, self._clock(), why)
                 await asyncio.sleep(settle_s)
-                self.gate.close(why)
+                self.lay_to_rest(rest, why)  # a request that comes from now on has it loaded again, once it is gone
                 await self._requests_ended(drain_s)
-            self.lay_to_rest(rest, why)
+            else:
+                self.lay_to_rest(rest, why)
             copy, self._copy = self._copy, None
             if copy is not None:
                 self._retire(copy)

@@ -104,6 +104,8 @@ class ModelFiles:
     signature: str = field(default="", compare=False)
     """What changes when a file of the directory does: names, sizes, times and inodes, not the content."""
     load: LoadDescription = field(default_factory=LoadDescription)
+    max_requests: int = 0
+    """So many requests may be let in at once, those that wait included; 0: as many as the worker takes."""
     lazy: bool | None = None
     """Whether it is loaded when a request comes for it, and not before; None: as the worker was told."""
     idle_unload_s: float | None = None
@@ -143,6 +145,7 @@ class _Description(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     load: LoadDescription = LoadDescription()
     depends_on: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_DEPENDENCIES)] = ()
     deadline_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
+    max_requests: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
 
 
 class _Latest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -304,6 +307,7 @@ def _read(name: str, directory: Path, file_name: str | None, place: ShardPlace |
         shard=shard,
         depends_on=_dependencies(source, description.depends_on),
         deadline_s=description.deadline_s,
+        max_requests=description.max_requests,
     )
 
 

@@ -101,6 +101,36 @@ def test_models_are_loaded_and_unloaded_by_request(tmp_path: Path) -> None:
             assert worker.ask(f"/v2/repository/{path}", body)[:2] == (status, {"error": error})
 
 
+def test_a_version_that_serves_old_content_says_so_where_it_is_ready(tmp_path: Path) -> None:
+    directory = put(tmp_path, "a")
+    flags = ("--models", str(tmp_path), "--model-control", "explicit", "--load-model", "a")
+    with WorkerProcess(*DETERMINISTIC, *flags) as worker:
+        worker.listening()
+        worker.warm("a")
+        assert worker.ask("/v2/models/a/ready")[:2] == (200, {"name": "a", "ready": True})
+        (directory / "model.yaml").write_text("engine: {inputs: 7}\nmax_requests: 1")
+        error = f"{directory}/model.yaml: engine: Expected `array`, got `int` - at `$.inputs`"
+        status, answer, _ = worker.ask("/v2/repository/models/a/load", {})
+        old = f"the new content was not taken over: {error}"
+        assert (status, answer) == (500, {"error": f"model 'a' was not loaded: version 1: {old}"})
+        assert worker.ask("/v2/models/a/ready")[:2] == (200, {"name": "a", "ready": True, "reason": old})
+        assert worker.ask("/v2/models/a/infer", echo_body())[0] == 200
+        (directory / "model.yaml").write_text("max_requests: 1")
+        assert worker.ask("/v2/repository/models/a/load", {})[0] == 200
+        assert worker.ask("/v2/models/a/ready")[1] == {"name": "a", "ready": True}
+        with ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(worker.ask, "/v2/models/a/infer", echo_body(service_ms=1500))
+            until(lambda: worker.ask("/stats")[1]["in_flight"] == 1, "the slow one")
+            status, answer, headers = worker.ask("/v2/models/a/infer", echo_body())
+            assert (status, answer["error"], headers["Retry-After"]) == (
+                503,
+                "model 'a' version 1: at its limit of 1 requests at once",
+                "1",
+            )
+            assert slow.result()[0] == 200
+        assert worker.ask("/stats")[1]["models"]["a"]["rejected"] == 1
+
+
 def test_without_explicit_control_the_repository_is_only_told_of(tmp_path: Path) -> None:
     put(tmp_path, "a")
     with WorkerProcess(*DETERMINISTIC, "--models", str(tmp_path)) as worker:

@@ -12,6 +12,7 @@ from worker.engines import EngineError, GivenUpError, InputError
 from worker.execution import QueueFullError
 from worker.gate import GateClosedError
 from worker.models import UnknownModelError
+from worker.replica import AtLimitError
 from worker.serving.errors import RequestError
 from worker.statistics import Times
 
@@ -198,6 +199,9 @@ def _errors(replica: HeldReplica) -> Iterator[None]:
     except QueueFullError as error:
         replica.counts.rejected += 1
         raise RequestError(str(error), 503, error.retry_after_s) from None
+    except AtLimitError as error:
+        replica.counts.rejected += 1
+        raise RequestError(str(error), 503, 1) from None
     except asyncio.CancelledError:
         replica.counts.cancelled += 1
         raise

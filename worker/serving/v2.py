@@ -150,7 +150,8 @@ class Serving:
         """``GET /v2/models/NAME/ready``: this model is proven warm, and the worker is not draining."""
         name, version = request.match_info["model"], request.match_info.get("version")
         replica = self.inference.check_model_ready(name, version)
-        return _json({"name": replica.name, "ready": True})
+        said = {"name": replica.name, "ready": True}
+        return _json(said | {"reason": replica.reason} if replica.reason else said)
 
     async def server_metadata(self, _: web.Request) -> web.Response:
         """``GET /v2``: name, version and extensions."""

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from router.wire import ModelEvent
 from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, ReadableLog
 from worker.engines import Cancellation
 from worker.execution import Executor
-from worker.exposition import of_models, of_page_cache, of_process
+from worker.exposition import of_changes, of_models, of_page_cache, of_process
 from worker.loading.model_loader import ModelLoader
 from worker.memory import Memory
 from worker.metrics import Family, Histogram, Metrics
 from worker.models import Models
+from worker.news import News
 from worker.replica import HeldReplica
 from worker.starts import Starts
 from worker.store import ModelFiles, ShapeClass
@@ -186,3 +188,15 @@ def test_every_metric_is_documented_with_its_kind(source: str) -> None:
     missing = [one.name for one in families if f"| `{one.name}` | {one.kind} |" not in doc]
     executor.close()
     assert missing == []
+
+
+def test_what_became_of_models_is_counted_for_all_together() -> None:
+    news = News()
+    metrics = Metrics()
+    metrics.add(of_changes(news))
+    news.add(ModelEvent.LOADED, "m", "1")
+    news.add(ModelEvent.LOADED, "n", "1")
+    news.add(ModelEvent.SWAP_FAILED, "m", "1", "why")
+    shown = asyncio.run(metrics.text())
+    for change, count in (("loaded", 2), ("load-failed", 0), ("swapped", 0), ("swap-failed", 1), ("unloaded", 0)):
+        assert f'warmroute_worker_model_changes_total{{change="{change}"}} {count}\n' in shown

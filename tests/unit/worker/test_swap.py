@@ -15,8 +15,9 @@ from tests.support.loops import in_loop, turns, until
 from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, ReadableLog
 from worker.engines import Cancellation, EngineError
 from worker.loading import LoadError
+from worker.models import Models
 from worker.news import News
-from worker.replica import HeldReplica, Rest
+from worker.replica import AtLimitError, HeldReplica, Rest
 from worker.store import ModelFiles, ShapeClass
 
 ONE = {"x": np.ones((1, 2), np.float32)}
@@ -248,3 +249,31 @@ async def test_it_is_idle_from_the_end_of_its_last_request_on() -> None:
     with bench.replica.request(background=True):
         assert bench.replica.idle_s() == 0, "it is used"
     assert bench.replica.idle_s() == 2, "but nobody waited for that"
+
+
+@in_loop
+async def test_no_more_requests_are_let_in_at_once_than_the_version_may_have() -> None:
+    bench = Bench()
+    await bench.warm()
+    assert await bench.replica.swap(ModelFiles("m", "3", max_requests=2))
+    with bench.replica.request(), bench.replica.request():
+        with pytest.raises(AtLimitError) as caught, bench.replica.request():
+            pass
+        assert str(caught.value) == "model 'm' version 3: at its limit of 2 requests at once"
+    with bench.replica.request(), bench.replica.request():
+        pass
+
+
+@in_loop
+async def test_a_request_that_comes_while_it_goes_has_it_loaded_again() -> None:
+    bench = Bench()
+    await bench.warm()
+    models = Models([bench.replica])
+    called: list[HeldReplica] = []
+    models.on_wanted = called.append
+    with bench.replica.request():
+        unloading = asyncio.create_task(bench.replica.unload(Rest.IDLE, "it was idle"))
+        await until(lambda: not bench.replica.gate.is_open, "the gate")
+        assert models.wanted("m") is bench.replica
+        assert called == [bench.replica]
+    await unloading
