@@ -356,7 +356,7 @@ def test_a_sidecar_finds_workers_by_their_records_and_loses_no_call_when_one_dra
         "listeners": [{"address": "127.0.0.1:0"}, {"address": "127.0.0.1:0", "protocol": "grpc"}],
         "models": [{"name": "m"}],
     }
-    flags = ("--model", "m", "--state", server.url, "--namespace", "t")
+    flags = ("--model", "m", "--state", server.url, "--namespace", "t", "--settle-s", "1.5")
     with (
         grpc_worker(*flags, "--id", "a") as first,
         grpc_worker(*flags, "--id", "b") as second,
