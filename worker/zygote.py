@@ -357,7 +357,8 @@ def main(argv: list[str]) -> int:
         if given.parent_pid is not None and not die_with_parent(given.parent_pid):
             return 0
         engines = given.engine or ["onnxruntime"]
-        preload((*PRELOADED, *(find_kind(name).module for name in engines)))
+        kinds = [find_kind(name) for name in engines]
+        preload((*PRELOADED, *(module for kind in kinds for module in (kind.module, *kind.later))))
         zygote = Zygote(given.listen, log, run_forked)
     except (ZygoteError, EngineError) as error:
         log.error("zygote.failed", error=str(error))

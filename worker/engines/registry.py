@@ -53,6 +53,8 @@ class EngineKind:
     concurrency_fixed: int = 1
     factory: str = "make_engine"
     extra: str = ""
+    later: tuple[str, ...] = ()
+    """Modules that it imports where an option asks for them; a zygote imports them before that."""
 
     def concurrency(self, cores: int) -> int:
         """Return how many executions at once this engine does well with on ``cores`` cores."""
@@ -61,7 +63,11 @@ class EngineKind:
 
 ENGINES: dict[str, EngineKind] = {
     "onnxruntime": EngineKind(
-        "worker.engines.onnx_runtime", "model.onnx", concurrency_per_core=1, extra="warmroute[cpu] or warmroute[gpu]"
+        "worker.engines.onnx_runtime",
+        "model.onnx",
+        concurrency_per_core=1,
+        extra="warmroute[cpu] or warmroute[gpu]",
+        later=("worker.engines.onnx_cache", "worker.engines.model_cache"),
     ),
     "deterministic": EngineKind("worker.engines.deterministic", None, concurrency_fixed=64),
     "torchscript": EngineKind(

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from worker.engines import Array, LoadedModel, Parameters
     from worker.log import EventLog
 
+GIVE_UP_S = 30.0
+"""How long an unload waits for a second session that is being made; ONNX Runtime looks between two operators."""
 SETTLE_S = 0.25
 """How long after the first session's proof the second is begun: the first answers to callers have the machine alone."""
 
@@ -187,8 +189,13 @@ class TwoPhaseModel:
         return {**model.facts(), "two_phase": said}
 
     def unload(self) -> None:
-        """Give up what is still being made, and drop the session; see :class:`worker.engines.LoadedModel`."""
+        """Give up what is still being made, wait for its end, and drop the session.
+
+        What the second session is made of belongs to the model, and may go when this returns: see
+        :class:`worker.engines.LoadedModel`.
+        """
         self._cancellation.cancel()
+        self.wait(GIVE_UP_S)
         with self._changed:
             model = self._current.model
         model.unload()
