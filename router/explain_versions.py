@@ -148,7 +148,7 @@ def _lacks(version: str, standings: Sequence[_Standing]) -> tuple[VersionLack, .
     needed = [one.protocol for one in held if one.busy]
     if not needed and "" in found.values():
         return ()  # nobody serves it, so what there is will do
-    over = len(held) > 1
+    over = len(set(found.values())) > 1  # it lacks the same everywhere, else
     return tuple(
         VersionLack(protocol, f"{found[protocol]} over {protocol}" if over else found[protocol])
         for protocol in needed or found

@@ -173,7 +173,7 @@ def explain(context: Context, model: str, now: float, key: str = "") -> dict[str
     if route is not None and shard:
         route = next((one for one in route.shards if str(one.shard) == shard), None)
     if route is None:
-        raise UnknownModelError(model, [row.key for row in cluster.routes(now)])
+        raise UnknownModelError(model, list(dict.fromkeys(row.key for row in cluster.routes(now))))
     if route.shards and not key:
         shards = [one.key for one in route.shards]
         raise UnknownModelError(model, shards, " itself, as each shard answers for itself: name one, or a key")

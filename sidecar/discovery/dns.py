@@ -44,8 +44,8 @@ class DnsError(Exception):
 class Answer:
     """What a name stands for: (address, port) in order; 0 where the name has no port. ``ttl_s`` is the shortest one's.
 
-    ``passed_over``: how many there were over the bound. ``unknown``: of addresses of these versions of IP (4, 6) nobody
-    could say whether there are any.
+    ``passed_over``: how many there were over the bound, or without a port. ``unknown``: of addresses of these versions
+    of IP (4, 6) nobody could say whether there are any.
     """
 
     places: tuple[tuple[str, int], ...]

@@ -10,7 +10,7 @@ from router.model import LoadReport, LoadsReported
 from sidecar.channel import BATCH
 from sidecar.telemetry.logs import get_log
 from sidecar.tls.material import plain
-from sidecar.upstreams.orca import ReportError, parse_message
+from sidecar.upstreams.orca import ReportError, parse_message, with_zeros
 from sidecar.upstreams.orca_stream import NotServedError, stream_reports
 from sidecar.upstreams.probes import host_of
 
@@ -132,22 +132,23 @@ class LoadStreams:
     async def _call(self, key: Key) -> None:
         _, address, orca = key
         silent_s = max(SILENT_S, 3 * orca.interval_s)
+        told: set[str] = set()
         writer = None
         try:
             async with asyncio.timeout(silent_s) as limit:
                 reader, writer = await self._prober.connect(address, orca.port or 0, http2=True)
                 async for message in stream_reports(reader, writer, host_of(address), orca.interval_s):
                     limit.reschedule(asyncio.get_running_loop().time() + silent_s)
-                    self._take(key, message)
+                    self._take(key, message, told)
         finally:
             if self._held.pop(key, None) is not None:
                 self.open_now -= 1
             if writer is not None:
                 writer.transport.abort()
 
-    def _take(self, key: Key, message: bytes) -> None:
+    def _take(self, key: Key, message: bytes, told: set[str]) -> None:
         try:
-            report = parse_message(message).load()
+            report = with_zeros(parse_message(message), told).load()
         except ReportError as error:
             self.refused[error.reason] += 1
             return

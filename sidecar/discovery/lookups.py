@@ -1,7 +1,8 @@
 """What names stand for, by asking name servers (RFC 1035; SRV: RFC 2782). Imported where names are to be looked up.
 
 SRV: of the records that say where the service is, only those of the lowest priority count, whatever their weights: how
-much each endpoint gets is the router's to say. A target of "." says that there is none.
+much each endpoint gets is the router's to say. A target of "." says that there is none. A record with port 0 says
+nothing: it is passed over, and an answer of such alone is none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ MOST_ENDPOINTS = 1024
 """Of one name; what is listed beyond that, in order of address, is passed over and counted."""
 MOST_TARGETS = 256
 """SRV targets of one name whose addresses are looked up."""
+NOWHERE = "."
+"""The SRV target of a service that is decidedly not there."""
 
 
 class Lookups:
@@ -68,20 +71,23 @@ class Lookups:
         answer = await self._ask(name, dns.rdatatype.SRV)
         if answer is None or answer.rrset is None:
             return Answer((), float("inf"))
-        best = min(record.priority for record in answer.rrset)
-        targets = sorted({(record.target.to_text(), record.port) for record in answer.rrset if record.priority == best})
+        records = [record for record in answer.rrset if record.port or record.target.to_text() == NOWHERE]
+        if not records:
+            raise DnsError("an SRV record with port 0, where nobody can be")
+        best = min(record.priority for record in records)
+        targets = sorted({(record.target.to_text(), record.port) for record in records if record.priority == best})
         ttl_s = float(answer.rrset.ttl)
         places: set[tuple[str, int]] = set()
         unknown: set[int] = set()
         for target, port in targets[:MOST_TARGETS]:
-            if target == ".":
+            if target == NOWHERE:
                 continue
             found = await self.addresses(target)
             ttl_s = min(ttl_s, found.ttl_s)
             unknown.update(found.unknown)
             places.update((address, port) for address, _ in found.places)
         answered = _answer(places, ttl_s)
-        over = answered.passed_over + max(0, len(targets) - MOST_TARGETS)
+        over = answered.passed_over + max(0, len(targets) - MOST_TARGETS) + len(answer.rrset) - len(records)
         return Answer(answered.places, ttl_s, over, tuple(sorted(unknown)))
 
     async def _ask(self, name: str, kind: dns.rdatatype.RdataType) -> dns.resolver.Answer | None:

@@ -31,7 +31,10 @@ _STEPS: Final = 32
 
 @dataclass(slots=True, eq=False)
 class ShapeClass:
-    """What is known of one shape class: since when it is proven, and how its requests fare."""
+    """What is known of one shape class: since when it is proven, and how its requests fare.
+
+    ``granted``: it is not, but served before it was asked for, and goes on until an answer is wrong or missing.
+    """
 
     request: WarmupRequest
     required: bool
@@ -42,6 +45,7 @@ class ShapeClass:
     under_way: bool = False
     due_at: float = -inf
     reason: str = ""  # why the last one proved nothing; empty where it did
+    granted: bool = False
 
 
 class Proving:
@@ -63,13 +67,21 @@ class Proving:
         self._why = NOT_WARMED_YET
 
     def configure(self, plan: Warmup) -> None:
-        """Go by another plan; a class whose request is the same stays proven."""
+        """Go by another plan; a class whose request is the same stays proven, and who is warm goes on."""
         before, self._plan = self.classes, plan
+        warm = self.warm
         self.classes = _classes(plan)
         for name, one in self.classes.items():
             known = before.get(name)
             if known is not None and known.request == one.request:
                 one.proven_at = known.proven_at
+        if warm:
+            self.grant()
+
+    def grant(self) -> None:
+        """Have it count as warm though it is not proven yet: it serves, by what was asked of it before."""
+        for one in self.classes.values():
+            one.granted = one.required and not self._is_proven(one)
 
     # --- what happens to the replica -----------------------------------------------------------------------------
 
@@ -112,14 +124,15 @@ class Proving:
             return False
         self.void_before = at
         self._why = why
-        self._at_once()
+        self._at_once(void=True)
         return True
 
-    def _at_once(self) -> None:
+    def _at_once(self, *, void: bool = False) -> None:
         for one in self.classes.values():
             one.run = one.late = one.failed = 0
             one.due_at = -inf
             one.reason = ""
+            one.granted = one.granted and not void
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -153,8 +166,10 @@ class Proving:
             if one.run >= one.request.count:
                 one.run = 0
                 one.proven_at = began
+                one.granted = False
             return result
         one.run = 0
+        one.granted = one.granted and result == LATE
         if result != LATE or one.proven_at <= self.void_before:
             one.proven_at = -inf
         if result == LATE:
@@ -174,15 +189,20 @@ class Proving:
         broken = one.proven_at <= max(self.void_before, self.doubt_before)
         return broken or one.proven_at < self.stale_before or one.proven_at == -inf
 
-    def _counts(self, one: ShapeClass) -> bool:
+    def _is_proven(self, one: ShapeClass) -> bool:
         return one.proven_at > self.void_before and one.proven_at != -inf
+
+    def _counts(self, one: ShapeClass) -> bool:
+        return one.granted or self._is_proven(one)
 
     # --- what it comes to ----------------------------------------------------------------------------------------
 
     @property
     def _known(self) -> bool:
         """Whether anything has been found out of it: else a new control process knows less than was known before."""
-        return self._why != NOT_WARMED_YET or any(one.proven_at != -inf or one.reason for one in self.classes.values())
+        return self._why != NOT_WARMED_YET or any(
+            one.granted or one.proven_at != -inf or one.reason for one in self.classes.values()
+        )
 
     @property
     def judged(self) -> bool:
@@ -201,9 +221,12 @@ class Proving:
 
     @property
     def state(self) -> tuple[State, str]:
-        """The state, and why where it is not warm."""
+        """The state, and why where it is not warm, or not proven."""
         if self.warm:
-            return State.WARM, ""
+            granted = next((one for one in self.classes.values() if one.granted), None)
+            if granted is None:
+                return State.WARM, ""
+            return State.WARM, f"serves as before; {granted.reason or f'warm-up {granted.request.name}: to be proven'}"
         lacking = [one for one in self.classes.values() if one.required and not self._counts(one)]
         said = next((one for one in lacking if one.reason), None)
         if said is None:

@@ -184,7 +184,8 @@ class WarmedSource:
 
     def _seen(self, record: EndpointRecord) -> None:
         before = self._records.get(record.id)
-        if before is not None and (before.address, before.epoch) != (record.address, record.epoch):
+        same = before is not None and (before.address, before.epoch) == (record.address, record.epoch)
+        if not same:
             self._drop(key for key in tuple(self._charges) if key[0] == record.id)
         self._records[record.id] = record
         held = {(one.model, one.version): one for one in record.replicas if self._is_proven_here(one)}
@@ -194,10 +195,18 @@ class WarmedSource:
             charge = self._charges.get(key)
             if charge is None:
                 charge = self._charges[key] = _Charge(self._plans[model], self._rng)
+                if same and self._was_warm(key):  # its model has a warm-up since a reload
+                    charge.proving.grant()
             charge.proving.told(ready=replica.state is State.WARM, now=self._clock())
             self._follow(key, charge)
             charge.wake.set()
         self._say(record)
+
+    def _was_warm(self, key: Key) -> bool:
+        said = self._said.get(key[0])
+        return said is not None and any(
+            (one.model, one.version) == key[1:] and one.state is State.WARM for one in said.replicas
+        )
 
     def _is_proven_here(self, replica: Replica) -> bool:
         if replica.model not in self._plans:

@@ -133,6 +133,7 @@ class Copy:
         "_data",
         "_mirrors",
         "_plane",
+        "_sent",
         "_timer",
         "active",
         "method",
@@ -149,6 +150,7 @@ class Copy:
         self._data = data
         self._connection: UpstreamConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._sent = False
         self.over = False
         self.active = False
         self.request_done = True
@@ -165,11 +167,18 @@ class Copy:
         if connection is None and upstream.full:
             self._end(AttemptResult.CANCELLED, Scalar.MIRRORS_DROPPED_TOTAL)
             return
+        self._count()
         self._timer = plane.loop.call_later(timeout_s, self._expired)
         if connection is None:
             upstream.connect(self, self.is_wanted)
         else:
             self.attached(connection)
+
+    def _count(self) -> None:
+        """Count it, once: what fails is one of those, also where it finds no connection."""
+        if not self._sent:
+            self._sent = True
+            self._plane.count(Scalar.MIRRORS_TOTAL)
 
     def is_wanted(self) -> bool:
         """Return whether a connection that is being made is still waited for."""
@@ -210,7 +219,6 @@ class Copy:
     def attached(self, connection: UpstreamConnection) -> None:
         """A connection stands: send it."""
         self._connection = connection
-        self._plane.count(Scalar.MIRRORS_TOTAL)
         connection.begin(self, self._data)
         self._data = b""
 
@@ -264,5 +272,6 @@ class Copy:
 
     def crashed(self, error: Exception) -> None:
         """An error of warmroute's own."""
+        self._count()
         self._end(AttemptResult.CANCELLED, Scalar.MIRRORS_FAILED_TOTAL)
         self._plane.loop.call_exception_handler({"message": "a mirrored request crashed", "exception": error})

@@ -380,7 +380,7 @@ def without(model: str, serve: ServePolicy, version: str) -> VersionSteering:
 
 
 def _text(lacks: Iterable[VersionLack]) -> str:
-    return ", ".join(lack.what for lack in lacks)
+    return ", ".join(dict.fromkeys(lack.what for lack in lacks))
 
 
 def _lacks(rows: Sequence[VersionRow], version: str) -> str:

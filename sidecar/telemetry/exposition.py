@@ -366,11 +366,15 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
                 out.add(f.QUEUE_TIME, endpoint.record.queue_time_ms / 1000, record.id)
     for source, count in sources.items():
         out.add(f.ENDPOINTS, count, source)
+    groups: dict[tuple[str, str], Counter[bool]] = {}
     for route in keeper.cluster.routes(now):
         out.add(f.PANIC, route.panic, route.key if route.protocol == HTTP else f"{route.protocol}:{route.key}")
         if not route.version:  # the routes of single versions show the same replicas again
             _replicas(out, route)
-            _groups(out, route)
+            _count_groups(groups, route)
+    for (model, version), found in sorted(groups.items()):
+        for state, whole in (("complete", True), ("incomplete", False)):
+            out.add(f.GROUPS, found[whole], model, version, state)
     for (name, kind), followed in seen.dns.followed.items():
         label = f"{kind.value}:{name}"
         for result in ("found", "empty", "failed"):
@@ -438,17 +442,19 @@ def _shard(number: int) -> str:
     return str(max(0, number))
 
 
-def _groups(out: Exposition, route: RouteRow) -> None:
-    """Count the groups of each version: complete where whoever is asked for one lacks nothing."""
-    complete: dict[tuple[str, str], set[bool]] = {}
+def _count_groups(groups: dict[tuple[str, str], Counter[bool]], route: RouteRow) -> None:
+    """Count the groups of each model and version: complete where whoever is asked for one lacks nothing.
+
+    Those of its protocols are counted together.
+    """
+    complete: dict[tuple[str, str], bool] = {}
     for row in route.candidates:
         if row.group is not None:
             whole = row.shard == route.entry and not row.lacks
-            complete.setdefault((row.version, row.group), set()).add(whole)
-    counts = Counter((version, True in found) for (version, _), found in complete.items())
-    for version in sorted({version for version, _ in complete}):
-        for state, whole in (("complete", True), ("incomplete", False)):
-            out.add(f.GROUPS, counts[version, whole], route.model, version, state)
+            of = row.version, row.group
+            complete[of] = complete.get(of, False) or whole
+    for (version, _), whole in complete.items():
+        groups.setdefault((route.model, version), Counter())[whole] += 1
 
 
 def _store(out: Exposition, seen: Seen) -> None:

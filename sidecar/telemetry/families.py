@@ -251,7 +251,10 @@ DNS_SECONDS = Family("warmroute_dns_lookup_seconds_total", _C, "Time that these 
 DNS_ENDPOINTS = Family("warmroute_dns_endpoints", _G, "Endpoints the name stands for, last good answer.", ("name",))
 DNS_AGE = Family("warmroute_dns_age_seconds", _G, "Time since the name last stood for any.", ("name",))
 DNS_PASSED_OVER = Family(
-    "warmroute_dns_passed_over", _G, "What the last answer listed beyond the most that is taken.", ("name",)
+    "warmroute_dns_passed_over",
+    _G,
+    "What the last answer listed beyond the most that is taken, or with port 0.",
+    ("name",),
 )
 LOAD_REPORTS = Family("warmroute_load_reports_total", _C, "Load reports (ORCA) in answers that were taken.")
 LOAD_STREAMS = Family("warmroute_load_streams", _G, "Endpoints that stream load reports (ORCA) out of band just now.")

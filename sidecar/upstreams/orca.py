@@ -249,11 +249,11 @@ def _binary(text: bytes) -> OrcaReport:
         )
     except (binascii.Error, ValueError):
         raise ReportError(MALFORMED, "no base64") from None
-    return parse_message(raw)
+    return _some(parse_message(raw))
 
 
 def parse_message(raw: bytes) -> OrcaReport:
-    """Return the report in a binary ``OrcaLoadReport``.
+    """Return the report in a binary ``OrcaLoadReport``. What it does not say may be 0, which Protobuf leaves out.
 
     Raises:
         ReportError: it is refused.
@@ -272,7 +272,21 @@ def parse_message(raw: bytes) -> OrcaReport:
             if not key:
                 raise ReportError(MALFORMED, f"an empty name in {_ENTRIES[number_]}")
             report.put(_ENTRIES[number_], key, one, last=True)
-    return _some(report)
+    return report
+
+
+def with_zeros(report: OrcaReport, told: set[str]) -> OrcaReport:
+    """Return one of several reports of a worker with the zeros that Protobuf leaves out, as far as they can be known.
+
+    ``told`` are the figures that it has told before, and is brought up to date: what is one of them and missing is 0. A
+    report of zeros alone is one of no load.
+    """
+    if not report.scalars and not report.maps:
+        told.add("cpu_utilization")
+    told.update(report.scalars)
+    for name in told:
+        report.scalars.setdefault(name, 0.0)
+    return report
 
 
 def _message(raw: bytes) -> list[tuple[int, float | bytes | int]]:

@@ -18,6 +18,7 @@ from sidecar.channel import CacheCleared, FaultsChanged
 from sidecar.telemetry.families import FAMILIES
 from sidecar.telemetry.page import OVERFLOW_KEY, Scalar
 from tests.support.control_process import ControlProcess
+from tests.support.metrics_text import doubled
 from tests.support.redis_server import RedisServer
 from tests.support.state_writer import StateWriter, worker_record
 
@@ -302,3 +303,54 @@ def test_the_status_page_is_one_document_that_escapes_what_others_say(tmp_path: 
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert "&lt;script&gt;" in answer.text
     assert not re.search(r"<script|src=|href=|https?://(?!127\.)", answer.text)
+
+
+# --- everything at once ----------------------------------------------------------------------------------------------
+
+SPLIT = {"serve": "split", "split": [{"version": "1", "weight": 1}, {"version": "2", "weight": 1}], "rollout": {}}
+EVERYTHING: dict[str, Any] = {
+    "models": [
+        {"name": "tensor", "default": True, "shards": {"mode": "tensor", "count": 2}, "versions": {"serve": "latest"}},
+        {"name": "keyed", "shards": {"mode": "keyed", "count": 2}, "key": {"header": "x-key"}, "versions": SPLIT},
+        {
+            "name": "split",
+            "versions": {**SPLIT, "mirror": {"version": "2"}},
+            "cache": {},
+            "fallback": ["plain"],
+        },
+        {"name": "plain", "affinity": {}, "on_no_candidate": "wait"},
+        {
+            "name": "found",
+            "dns": {"name": "found.invalid", "port": 8000},
+            "probe": {"kind": "triton"},
+            "warmup": {"requests": [{"name": "b1", "path": "/infer"}, {"name": "b8", "path": "/infer"}]},
+        },
+    ],
+    "endpoints": [
+        {
+            "url": f"{scheme}://127.0.0.1:{port + number}",
+            "group": "left" if number < 2 else "right",
+            "models": [
+                f"tensor@{number // 2}#{number % 2}",
+                f"keyed@{1 + number // 2}#{number % 2}",
+                "split@1",
+                "plain",
+            ],
+            "probe": {"kind": "vllm", "orca": {}},
+        }
+        for scheme, port in (("http", 9001), ("grpc", 9101))
+        for number in range(4)
+    ],
+    "dns": {"servers": ["127.0.0.1:1"]},
+}
+
+
+def test_no_series_stands_on_a_page_twice(tmp_path: Path) -> None:
+    with ControlProcess(tmp_path, **EVERYTHING) as control:
+        text = control.ask("/metrics").text
+        assert doubled(text) == []
+        for state in ("complete", "incomplete"):
+            assert f'warmroute_groups{{model="tensor",version="0",state="{state}"}} ' in text
+        known = control.ask("/routes/explain?model=keyed%239").json["known"]
+        assert len(known) == len(set(known))
+        assert {"keyed#0", "keyed#1", "split@1"} <= set(known)

@@ -57,6 +57,20 @@ def test_a_name_with_nothing_and_one_that_is_not_there_are_empty() -> None:
     assert addresses().places == ()
 
 
+def test_a_service_at_port_0_is_nowhere() -> None:
+    name = ("_h._tcp.w.test.", "SRV")
+    records: Records = {
+        name: ["0 0 0 one.test.", "5 0 0 two.test.", "10 0 82 two.test."],
+        ("one.test.", "A"): ["10.0.0.1"],
+        ("two.test.", "A"): ["10.0.0.2"],
+    }
+    answer = ask(records, lambda asking: asking.services("_h._tcp.w.test"))
+    assert (answer.places, answer.passed_over) == ((("10.0.0.2", 82),), 2)
+    records[name] = ["0 0 0 one.test."]
+    with pytest.raises(DnsError, match=r"^an SRV record with port 0, where nobody can be$"):  # the last answer is kept
+        ask(records, lambda asking: asking.services("_h._tcp.w.test"))
+
+
 def test_failures_are_no_empty_answers() -> None:
     for said in (dns.rcode.SERVFAIL, dns.rcode.REFUSED):
         with pytest.raises(DnsError):

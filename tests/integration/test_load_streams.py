@@ -85,13 +85,23 @@ def test_many_reports_come_in_one_call_and_the_last_counts(tmp_path: Path) -> No
 
 
 def test_what_is_refused_is_counted_by_its_reason_and_the_stream_goes_on(tmp_path: Path) -> None:
-    bad = (report(float("nan")), report(float("inf")), report(-1.0), b"\xff", b"")
+    bad = (report(float("nan")), report(float("inf")), report(-1.0), b"\xff")
     with Reporter(*bad, report(0.5)) as server, ControlProcess(tmp_path, models=[model(server)]) as control:
         got = control.receive(0, said, "the good one")
         assert said(got)[0] == LoadReport(0.5)
         page = control.ask("/metrics").text
-        for reason, count in (("nan", 1), ("infinite", 1), ("negative", 1), ("malformed", 2)):
+        for reason, count in (("nan", 1), ("infinite", 1), ("negative", 1), ("malformed", 1)):
             assert f'warmroute_signals_refused_total{{source="stream",reason="{reason}"}} {count}' in page
+
+
+def test_zeros_that_protobuf_leaves_out_are_zeros(tmp_path: Path) -> None:
+    with Reporter(b"") as server, ControlProcess(tmp_path, models=[model(server)]) as control:
+        got = control.receive(0, said, "a report of zeros")
+        assert said(got)[0] == LoadReport(0.0)
+        assert control.ask("/endpoints").json["endpoints"][0]["cpu_load"] == 0.0
+        page = control.ask("/metrics").text
+        assert "warmroute_load_reports_streamed_total 1" in page
+        assert 'warmroute_signals_refused_total{source="stream",reason="malformed"} 0' in page
 
 
 def test_a_server_without_the_service_is_left_alone_and_serves_all_the_same(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.support.metrics_text import doubled
 from tests.support.sidecar_process import ROOT, SidecarProcess
 from tests.support.sidecars import Process, until
 
@@ -38,6 +39,7 @@ class Sidecar(SidecarProcess):
         """Return labels and value of each sample of that name, all of one moment."""
         status, body = self.read("/metrics")
         assert status == 200, (status, body)
+        assert doubled(body.decode()) == []
         return [
             (dict(_LABEL.findall(pairs)), float(value))
             for sample, pairs, value in _SAMPLE.findall(body.decode())

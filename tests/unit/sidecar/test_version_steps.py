@@ -407,6 +407,20 @@ def test_a_copy_whose_worker_is_gone_is_no_matter() -> None:
         assert count(made, Scalar.MIRRORS_FAILED_TOTAL) == 1
 
 
+def test_a_copy_that_finds_no_connection_is_one_of_those_that_failed() -> None:
+    with serving(mirrored(), HELD) as made:
+        made.connection.data_received(request())
+        workers = asked(made)
+        workers["o1"].connection_lost(None)
+        workers["o0"].data_received(ANSWER)
+        made.loop.refusals = 1
+        made.connection.data_received(request())
+        asked(made)
+        assert made.loop.refusals == 0
+        assert count(made, Scalar.MIRRORS_FAILED_TOTAL) == 2
+        assert count(made, Scalar.MIRRORS_TOTAL) == 2
+
+
 def test_a_copy_of_a_request_for_a_shard_goes_to_the_same_shard() -> None:
     mirrors = Mirrors()
     shards = ShardPolicy(ShardMode.KEYED, 2)

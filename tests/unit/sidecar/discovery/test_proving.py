@@ -157,9 +157,35 @@ def test_another_plan_keeps_what_it_leaves_as_it_was() -> None:
     hand = Hand(plan("b1", "b8"))
     hand.ask()
     hand.ask()
-    hand.proving.configure(plan("b1", requests=({"name": "b8", "path": "/other"},)))
+    hand.proving.configure(plan("b1", requests=({"name": "b8", "path": "/other", "within_s": 0.1},)))
+    assert hand.proving.state == (State.WARM, "serves as before; warm-up b8: to be proven"), "who serves goes on"
+    assert hand.proving.warmth == (("b1", 1.0), ("b8", 1.0))
+    assert hand.proving.proven_at == -inf
+    assert hand.ask(took_s=0.2) == f"b8 {LATE}", "it may be busy"
+    late = "serves as before; warm-up b8: took 0.2 s, more than its within_s of 0.1"
+    assert hand.proving.state == (State.WARM, late)
+    hand.proving.configure(plan("b1", requests=({"name": "b8", "path": "/third"},)))
+    assert hand.ask(Answer(500)) == f"b8 {WRONG}"
+    assert hand.proving.state == (State.WARMING, "warm-up b8: HTTP 500, not a 2xx")
     assert hand.proving.warmth == (("b1", 1.0), ("b8", 0.0))
-    assert hand.proving.state == (State.WARMING, NOT_WARMED_YET), "which takes nobody out who serves"
+    hand.now += 100.0
+    assert hand.ask() == f"b8 {PROVEN}"
+    assert hand.proving.state == (State.WARM, "")
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+def test_what_serves_as_before_is_out_once_something_happens_to_it(breaks: bool) -> None:
+    hand = Hand(plan("b1"))
+    hand.ask()
+    hand.proving.configure(plan(requests=({"name": "b1", "path": "/other"},)))
+    assert hand.proving.warm
+    hand.now = 20.0
+    if breaks:
+        hand.proving.broke(hand.now)
+    else:
+        hand.proving.told(ready=False, now=hand.now)
+        hand.proving.told(ready=True, now=hand.now)
+    assert hand.proving.state == (State.WARMING, BROKE if breaks else RETURNED)
 
 
 @pytest.mark.parametrize(

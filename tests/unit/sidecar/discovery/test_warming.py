@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,14 +227,18 @@ def test_a_new_configuration_keeps_what_is_proven_and_lets_go_where_nothing_is_t
             at.seen(record())
             assert at.last() == Replica("m"), "nothing to prove"
             at.stage.configure({"m": PLAN})
-            assert at.last().reason == "not warmed up yet", "which is no news to who serves from it"
+            serves = Replica("m", reason="serves as before; warm-up b1: to be proven", warmth=at.last().warmth)
+            assert replace(at.last(), proven_at=None) == serves, "who serves goes on, and is said to"
+            assert at.stage.warming == {"m": 0}
             await turns()
             for _ in range(2):
                 await at.reply()
             assert at.last().state is State.WARM
             other = msgspec.convert({"requests": [{"name": "b1", "path": "/infer", "json": {"n": 1}}]}, Warmup)
             at.stage.configure({"m": other})
-            assert at.last().state is State.WARMING, "another request"
+            assert (at.last().state, at.last().proven_at) == (State.WARM, -inf), "another request"
+            at.seen(record(epoch="b"))
+            assert at.last().state is State.WARMING, "another process never served"
             await turns()
             await at.reply()
             assert at.last().state is State.WARM

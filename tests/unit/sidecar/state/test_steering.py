@@ -249,11 +249,20 @@ def test_no_version_is_promoted_that_would_leave_callers_of_a_protocol_without_a
     row = bench.steering.rows("m", bench.now)[0]
     assert (row.version, row.replicas, row.ready) == ("2", 1, 1)
     both(bench, "grpc", "2", State.LOADING)
+    both(bench, "http", "2")
+    bench.holds("2", State.LOADING)
     with pytest.raises(SteeringError, match=f"^m: version '2' has {nobody}$"):
         bench.steering.promote("m", "", "x", bench.now)
     both(bench, "grpc", "2")
     bench.steering.promote("m", "", "x", bench.now)
     assert bench.shares() == {"2": 1.0, "1": 0.0}
+
+
+def test_what_is_lacking_over_every_protocol_is_said_once() -> None:
+    bench = Bench(SPLIT, "1")
+    both(bench, "grpc", "1")
+    with pytest.raises(SteeringError, match=r"^m: version '2' has no replica that may be picked$"):
+        bench.steering.promote("m", "2", "x", bench.now)
 
 
 def test_shares_that_differ_by_protocol_are_said() -> None:

@@ -24,6 +24,8 @@ from sidecar.upstreams.orca import (
     ReportError,
     parse,
     parse_fields,
+    parse_message,
+    with_zeros,
 )
 
 
@@ -227,3 +229,15 @@ def test_a_double_that_is_no_use_refuses_the_report(value: float, number: int) -
     else:
         with pytest.raises(ReportError):
             parse(raw)
+
+
+def test_what_a_stream_tells_no_more_is_zero() -> None:
+    told: set[str] = set()
+    memory = double(2, 0.75)
+    loads = [with_zeros(parse_message(raw), told).load() for raw in (memory, b"", double(1, 0.5), memory)]
+    assert loads == [
+        LoadReport(free_memory_ratio=0.25),
+        LoadReport(0.0, free_memory_ratio=1.0),
+        LoadReport(0.5, free_memory_ratio=1.0),
+        LoadReport(0.0, free_memory_ratio=0.25),
+    ]
