@@ -27,7 +27,7 @@ from sidecar.config.degrading import degrading
 from sidecar.config.probing import examine_probe
 from sidecar.config.problems import Path, dotted, nearest
 from sidecar.config.recognising import recognising
-from sidecar.config.sharding import sharding
+from sidecar.config.sharding import keyless_calls, sharding
 from sidecar.config.versioning import versioning
 from sidecar.config.warming import examine_shapes, examine_warmup
 from sidecar.discovery.planned import held
@@ -64,6 +64,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     found = (*choosing(settings), *sharding(settings), *degrading(settings), *admitting(settings))
     for path, remedy in found:
         yield Finding(path, remedy)
+    for path, remedy in keyless_calls(settings):
+        yield Finding(path, remedy, warning=True)
     for path, remedy in recognising(settings):
         yield Finding(path, remedy)
     for path, remedy, warning in versioning(settings):

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from router.model import WHOLE
+from router.model import HTTP, WHOLE
 from router.policy import OnNoCandidate, PolicyError, ShardMode, ShardPolicy
+from router.urls import protocol_of
 from sidecar.config.problems import Path
 from sidecar.discovery.planned import held
-from sidecar.settings import Endpoint, Model, Settings
+from sidecar.settings import Endpoint, Model, Protocol, Settings
+
+_KEYLESS = (
+    "is for HTTP alone: every gRPC call of this model is INVALID_ARGUMENT, as its key can be in metadata only "
+    "(key: {header: ...}), and without one nobody knows its shard"
+)
 
 
 def sharding(settings: Settings) -> Iterator[tuple[Path, str]]:
@@ -23,6 +29,23 @@ def sharding(settings: Settings) -> Iterator[tuple[Path, str]]:
         yield from _split(("models", index, "shards"), model, settings)
     for index, endpoint in enumerate(settings.endpoints):
         yield from _shards(("endpoints", index), endpoint, models)
+
+
+def keyless_calls(settings: Settings) -> Iterator[tuple[Path, str]]:
+    """Yield (path, what to know) of models whose calls over gRPC can never say which shard they are for."""
+    if not any(listener.protocol is Protocol.GRPC for listener in settings.listeners):
+        return
+    for index, model in enumerate(settings.models):
+        key = model.key
+        if model.shards.mode is not ShardMode.KEYED or key is None or key.header is not None:
+            continue
+        urls = [*model.urls]
+        for endpoint in settings.endpoints:
+            urls += [endpoint.url for name, _, _ in filter(None, map(held, endpoint.models)) if name == model.name]
+        if model.dns is not None:
+            urls.append(f"{model.dns.scheme.value}://")
+        if settings.state.url != "none" or any(protocol_of(url) != HTTP for url in urls):
+            yield ("models", index, "key", "last_segment" if key.json is None else "json"), _KEYLESS
 
 
 def _split(path: Path, model: Model, settings: Settings) -> Iterator[tuple[Path, str]]:

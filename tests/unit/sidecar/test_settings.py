@@ -232,6 +232,30 @@ def test_warnings(tmp_path: Path) -> None:
     ]
 
 
+def test_keys_that_no_grpc_call_can_have_are_warned_of() -> None:
+    text = """\
+version: 1
+listeners: [{address: "127.0.0.1:0"}, {address: "127.0.0.1:0", protocol: grpc}]
+models:
+  - {name: a, shards: {mode: keyed, count: 2}, key: {json: t.id}, endpoints: ["grpc://w:1"]}
+  - {name: b, shards: {mode: keyed, count: 2}, key: {last_segment: true}}
+  - {name: c, shards: {mode: keyed, count: 2}, key: {json: t.id}, endpoints: ["http://w:4"]}
+  - {name: d, shards: {mode: keyed, count: 2}, key: {header: x-t}, endpoints: ["grpc://w:5"]}
+  - {name: e, balancer: keyed, key: {json: t.id}, endpoints: ["grpc://w:6"]}
+endpoints: [{url: "http://w:2", models: ["b#0", "b#1"]}, {url: "grpc://w:3", models: ["b#0", "b#1"]}]
+"""
+    why = (
+        "is for HTTP alone: every gRPC call of this model is INVALID_ARGUMENT, as its key can be in metadata only "
+        "(key: {header: ...}), and without one nobody knows its shard"
+    )
+    assert warnings_of(text) == [
+        f'w.yaml:4:60: models[0].key.json: "t.id": {why}',
+        f"w.yaml:5:68: models[1].key.last_segment: true: {why}",
+    ]
+    assert warnings_of(text.replace(", protocol: grpc", "")) == []
+    assert len(warnings_of(text + 'state: {url: "redis://r"}\n')) == 3, "workers of any kind may register"
+
+
 def test_warnings_of_times_and_hedges_that_change_nothing() -> None:
     text = """\
 version: 1
