@@ -20,12 +20,14 @@ from router.policy import OnNoCandidate, ServeRule
 from router.retry import RetryBudget, RetryVerdict, judge_retry
 from router.routes import ALIKE_RATIO, BACKGROUND, KEPT_RATIO, PROBE, TRIAL, Attempt, NoCandidate, Route, VersionPick
 from router.tables import REBUILD_S, USED_FOR
-from router.versions import share_at_random, share_by_key
+from router.versions import fullest, share_at_random, share_by_key
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from router.endpoint import Candidate, Endpoint
     from router.fleet import Fleet
-    from router.policy import Policies
+    from router.policy import Policies, VersionShare
     from router.protocols import Rng
     from router.tables import Tables
 
@@ -195,7 +197,8 @@ class Choosing(Learning):
 
         One without a replica that may be picked takes none: its share goes to the others, by their weights. One in
         quarantine takes its part again when its back-off is over, as its probe; where no other version has anybody, as
-        soon as any route's last replica is probed. Where none has one, the route itself is returned, and nobody will be
+        soon as any route's last replica is probed. Where each shard answers for itself and no version has all of them,
+        the one that has the most takes all. Where none has anybody, the route itself is returned, and nobody will be
         found on it.
         """
         serve = route.serve
@@ -214,7 +217,19 @@ class Choosing(Learning):
                 if found is not None and self._has_somebody(found, now, others=others):
                     return VersionPick(found, version, moved)
                 shares, moved = shares[:index] + shares[index + 1 :], True
-        return VersionPick(route, "", moved)
+        found = self._fullest(route, serve.shares, now) if route.shards else None
+        return VersionPick(route, "", moved) if found is None else VersionPick(found, found.version, moved=True)
+
+    def _fullest(self, route: Route, shares: Sequence[VersionShare], now: float) -> Route | None:
+        """Return the route of the version of a split that takes all requests where none has somebody at each shard."""
+        routes = self._fleet.routes_by[route.protocol]
+        spread = {
+            share.version: sum(self._has_somebody(shard, now, others=False) for shard in found.shards)
+            for share in shares
+            if (found := routes.get(f"{route.model}@{share.version}")) is not None
+        }
+        version = fullest(shares, spread)
+        return routes[f"{route.model}@{version}"] if version else None
 
     def _let_slow_ones_in(self, route: Route, now: float) -> bool:
         """Close the breakers that opened for a surge where nobody else is left; True where there are any."""

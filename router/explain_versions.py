@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -9,7 +10,15 @@ from router.explain import Explanation, RouteRow, VersionLack, VersionRow, expla
 from router.glance import EJECTED, TAKEN_UP, WARM_ALL_THE_SAME
 from router.groups import FEW
 from router.policy import ServePolicy, ServeRule, VersionShare
-from router.versions import is_taken, served_version, share_at_random, share_by_key, version_key, whole_versions
+from router.versions import (
+    fullest,
+    is_taken,
+    served_version,
+    share_at_random,
+    share_by_key,
+    version_key,
+    whole_versions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -21,6 +30,7 @@ if TYPE_CHECKING:
 
 NOBODY: Final = "no replica that may be picked"
 """What a version has that lacks everything."""
+_ANYWAY: Final = ", and no version has all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +126,10 @@ def _shares(route: Route, ready: Mapping[str, int], by_shard: Sequence[Collectio
         whole = whole_versions(by_shard)
         weights = {share.version: share.weight for share in serve.shares if share.version in whole}
         total = sum(weights.values())
-        return {version: weight / total for version, weight in weights.items()} if total else {}
+        if total:
+            return {version: weight / total for version, weight in weights.items()}
+        most = fullest(serve.shares, Counter(version for versions in by_shard for version in versions))
+        return {most: 1.0} if most else {}
     if serve.rule is ServeRule.PINNED:
         return {serve.version: 1.0} if serve.version in ready else {}
     shards = range(len(by_shard)) if route.shard is None else (route.shard,)
@@ -178,13 +191,15 @@ def _note(standing: _Standing, version: str) -> str:
         weight = next((share.weight for share in serve.shares if share.version == version), None)
         if not weight:
             return "not in the split" if weight is None else "its weight is 0"
+        if lacks and version in shares:
+            return f"{lacks}{_ANYWAY}"
         if lacks:
             return f"{lacks}: its share goes to the others"
         return "with what those leave that have nobody" if len(shares) < _weighty(serve) else ""
     if serve.rule is ServeRule.PINNED:
         return lacks if version == serve.version else f"requests that name no version go to {serve.version}"
     if version in shares:
-        return f"{lacks}, and no version has all" if lacks else "the newest that has a replica that may be picked"
+        return f"{lacks}{_ANYWAY}" if lacks else "the newest that has a replica that may be picked"
     if lacks:
         return lacks
     return f"older than {next(iter(shares))}"

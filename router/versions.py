@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from router.policy import ServeRule
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from router.policy import ServePolicy, VersionShare
 
@@ -145,6 +145,15 @@ def share_by_key(shares: Sequence[VersionShare], key: bytes) -> int:
         if best < 0 or cost < least:
             best, least = index, cost
     return best
+
+
+def fullest(shares: Sequence[VersionShare], spread: Mapping[str, int]) -> str:
+    """Return the version of a split that takes all requests where none of them has all shards; "" where none has any.
+
+    ``spread`` is how many shards have somebody of a version: that with the most takes them, the heaviest of those.
+    """
+    had = [share for share in shares if share.weight > 0 and spread.get(share.version)]
+    return max(had, key=lambda share: (spread[share.version], share.weight)).version if had else ""
 
 
 def share_at_random(shares: Sequence[VersionShare], unit: float) -> int:

@@ -402,6 +402,32 @@ def test_a_version_of_a_split_takes_its_share_once_every_shard_has_somebody() ->
     assert "2" in versions
 
 
+LATEST = replace(KEYED, serve=ServePolicy(ServeRule.LATEST))
+
+
+def new(id_: str, *shards: int, state: State = State.WARM) -> EndpointRecord:
+    return holds(id_, *(part(shard, version="2", group="", state=state) for shard in shards))
+
+
+def test_a_split_of_which_no_version_has_all_shards_serves_the_keys_that_it_can() -> None:
+    shares = (VersionShare("1", 1), VersionShare("2", 99))
+    split = replace(KEYED, serve=ServePolicy(ServeRule.SPLIT, shares=shares))
+    driven = keyed(*group(group="")[:3], new("e", 3), policy=split)
+    for _ in range(20):
+        pick = driven.cluster.version_of(driven.route(), driven.now, driven.rng)
+        assert (pick.version, pick.moved) == ("1", True)
+    assert [driven.choose(route=route).__class__ is Attempt for route in pick.route.shards] == [True, True, True, False]
+    (two, one) = driven.cluster.versions("m", driven.now) or ()
+    assert (two.share, two.note) == (
+        0.0,
+        "no replica of shards 0, 1, 2 that may be picked: its share goes to the others",
+    )
+    assert (one.share, one.note) == (1.0, "no replica of shard 3 that may be picked, and no version has all")
+    driven.seen(new("f", 0, 1, 2))
+    driven.wait(0.2, heard="abcef")
+    assert driven.cluster.version_of(driven.route(), driven.now, driven.rng).version == "2"
+
+
 def versions_of(driven: Driven) -> list[set[str]]:
     """Return the versions that the requests of each shard get; "" where there is nobody."""
     found: list[set[str]] = []
@@ -409,13 +435,6 @@ def versions_of(driven: Driven) -> list[set[str]]:
         picked = [driven.choose(route=route) for _ in range(20)]
         found.append({one.candidate.version if isinstance(one, Attempt) else "" for one in picked})
     return found
-
-
-LATEST = replace(KEYED, serve=ServePolicy(ServeRule.LATEST))
-
-
-def new(id_: str, *shards: int, state: State = State.WARM) -> EndpointRecord:
-    return holds(id_, *(part(shard, version="2", group="", state=state) for shard in shards))
 
 
 def test_the_newest_version_takes_over_once_every_shard_of_it_is_warm() -> None:
