@@ -1,6 +1,6 @@
 """Fitting the baseline of start times to a machine's own runs: lasso, from the published coefficients on.
 
-The lasso (scikit-learn's, its strength chosen by cross-validation) fits what the published coefficients leave over. So
+The lasso (scikit-learn's, as strong as cross-validation allows) fits what the published coefficients leave over. So
 a feature that the runs say nothing of keeps what is published for it, and one that matters here gets its own.
 """
 
@@ -99,7 +99,7 @@ def _with_band(baseline: Baseline, errors: Sequence[float], count: int) -> Basel
 
 
 def _fitted(runs: Sequence[Run], prior: Baseline) -> Baseline:
-    from sklearn.linear_model import LassoCV
+    from sklearn.linear_model import Lasso
 
     terms = [
         _wider(prior.parameters, [run.parameters_billions for run in runs]),
@@ -117,12 +117,28 @@ def _fitted(runs: Sequence[Run], prior: Baseline) -> Baseline:
     if moving.any():
         middle = given.mean(axis=0)
         scaled = (given[:, moving] - middle[moving]) / spread[moving]
-        model = LassoCV(cv=FOLDS, random_state=0, max_iter=100_000).fit(scaled, left)
+        model = Lasso(alpha=_strength(scaled, left), max_iter=100_000).fit(scaled, left)
         delta[moving] = model.coef_ / spread[moving]
         intercept = float(model.intercept_ - middle @ delta)
     found = [round(float(value), 6) for value in told + delta]
     parameters, saved, memory = (Term(term.low, term.high, value) for term, value in zip(terms, found[:3], strict=True))
     return Baseline(round(intercept, 6), parameters, saved, memory, found[3], found[4], runs=len(runs))
+
+
+def _strength(scaled: Numbers, left: Numbers) -> float:
+    """Return the strongest lasso whose error in cross-validation is within one standard error of the best one's.
+
+    The best alone would take chance for law where runs are few.
+    """
+    from sklearn.linear_model import LassoCV
+
+    if not left.std() > 1e-9:
+        return 1.0  # nothing is left over
+    crossed = LassoCV(cv=FOLDS, random_state=0, max_iter=100_000).fit(scaled, left)
+    errors = crossed.mse_path_.mean(axis=1)
+    best = int(errors.argmin())
+    bound = errors[best] + crossed.mse_path_[best].std() / math.sqrt(FOLDS)
+    return float(crossed.alphas_[errors <= bound].max())
 
 
 def _wider(term: Term, values: Sequence[float]) -> Term:

@@ -20,6 +20,7 @@ COMMANDS = [
     "endpoints",
     "faults",
     "health",
+    "models",
     "routes",
     "sidecar",
     "up",
@@ -109,7 +110,7 @@ def test_nothing_of_the_command_line_imports_the_worker() -> None:
             (
                 'warmroute: no command "zzz"; '
                 "there are: sidecar, up, worker, routes, endpoints, versions, faults, cache, health, config, version, "
-                "bench"
+                "models, bench"
             ),
         ),
         (
