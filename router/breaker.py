@@ -36,7 +36,7 @@ class GuardEvent(StrEnum):
     WAITED = "waited"  # the time in open is over
     PASSED = "passed"  # the trials went well
     ELAPSED = "elapsed"  # an outlier's time is over
-    NEEDED = "needed"  # nobody else is left, and it answers, if slowly
+    NEEDED = "needed"  # nobody else is left, and it answers, if slowly or not always
     PEER_OPENED = "peer_opened"  # a sibling process ejected the endpoint
     PEER_CLOSED = "peer_closed"  # a sibling process saw it answer again
 
@@ -340,9 +340,14 @@ class Breaker(Guard):
         if at >= self.since:
             self._close(GuardEvent.PEER_CLOSED, at)
 
+    @property
+    def merely_slow(self) -> bool:
+        """True where it is not closed, and opened for a surge."""
+        return self.state is not GuardState.CLOSED and self.rule is BreakerRule.SURGE
+
     def needed(self, now: float) -> bool:
         """Close where it opened for a surge, because nobody else is left: slow answers are better than none."""
-        if self.state is GuardState.CLOSED or self.rule is not BreakerRule.SURGE:
+        if not self.merely_slow:
             return False
         self._close(GuardEvent.NEEDED, now)
         return True
@@ -395,6 +400,14 @@ class Ejection(Guard):
             return False
         self._move(GuardEvent.ELAPSED)
         self.closed_at = self.until
+        return True
+
+    def needed(self, now: float) -> bool:
+        """Let it in because nobody else is left, or too many are out; True where it was out."""
+        if self.state is not GuardState.OPEN:
+            return False
+        self._move(GuardEvent.NEEDED)
+        self.closed_at = now
         return True
 
     def peer_opened(self, until: float, level: int, at: float, evidence: Evidence | None) -> None:

@@ -11,6 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, cast
 
 from router.balancers import FitAt, FitBeside
+from router.breaker import GuardState
 from router.hedging import HedgeDenied, may_hedge
 from router.learning import Learning
 from router.model import HTTP
@@ -126,7 +127,7 @@ class Choosing(Learning):
             picked = _pick(route, now, rng, tried, key)
         if picked is None:
             picked = self._due_probe(route, now, tried)
-        if picked is None and tried is None and self._let_slow_ones_in(route, now):
+        if picked is None and tried is None and self._let_in_where_needed(route, now):
             tables.rebuild(route, now)
             picked = _pick(route, now, rng, tried, key)
         if picked is None:
@@ -177,6 +178,8 @@ class Choosing(Learning):
             and any(candidate.reason is Reason.NOT_WARM for candidate in route.candidates)
         ):
             return True  # it takes a request to have it loaded
+        if not others and any(_could_be_needed(candidate) for candidate in route.waiting):
+            return True  # it is let in by the request that needs it
         return self._due_probe(route, now, None, others=others) is not None
 
     def _has_somebody(self, route: Route, now: float, *, others: bool) -> bool:
@@ -231,16 +234,21 @@ class Choosing(Learning):
         version = fullest(shares, spread)
         return routes[f"{route.model}@{version}"] if version else None
 
-    def _let_slow_ones_in(self, route: Route, now: float) -> bool:
-        """Close the breakers that opened for a surge where nobody else is left; True where there are any."""
-        slow = [
-            candidate
-            for candidate in route.waiting
-            if not candidate.endpoint.quarantine.active and candidate.breaker.needed(now)
-        ]
-        for candidate in slow:
-            self._fleet.judge(candidate.endpoint, now)
-        return bool(slow)
+    def _let_in_where_needed(self, route: Route, now: float) -> bool:
+        """Let in who is merely slow, where nobody else can be picked, and outliers, where nobody else is fit.
+
+        True where there are any.
+        """
+        nobody_fit = not route.drawn and not route.busy
+        let_in = False
+        for candidate in route.waiting:
+            if not _could_be_needed(candidate):
+                continue
+            slow = candidate.breaker.needed(now)
+            if slow or (nobody_fit and candidate.ejection.needed(now)):
+                self._fleet.judge(candidate.endpoint, now)
+                let_in = True
+        return let_in
 
     def _due_probe(self, route: Route, now: float, tried: Endpoint | None, *, others: bool = False) -> Candidate | None:
         """Return a candidate whose endpoint's quarantine is over and whom nobody probes.
@@ -406,6 +414,14 @@ class Choosing(Learning):
             route.none = nobody(route, out, self.policies.freshness, now)
             route.none_at = now
         return route.none
+
+
+def _could_be_needed(candidate: Candidate) -> bool:
+    """Return whether one that is out answers all the same, if slowly or not always."""
+    breaker = candidate.breaker
+    if candidate.endpoint.quarantine.active or not (candidate.ejection.active or breaker.merely_slow):
+        return False
+    return breaker.state is GuardState.CLOSED or breaker.merely_slow
 
 
 def _pick(route: Route, now: float, rng: Rng, tried: Endpoint | None, key: bytes | None) -> Candidate | None:

@@ -11,7 +11,7 @@ from router.groups import unfit
 from router.lasting import idle_s_of, lasting_at
 from router.model import Evidence
 from router.outcomes import Reason
-from router.outlier import PANIC_OVERLOOKS, Tally, outliers
+from router.outlier import PANIC_OVERLOOKS, Tally, outliers, returning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -98,8 +98,13 @@ class Judging(Directory):
             groups.setdefault((candidate.version, candidate.shard), []).append(candidate)
         for group in groups.values():
             tallies = [_tally(candidate, now) for candidate in group]
+            for index in returning(tallies, policy):
+                group[index].ejection.needed(now)
+                self.judge(group[index].endpoint, now)
             for found in outliers(tallies, policy):
                 candidate, tally = group[found.index], tallies[found.index]
+                if not any(now < other.fit_until for other in group if other is not candidate):
+                    continue  # it is the last one, and would be let in again
                 evidence = Evidence(tally.calls, tally.failures, 0, 0, others_ratio=found.bound_ratio)
                 candidate.ejection.eject(evidence, policy, now)
                 self.ejected.append(candidate)
@@ -151,4 +156,5 @@ class Judging(Directory):
 
 def _tally(candidate: Candidate, now: float) -> Tally:
     successes, failures = candidate.breaker.calls.peek(now)
-    return Tally(successes, failures, candidate.ejection.active or candidate.breaker_open)
+    ejected, open_ = candidate.ejection.active, candidate.breaker_open
+    return Tally(successes, failures, ejected or open_, ejected and not open_)

@@ -26,11 +26,15 @@ PANIC_OVERLOOKS: Final = frozenset({Reason.BREAKER_OPEN, Reason.OUTLIER})
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What one replica's calls came to within the window. ``out``: it is ejected already, by this or by its breaker."""
+    """What one replica's calls came to within the window.
+
+    ``ejected``: it is out by this alone already. ``out``: by this or by its breaker.
+    """
 
     successes: int
     failures: int
     out: bool = False
+    ejected: bool = False
 
     @property
     def calls(self) -> int:
@@ -77,6 +81,13 @@ def outliers(tallies: Sequence[Tally], policy: OutlierPolicy) -> list[Found]:
     return found[: max(0, room)]
 
 
+def returning(tallies: Sequence[Tally], policy: OutlierPolicy) -> list[int]:
+    """Return who of those that are ejected comes back, the least bad first: breakers took out more than may be out."""
+    excess = sum(tally.out for tally in tallies) - int(len(tallies) * policy.max_ejected_ratio)
+    ejected = [(tally.failure_ratio, index) for index, tally in enumerate(tallies) if tally.ejected]
+    return [index for _, index in sorted(ejected)[: max(0, excess)]]
+
+
 def _worst_first(found: Found) -> tuple[float, int]:
     return -found.failure_ratio, found.index
 
@@ -89,6 +100,7 @@ def ejection_s(times: int, policy: OutlierPolicy) -> float:
 def panics(open_: int, ejected: int, policy: OutlierPolicy) -> bool:
     """Return whether so few of a route are left that those which are ejected take their share again.
 
-    Only where somebody is left: with nobody, failing at once is worth more than trying those that are known to fail.
+    Only where somebody is left. With nobody, those are let in that are merely slow, or fail more often than others did;
+    failing at once is worth more than trying those whose breakers are open.
     """
     return 0 < open_ < policy.panic_ratio * (open_ + ejected)

@@ -188,7 +188,7 @@ class Route:
         self.busy: list[Candidate] = []
         self.used = 0
         self.candidates: list[Candidate] = []  # by endpoint id and version
-        self.waiting: list[Candidate] = []  # ejected, else fit
+        self.waiting: list[Candidate] = []  # ejected in any way, else fit
         self.built_at = -inf
         self.rebuild_at = -inf
         self.interval_s = 0.0

@@ -126,7 +126,9 @@ class Tables:
                 busy.append(candidate)
                 busy_until = min(busy_until, candidate.busy_until)
             elif candidate.entry and (
-                candidate.reason is Reason.QUARANTINED or candidate.reason is Reason.BREAKER_OPEN
+                candidate.reason is Reason.QUARANTINED
+                or candidate.reason is Reason.BREAKER_OPEN
+                or candidate.reason is Reason.OUTLIER
             ):
                 waiting.append(candidate)
             if candidate.entry and candidate.reason in PANIC_OVERLOOKS:
@@ -182,7 +184,7 @@ class Tables:
         for candidate in route.waiting:
             if candidate.reason is Reason.QUARANTINED:
                 due = min(due, candidate.endpoint.quarantine.probe_at(alone=False))
-            elif not candidate.breaker.trials:
+            elif candidate.reason is Reason.BREAKER_OPEN and not candidate.breaker.trials:
                 due = min(due, candidate.breaker.until)
         route.due = due
 

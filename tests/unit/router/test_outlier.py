@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.model import EjectCause, EndpointEjected, PeerObserved, Tick
 from router.outcomes import AttemptResult, Reason
-from router.outlier import Tally, ejection_s, outliers, panics
+from router.outlier import Tally, ejection_s, outliers, panics, returning
 from router.policy import OutlierPolicy, Policies
 from router.routes import Attempt, NoCandidate
 from tests.support.fleet import Driven, observation, only, record
@@ -71,6 +71,19 @@ def test_no_more_are_out_than_may_be_and_never_a_better_one_than_another_that_st
         ratio = tallies[index].failure_ratio
         assert ratio > policy.least_failure_ratio
         assert ratio >= sum(tally.failure_ratio for tally in tallies if tally.calls) / max(1, len(tallies)) or already
+
+
+@pytest.mark.parametrize(
+    ("breakers", "ejected", "expected"),
+    [(0, [0.2, 0.3], []), (2, [], []), (3, [], []), (1, [0.2, 0.3], [0]), (2, [0.3, 0.2], [1, 0]), (4, [0.2], [0])],
+)
+def test_where_breakers_take_out_more_than_may_be_the_least_bad_outliers_return(
+    breakers: int, ejected: list[float], expected: list[int]
+) -> None:
+    tallies = [Tally(100 - int(ratio * 100), int(ratio * 100), out=True, ejected=True) for ratio in ejected]
+    tallies += [Tally(0, 100, out=True)] * breakers
+    tallies += [Tally(100, 0)] * (5 - len(tallies))
+    assert returning(tallies, OutlierPolicy(max_ejected_ratio=0.5)) == expected
 
 
 def test_times_grow_to_a_ceiling() -> None:
@@ -218,3 +231,54 @@ def test_with_nobody_left_open_breakers_hold() -> None:
     for id_ in IDS:
         driven.apply(EndpointEjected(id_, EjectCause.BREAKER, driven.now + 60, 1, driven.now, "m", "1"))
     assert play(driven, {}, 10) == {"nobody": 10}
+
+
+def out(driven: Driven, *ids: str, cause: EjectCause = EjectCause.QUARANTINE) -> None:
+    of = ("", "") if cause is EjectCause.QUARANTINE else ("m", "1")
+    driven.apply(*(EndpointEjected(id_, cause, driven.now + 60, 1, driven.now, *of) for id_ in ids))
+
+
+@pytest.mark.parametrize("cause", [EjectCause.QUARANTINE, EjectCause.BREAKER])
+def test_an_outlier_is_let_in_again_where_nobody_else_is_left(cause: EjectCause) -> None:
+    driven = fleet("a", "b", "c")
+    play(driven, {"a": 0.2})
+    assert only(driven.cluster.endpoints["a"]).reason is Reason.OUTLIER
+    assert driven.cluster.routable(driven.now)
+    out(driven, "b", "c", cause=cause)
+    assert driven.cluster.routable(driven.now)
+    got = play(driven, {"a": 0.2}, 400, step_s=0.01)
+    if cause is EjectCause.BREAKER:
+        assert got == {"a": 400}  # and it stays in, though by what it does it would be out each second
+    else:
+        assert got["a"] >= 390  # they are probed
+    assert not only(driven.cluster.endpoints["a"]).ejection.active
+
+
+def test_an_outlier_is_not_let_in_because_the_others_are_full() -> None:
+    driven = Driven(policies=Policies(outlier=POLICY, requests_per_endpoint=1))
+    driven.seen(*(record(id_) for id_ in ("a", "b", "c")))
+    play(driven, {"a": 0.2})
+    for _ in range(2):
+        assert driven.attempt().endpoint.id != "a"
+    assert driven.nobody().reason is Reason.AT_LIMIT
+    assert only(driven.cluster.endpoints["a"]).ejection.active
+
+
+def test_one_that_refuses_or_whose_breaker_is_open_is_not_let_in() -> None:
+    for cause in (EjectCause.QUARANTINE, EjectCause.BREAKER):
+        driven = fleet("a", "b", "c")
+        play(driven, {"a": 0.2})
+        out(driven, "a", "b", "c", cause=cause)
+        driven.nobody()
+        assert only(driven.cluster.endpoints["a"]).ejection.active
+        assert not driven.cluster.routable(driven.now)
+
+
+def test_breakers_that_open_later_let_an_outlier_in_so_that_no_more_than_half_are_out() -> None:
+    driven = fleet(*IDS)
+    play(driven, {"a": 0.2})
+    out(driven, "b", cause=EjectCause.BREAKER)
+    play(driven, {}, 200)
+    assert only(driven.cluster.endpoints["a"]).ejection.active
+    out(driven, "c", cause=EjectCause.BREAKER)
+    assert play(driven, {"a": 0.2}, 400)["a"] > 40
