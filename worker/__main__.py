@@ -41,6 +41,7 @@ from worker.numa import Placer
 from worker.options import GRPC_ID_SUFFIX, Options, parse
 from worker.process import DrainTimes, WorkerProcess
 from worker.processor import CpuLoad, usable_cores
+from worker.recording import Recorder, recorded
 from worker.replica import HeldReplica
 from worker.report import TTL_S, RecordBuilder, Reporter, Reporters
 from worker.repository import Control, Repository, Source
@@ -92,9 +93,10 @@ def main(argv: list[str], follow_parent: Callable[[int], bool] | None = None) ->
 
 async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     kind = find_kind(options.engine)
-    source = Source(options.models, options.model, kind.file_name, options.versions, options.shard)
+    source = Source(options.models, options.model, kind.file_name, options.versions, options.shard, options.warmup_dir)
     strict = options.behaviour.control is Control.NONE
     found = scan(options.models, options.model, kind.file_name, options.versions, options.shard) if strict else []
+    found = [recorded(options.warmup_dir, files) for files in found]
     memory = HostMemory()
     settings = EngineSettings(
         log,
@@ -172,7 +174,10 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     metrics = Metrics()
     identity = Identity(options.id, epoch, _version)
     bodies = Bodies(options.body_limit_bytes, options.bodies_limit_bytes)
-    inference = Inference(models, executor)
+    recorder = None
+    if options.warmup_dir is not None and options.record_warmup:
+        recorder = Recorder(options.warmup_dir, options.record_warmup, log)
+    inference = Inference(models, executor, recorder=recorder)
     cpu_load = CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read
     load = LoadProbe(executor, engine, cpu_load, inference.served, time.monotonic)
     alarms = Alarms()

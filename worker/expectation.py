@@ -12,14 +12,13 @@ engine is told to be deterministic, it must be equal to the bit unless the toler
 
 from __future__ import annotations
 
-import zipfile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 
-from worker.datatypes import NUMPY, Datatype
 from worker.engines import EngineError
+from worker.stored import MAX_BYTES, UNREADABLE, StoredTensor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 JSON_FILE = "expect.json"
 NPZ_FILE = "expect.npz"
-MAX_BYTES = 64 << 20
 RTOL, ATOL = 1e-3, 1e-5
 """What numbers may differ by where nothing is pinned: kernels sum in different orders."""
 Tolerance = Annotated[float, msgspec.Meta(ge=0)]
@@ -39,20 +37,9 @@ class ExpectationError(EngineError):
     """The model does not give what it should, or what it should give cannot be read; the text has both values."""
 
 
-class _Tensor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    name: str
-    datatype: Datatype
-    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
-    data: list[Any]
-    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
-
-    def array(self) -> Array:
-        return np.array(self.data, dtype=NUMPY[self.datatype]).reshape(self.shape)
-
-
 class _Json(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    outputs: Annotated[tuple[_Tensor, ...], msgspec.Meta(min_length=1)]
-    inputs: tuple[_Tensor, ...] = ()
+    outputs: Annotated[tuple[StoredTensor, ...], msgspec.Meta(min_length=1)]
+    inputs: tuple[StoredTensor, ...] = ()
     rtol: Tolerance | None = None
     atol: Tolerance | None = None
 
@@ -95,7 +82,7 @@ def _read(files: ModelFiles) -> _Expected | None:
         raise ExpectationError(f"{path}: over {MAX_BYTES} bytes; store a smaller answer")
     try:
         return _read_json(path) if path.name == JSON_FILE else _read_npz(path)
-    except (msgspec.MsgspecError, zipfile.BadZipFile, ValueError, TypeError, OverflowError, EOFError) as error:
+    except UNREADABLE as error:
         raise ExpectationError(f"{path}: {error}") from error
 
 

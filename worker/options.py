@@ -15,6 +15,7 @@ from router.wire import MAX_ID_CHARS
 from worker.engines.registry import ENGINES
 from worker.governor import MARK_RATIO, WAIT_S
 from worker.loading.settings import LoadOptions, add_flags
+from worker.recording import MAX_RECORDED
 from worker.repository import IDLE_S, LEAST_POLL_S, POLL_S, Behaviour, Control
 from worker.starts import OBJECTIVE_S
 from worker.state_address import SCHEMES, StateAddress
@@ -68,6 +69,8 @@ class Options:
     start_objective_s: float
     baseline: Path | None
     shard: ShardPlace | None
+    warmup_dir: Path | None
+    record_warmup: int
     memory_mark_ratio: float
     memory_wait_s: float
 
@@ -100,6 +103,8 @@ def parse(argv: list[str]) -> Options:
         parser.error("--group, --generation: only with --shard")
     if given.shard is not None and given.models is None:
         parser.error("--shard: there is nothing to hold a shard of; give --models DIR")
+    if given.record_warmup and given.warmup_dir is None:
+        parser.error(f"--record-warmup {given.record_warmup}: say with --warmup-dir DIR where to")
     control = Control(given.model_control)
     if given.load_model and control is not Control.EXPLICIT:
         parser.error(f"--load-model {given.load_model[0]}: only with --model-control {Control.EXPLICIT.value}")
@@ -146,6 +151,8 @@ def parse(argv: list[str]) -> Options:
         json_log=given.log_format == "json",
         start_objective_s=given.start_objective_s,
         baseline=given.baseline,
+        warmup_dir=given.warmup_dir,
+        record_warmup=given.record_warmup,
         memory_mark_ratio=given.memory_mark,
         memory_wait_s=given.memory_wait_s,
         shard=None if given.shard is None else ShardPlace(given.shard, given.group or "", given.generation),
@@ -190,6 +197,19 @@ def _parser() -> argparse.ArgumentParser:
         default="latest",
         metavar="WHICH",
         help="versions of each model to serve: latest, latest:N, all, or numbers such as 1,3",
+    )
+    add(
+        "--warmup-dir",
+        type=Path,
+        metavar="DIR",
+        help="where warm-up inputs were recorded, for models whose model.yaml names none",
+    )
+    add(
+        "--record-warmup",
+        type=_count(0, MAX_RECORDED),
+        default=0,
+        metavar="N",
+        help="with --warmup-dir: keep the first request of each shape there, at most N of each model version",
     )
     add(
         "--memory-mark",

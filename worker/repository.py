@@ -17,6 +17,7 @@ from router.model import State
 from worker.conditions import Conditions
 from worker.engines import Cancellation
 from worker.models import UnknownModelError
+from worker.recording import recorded
 from worker.replica import Rest
 from worker.store import NAME, ModelFiles, ShardPlace, StoreError, Versions, choose, names_in
 
@@ -60,6 +61,8 @@ class Source:
     file_name: str | None
     versions: Versions
     place: ShardPlace | None = None
+    warmup_dir: Path | None = None
+    """Where warm-up inputs were recorded."""
 
     def listed(self) -> list[str]:
         """Return the models that may be loaded.
@@ -78,10 +81,11 @@ class Source:
         if not NAME.fullmatch(name) or (self.names and name not in self.names):
             return []
         if self.root is None:
-            return [ModelFiles(name, "1")] if name in self.names else []
+            return [recorded(self.warmup_dir, ModelFiles(name, "1"))] if name in self.names else []
         if not (self.root / name).is_dir() and (self.file_name is not None or name not in self.names):
             return []
-        return choose(self.root, name, self.file_name, self.versions, self.place)
+        chosen = choose(self.root, name, self.file_name, self.versions, self.place)
+        return [recorded(self.warmup_dir, files) for files in chosen]
 
 
 @dataclass(frozen=True, slots=True)

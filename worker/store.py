@@ -37,6 +37,7 @@ NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:-]{1,128}")
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 MAX_LABELS = 1 << 20
 MAX_DESCRIPTION_BYTES = 1 << 20
+Fill = Literal["zeros", "ones", "random"]
 Dim = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 
@@ -59,10 +60,15 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class ShapeClass:
-    """One kind of request that a warm-up run proves: a name and the input shapes, by tensor; no tensor: the default."""
+    """One kind of request that a warm-up run proves: a name and the input shapes, by tensor; no tensor: the default.
+
+    ``file`` has the inputs themselves; else they are made, of what ``fill`` says.
+    """
 
     name: str
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    file: Path | None = None
+    fill: Fill = "zeros"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,10 @@ class ModelFiles:
 
         How the files come into memory changes nothing of what the model computes.
         """
-        said = (self.labels, sorted((one.name, sorted(one.shapes.items())) for one in self.warmup), self.options)
+        classes = sorted(
+            (one.name, sorted(one.shapes.items()), one.file.name if one.file else "", one.fill) for one in self.warmup
+        )
+        said = (self.labels, classes, self.options)
         return hashlib.blake2b(msgspec.json.encode(said, order="sorted"), digest_size=8).hexdigest()
 
 
@@ -135,6 +144,8 @@ _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 class _Warmup(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
     shapes: dict[str, tuple[Dim, ...]] = msgspec.field(default_factory=dict)
+    file: Annotated[str, msgspec.Meta(pattern=r"\.(json|npz)$")] | None = None
+    fill: Fill = "zeros"
 
 
 class _Description(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -299,7 +310,7 @@ def _read(name: str, directory: Path, file_name: str | None, place: ShardPlace |
         directory,
         model_file,
         _labels(source, directory, description.labels) if description.labels is not None else (),
-        tuple(ShapeClass(shape_class.name, dict(shape_class.shapes)) for shape_class in description.warmup),
+        tuple(_shape_class(source, directory, one) for one in description.warmup),
         description.engine,
         {within(path) or path: digest for path, digest in description.files.items()},
         signature(directory, source if description.load.fetches else None),
@@ -309,6 +320,18 @@ def _read(name: str, directory: Path, file_name: str | None, place: ShardPlace |
         deadline_s=description.deadline_s,
         max_requests=description.max_requests,
     )
+
+
+def _shape_class(source: Path, directory: Path, said: _Warmup) -> ShapeClass:
+    if said.file is None:
+        return ShapeClass(said.name, dict(said.shapes), fill=said.fill)
+    where = f"{source}: warmup {said.name!r}"
+    if said.shapes or said.fill != "zeros":
+        raise StoreError(f"{where}: file: the inputs are in {said.file}, so leave shapes and fill away")
+    name = within(said.file)
+    if name is None or not (directory / name).is_file():
+        raise StoreError(f"{where}: file: {said.file!r}: no such file beside it; name a .json or .npz of this version")
+    return ShapeClass(said.name, file=directory / name)
 
 
 def _dependencies(source: Path, texts: tuple[str, ...]) -> tuple[Dependency, ...]:

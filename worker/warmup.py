@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worker.datatypes import zeros
+import numpy as np
+
+from worker.datatypes import NUMPY, Datatype, zeros
 from worker.engines import EngineError
 from worker.store import ShapeClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from worker.engines import Array, Cancellation, LoadedModel, TensorSpec
     from worker.store import ModelFiles
@@ -33,7 +36,7 @@ def warm_up(
     cancellation: Cancellation,
     proven: Callable[[ShapeClass], None],
 ) -> None:
-    """Run the model once per shape class, on zeros; calls ``proven`` after each. Blocks.
+    """Run the model once per shape class, on its stored or made inputs; calls ``proven`` after each. Blocks.
 
     Raises:
         WarmupError: a run failed, gave another number of outputs than it should, or a class does not fit the model.
@@ -55,22 +58,67 @@ def warm_up(
 
 def _inputs(model: LoadedModel, shape_class: ShapeClass) -> dict[str, Array]:
     known = {spec.name for spec in model.inputs}
-    unknown = sorted(set(shape_class.shapes) - known)
+    stored = None if shape_class.file is None else _stored(shape_class, shape_class.file)
+    unknown = sorted(set(shape_class.shapes if stored is None else stored) - known)
     if unknown:
         raise WarmupError(
             f"warm-up {shape_class.name!r}: input {unknown[0]!r} is not the model's; it has {', '.join(sorted(known))}"
         )
-    return {spec.name: zeros(spec.datatype, _shape(spec, shape_class)) for spec in model.inputs}
+    if stored is None:
+        return {spec.name: _made(spec, _shape(spec, shape_class), shape_class) for spec in model.inputs}
+    for spec in model.inputs:
+        if spec.name not in stored:
+            raise WarmupError(f"warm-up {shape_class.name!r}: {shape_class.file}: input {spec.name!r} is missing")
+        array = stored[spec.name]
+        _check_shape(spec, array.shape, shape_class)
+        if array.dtype != NUMPY[spec.datatype]:
+            raise WarmupError(
+                f"warm-up {shape_class.name!r}: {shape_class.file}: input {spec.name!r}: "
+                f"expected {NUMPY[spec.datatype]}, given {array.dtype}"
+            )
+    return stored
+
+
+def _stored(shape_class: ShapeClass, path: Path) -> dict[str, Array]:
+    from worker.stored import read_inputs
+
+    try:
+        return read_inputs(path)
+    except (OSError, ValueError) as error:
+        raise WarmupError(f"warm-up {shape_class.name!r}: {path}: {error}") from error
+
+
+def _made(spec: TensorSpec, shape: tuple[int, ...], shape_class: ShapeClass) -> Array:
+    """Make an input. Random ones are the same at each start: small whole numbers, or fractions below 1."""
+    if shape_class.fill == "zeros" or spec.datatype is Datatype.BYTES:
+        return zeros(spec.datatype, shape)
+    kind = NUMPY[spec.datatype]
+    if spec.datatype is Datatype.BF16:  # bit patterns: 0x3F80 is 1.0, and 0x3C00 to 0x3F7F lie below it
+        if shape_class.fill == "ones":
+            return np.full(shape, 0x3F80, kind)
+        return _generator(spec, shape_class).integers(0x3C00, 0x3F80, shape, kind)
+    if shape_class.fill == "ones":
+        return np.ones(shape, kind)
+    rng = _generator(spec, shape_class)
+    return rng.random(shape).astype(kind) if spec.datatype.floating else rng.integers(0, 2, shape).astype(kind)
+
+
+def _generator(spec: TensorSpec, shape_class: ShapeClass) -> np.random.Generator:
+    return np.random.default_rng(list(f"{shape_class.name}\0{spec.name}".encode()))
 
 
 def _shape(spec: TensorSpec, shape_class: ShapeClass) -> tuple[int, ...]:
     shape = shape_class.shapes.get(spec.name)
     if shape is None:
         return tuple(1 if dim == -1 else dim for dim in spec.shape)
+    _check_shape(spec, shape, shape_class)
+    return shape
+
+
+def _check_shape(spec: TensorSpec, shape: tuple[int, ...], shape_class: ShapeClass) -> None:
     if len(shape) != len(spec.shape) or any(
         want not in (-1, given) for want, given in zip(spec.shape, shape, strict=True)
     ):
         raise WarmupError(
             f"warm-up {shape_class.name!r}: input {spec.name!r}: expected shape {list(spec.shape)}, given {list(shape)}"
         )
-    return shape

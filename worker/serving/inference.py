@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from worker.engines import Array, Cancellation, LoadedModel
     from worker.execution import Executor, Place
     from worker.models import Models
+    from worker.recording import Recorder
     from worker.replica import HeldReplica
     from worker.serving.fit import InferRequest
     from worker.store import ModelFiles
@@ -36,11 +37,18 @@ BACKGROUND_HEADER = "warmroute-background"
 class Inference:
     """What every surface asks for inferences. Used on the event loop only."""
 
-    def __init__(self, models: Models, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock``: monotonic seconds."""
+    def __init__(
+        self,
+        models: Models,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """``clock``: monotonic seconds. ``recorder``: keeps what was asked."""
         self._models = models
         self._executor = executor
         self._clock = clock
+        self._recorder = recorder
         self._last_active: float | None = None
         self._answered = self._failed = 0
         self.draining = False
@@ -144,7 +152,7 @@ class Inference:
                 replica.request(background=background),
                 self._executor.place(background=background) as place,
             ):
-                yield Admitted(replica, place, self._clock)
+                yield Admitted(replica, place, self._clock, None if background else self._recorder)
         except BaseException:
             self._failed += 1
             replica.statistics.failed(self._clock() - began)
@@ -158,10 +166,13 @@ class Inference:
 class Admitted:
     """An inference that has a place."""
 
-    def __init__(self, replica: HeldReplica, place: Place, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, replica: HeldReplica, place: Place, clock: Callable[[], float], recorder: Recorder | None
+    ) -> None:
         self.replica = replica
         self._place = place
         self._clock = clock
+        self._recorder = recorder
 
     async def run(
         self,
@@ -185,6 +196,8 @@ class Admitted:
                 replica.statistics.executed()
                 ran = clock()
                 answer = write(copy.files, request, arrays)
+                if self._recorder is not None:
+                    self._recorder.note(copy.files, request.inputs)
             replica.statistics.succeeded(Times(begun - submitted, known - begun, ran - known, clock() - ran))
             return answer
 

@@ -1,0 +1,97 @@
+"""Keeps what callers really asked, one request of each shape, as inputs for the warm-up of the next start."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from worker.store import ShapeClass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from worker.engines import Array
+    from worker.log import EventLog
+    from worker.store import ModelFiles
+
+MAX_RECORDED: Final = 64
+MAX_REQUEST_BYTES: Final = 1 << 20
+"""A larger request is not kept."""
+_FILE = re.compile(r"[A-Za-z0-9._:-]{1,64}\.npz")
+
+
+class Recorder:
+    """Writes ``DIR/NAME/VERSION/CLASS.npz``. Used in the threads that execute."""
+
+    def __init__(self, directory: Path, most: int, log: EventLog) -> None:
+        """``most``: of each model version, so many."""
+        self._directory = directory
+        self._most = min(most, MAX_RECORDED)
+        self._log = log
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, str], set[tuple[tuple[str, tuple[int, ...]], ...]]] = {}
+        self._told = False
+
+    def note(self, files: ModelFiles, inputs: Mapping[str, Array]) -> None:
+        """Keep ``inputs``, of a request that was answered, where none of their shapes was kept and there is room.
+
+        Strings are not kept: what people wrote is theirs.
+        """
+        shapes = tuple((name, array.shape) for name, array in inputs.items())
+        with self._lock:
+            known = self._known.setdefault((files.name, files.version), set())
+            if shapes in known or len(known) >= self._most:
+                return
+            if any(array.dtype.hasobject for array in inputs.values()):
+                return
+            if sum(array.nbytes for array in inputs.values()) > MAX_REQUEST_BYTES:
+                return
+            known.add(shapes)
+            name = _class_name(inputs, len(known))
+        try:
+            self._write(self._directory / files.name / files.version, name, inputs)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                self._log.warning("warmup.not_recorded", error=f"{error.filename}: {error.strerror}")
+            return
+        self._log.info("warmup.recorded", model=files.name, version=files.version, shape_class=name)
+
+    @staticmethod
+    def _write(directory: Path, name: str, inputs: Mapping[str, Array]) -> None:
+        import numpy as np
+
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = directory / f".{name}.{os.getpid()}.npz"
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                np.savez(file, allow_pickle=False, **inputs)
+            part.replace(directory / f"{name}.npz")
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def _class_name(inputs: Mapping[str, Array], number: int) -> str:
+    """Return what to call a class: after its batch, where all inputs have the same, and its number."""
+    batches = {array.shape[0] for array in inputs.values() if array.ndim > 1}
+    if len(batches) == 1 and len({array.ndim > 1 for array in inputs.values()}) == 1:
+        return f"batch-{batches.pop()}-{number}"
+    return f"recorded-{number}"
+
+
+def recorded(directory: Path | None, files: ModelFiles) -> ModelFiles:
+    """Return ``files`` with what was recorded of them as their shape classes, where they name none themselves."""
+    if directory is None or files.warmup:
+        return files
+    place = directory / files.name / files.version
+    try:
+        found = sorted(path for path in place.iterdir() if _FILE.fullmatch(path.name) and not path.name.startswith("."))
+    except OSError:
+        return files
+    return replace(files, warmup=tuple(ShapeClass(path.stem, file=path) for path in found[:MAX_RECORDED]))
