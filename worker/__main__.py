@@ -19,6 +19,7 @@ import uvloop
 from worker.alarms import Alarms, AlarmWatch
 from worker.baseline import BaselineError, page_cache_ratio, read_baseline
 from worker.conditions import Conditions
+from worker.control import Control, Source
 from worker.engines import EngineError
 from worker.engines.early import EarlyEngine
 from worker.engines.registry import EngineSettings, find_kind, make_engine
@@ -44,7 +45,7 @@ from worker.processor import CpuLoad, usable_cores
 from worker.recording import Recorder, recorded
 from worker.replica import HeldReplica
 from worker.report import TTL_S, RecordBuilder, Reporter, Reporters
-from worker.repository import Control, Repository, Source
+from worker.repository import Repository
 from worker.serving.body import Bodies
 from worker.serving.description import Identity
 from worker.serving.inference import Inference

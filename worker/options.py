@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 from router.urls import check_address
 from router.wire import MAX_ID_CHARS
+from worker.control import IDLE_S, LEAST_POLL_S, POLL_S, Behaviour, Control
 from worker.engines.registry import ENGINES
 from worker.governor import MARK_RATIO, WAIT_S
 from worker.loading.settings import LoadOptions, add_flags
 from worker.recording import MAX_RECORDED
-from worker.repository import IDLE_S, LEAST_POLL_S, POLL_S, Behaviour, Control
 from worker.starts import OBJECTIVE_S
 from worker.state_address import SCHEMES, StateAddress
 from worker.store import MAX_VERSIONS, NAME, VERSION, ShardPlace, Versions

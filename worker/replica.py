@@ -183,14 +183,18 @@ class HeldReplica:
         self.gate.close(why)
 
     def hold_back(self, why: str) -> None:
-        """Say what it waits for before it is loaded."""
-        self.gate.close(why)
+        """Say what it waits for before it is loaded, or before new content takes over; then it serves on."""
+        if not self.serves:
+            self.gate.close(why)
         self._trouble = why
         self._on_change()
 
     def not_begun(self, why: str) -> None:
-        """Say that it is not loaded, because what it waited for did not come."""
-        if self._ended or self._copy is not None:
+        """Say that it is not loaded, or its new content not taken over, because what that waited for did not come."""
+        if self._ended:
+            return
+        if self._copy is not None:
+            self._not_taken_over(why)
             return
         self._trouble = ""
         self._lifecycle.to(State.LOADING, self._clock())
@@ -289,10 +293,7 @@ class HeldReplica:
             except GivenUpError:
                 return False
             except BuildError as error:
-                self._trouble = f"the new content was not taken over: {error}"
-                self._news.add(ModelEvent.SWAP_FAILED, self.name, self.version, str(error))
-                self._log.error("model.swap_failed", model=self.name, version=self.version, reason=str(error))
-                self._on_change()
+                self._not_taken_over(str(error))
                 return False
             old, self._copy = self._copy, copy
             self.files = files
@@ -313,6 +314,12 @@ class HeldReplica:
             if old is not None:
                 self._retire(old)
             return True
+
+    def _not_taken_over(self, why: str) -> None:
+        self._trouble = f"the new content was not taken over: {why}"
+        self._news.add(ModelEvent.SWAP_FAILED, self.name, self.version, why)
+        self._log.error("model.swap_failed", model=self.name, version=self.version, reason=why)
+        self._on_change()
 
     def _fail(self, why: str) -> None:
         self._starts.failed()

@@ -10,38 +10,27 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from router.model import State
 from worker.conditions import Conditions
+from worker.control import Control
 from worker.engines import Cancellation
 from worker.models import UnknownModelError
-from worker.recording import recorded
 from worker.replica import Rest
-from worker.store import NAME, ModelFiles, ShardPlace, StoreError, Versions, choose, names_in
+from worker.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
-    from pathlib import Path
     from typing import Any
 
+    from worker.control import Behaviour, Source
     from worker.log import EventLog
     from worker.models import Models
     from worker.replica import HeldReplica
+    from worker.store import ModelFiles
 
-POLL_S = 15.0
-LEAST_POLL_S = 0.1
-IDLE_S = 30.0
 LEAST_CHECK_S, MOST_CHECK_S = 0.05, 5.0
-
-
-class Control(StrEnum):
-    """Who decides what is loaded."""
-
-    NONE = "none"  # everything there is, as the worker starts
-    EXPLICIT = "explicit"  # whoever asks for it, by the repository API
-    POLL = "poll"  # the repository: what is changed there is followed
 
 
 class RefusedError(Exception):
@@ -50,60 +39,6 @@ class RefusedError(Exception):
 
 class LoadFailedError(Exception):
     """A model was not loaded as it should be; the text names each version and why. What served before still does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where models come from, and which: ``names`` where there are any, else every directory under ``root``."""
-
-    root: Path | None
-    names: tuple[str, ...]
-    file_name: str | None
-    versions: Versions
-    place: ShardPlace | None = None
-    warmup_dir: Path | None = None
-    """Where warm-up inputs were recorded."""
-
-    def listed(self) -> list[str]:
-        """Return the models that may be loaded.
-
-        Raises:
-            StoreError: the repository cannot be looked at.
-        """
-        return list(self.names) if self.names or self.root is None else names_in(self.root)
-
-    def choose(self, name: str) -> list[ModelFiles]:
-        """Return the versions of a model that are to be served, the newest first; none where there is no such model.
-
-        Raises:
-            StoreError: it is not as it should be.
-        """
-        if not NAME.fullmatch(name) or (self.names and name not in self.names):
-            return []
-        if self.root is None:
-            return [recorded(self.warmup_dir, ModelFiles(name, "1"))] if name in self.names else []
-        if not (self.root / name).is_dir() and (self.file_name is not None or name not in self.names):
-            return []
-        chosen = choose(self.root, name, self.file_name, self.versions, self.place)
-        return [recorded(self.warmup_dir, files) for files in chosen]
-
-
-@dataclass(frozen=True, slots=True)
-class Behaviour:
-    """How a worker goes about its models; times in seconds.
-
-    ``startup``: under explicit control, what is loaded at the start. ``lazy`` and ``idle_unload_s`` (0: never) hold for
-    models whose own description says nothing else. ``settle_s``: how long requests are still let in after callers were
-    told that a model goes; ``drain_s``: how long those that were let in have.
-    """
-
-    control: Control = Control.NONE
-    poll_s: float = POLL_S
-    startup: tuple[str, ...] = ()
-    lazy: bool = False
-    idle_unload_s: float = 0.0
-    settle_s: float = 0.0
-    drain_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +287,8 @@ class Repository:
         for name in dict.fromkeys((*self.models.names, *listed)):
             if self._stop.is_set():
                 return
+            if self._lock(name).locked():
+                continue  # it is being changed
             async with self._lock(name):
                 try:
                     chosen = await self._look(name)
@@ -359,11 +296,18 @@ class Repository:
                     continue
                 now = [(files.version, files.signature, files.config_revision) for files in chosen]
                 before, self._seen[name] = self._seen.get(name, _NEVER), now
-                if before == now:
-                    if chosen:
-                        await self._apply(name, chosen, again=False)
-                    else:
-                        await self._clear(name)
+                if before != now:
+                    continue
+                if any(files.depends_on for files in chosen):  # others need not wait for what it waits for
+                    self._start(self._apply_alone(name, chosen), f"follow {name}")
+                elif chosen:
+                    await self._apply(name, chosen, again=False)
+                else:
+                    await self._clear(name)
+
+    async def _apply_alone(self, name: str, chosen: list[ModelFiles]) -> None:
+        async with self._lock(name):
+            await self._apply(name, chosen, again=False)
 
     async def _look(self, name: str) -> list[ModelFiles]:
         """Look at one model; what is wrong with it is told once, and in the index for as long as it lasts.
@@ -403,11 +347,13 @@ class Repository:
 
     async def _make_good(self, replica: HeldReplica, files: ModelFiles, *, again: bool) -> None:
         """Have a replica loaded as ``files`` say, where it is not."""
+        if replica.lost:
+            return  # once it serves again, the next look takes over what is new
         if replica.state is State.WARM:
             if replica.files.signature != files.signature:
-                async with self._turn:
-                    await replica.swap(files)
-                self._note(files, failed=bool(replica.reason))
+                await self._when_allowed(replica, files, lambda: replica.swap(files))
+                self._note(files, failed=replica.files is not files and bool(replica.reason))
+                self._follow_if_needed(replica)
                 await replica.retired(self._behaviour.drain_s)
         elif replica.rest is not None and not again:
             replica.files = files
@@ -419,22 +365,31 @@ class Repository:
             await self._bring_up(replica, replica.files)
 
     async def _bring_up(self, replica: HeldReplica, files: ModelFiles) -> None:
+        await self._when_allowed(replica, files, lambda: replica.bring_up(files))
+        if not self._given_up_on(replica):
+            self._note(files, failed=replica.state is State.FAILED)
+            self._follow_if_needed(replica)
+
+    async def _when_allowed(
+        self, replica: HeldReplica, files: ModelFiles, load: Callable[[], Coroutine[Any, Any, bool]]
+    ) -> None:
+        """Load once what ``files`` depend on is well, it is this model's turn, and there is memory."""
+
         def given_up() -> bool:
-            return self._stop.is_set() or replica.name in self._unwanted
+            return self._given_up_on(replica)
 
         if await self._conditions.until_healthy(replica, files, given_up):
             async with self._turn:
                 if await self._conditions.until_memory(replica, files, given_up):
-                    await replica.bring_up(files)
-        if not given_up():
-            self._note(files, failed=replica.state is State.FAILED)
-            if files.depends_on and replica.serves:
-                self._follow(replica)
+                    await load()
 
-    def _follow(self, replica: HeldReplica) -> None:
-        """Watch what a replica depends on, for as long as it is loaded."""
+    def _given_up_on(self, replica: HeldReplica) -> bool:
+        return self._stop.is_set() or replica.name in self._unwanted
+
+    def _follow_if_needed(self, replica: HeldReplica) -> None:
+        """Watch what a replica depends on, where it does, for as long as it is loaded."""
         copies = self._followed
-        if replica in copies:
+        if replica in copies or not replica.files.depends_on or not replica.serves:
             return
         copies.add(replica)
         follow = self._conditions.follow(replica, lambda: self._stop.is_set() or replica.model is None)

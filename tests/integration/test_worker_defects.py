@@ -9,13 +9,14 @@ from collections.abc import Mapping
 
 from router.model import Replica
 from tests.support.worker_parts import ReadableLog
+from worker.control import Behaviour, Source
 from worker.execution import Executor
 from worker.memory import HostMemory
 from worker.models import Models
 from worker.process import DrainTimes, WorkerProcess
 from worker.replica import HeldReplica
 from worker.report import RecordBuilder, Reporter, Reporters
-from worker.repository import Behaviour, Repository, Source
+from worker.repository import Repository
 from worker.serving.body import Bodies
 from worker.serving.description import Identity
 from worker.serving.v2 import Serving

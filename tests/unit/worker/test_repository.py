@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +16,18 @@ import pytest
 from router.model import State
 from tests.support.loops import in_loop, turns, until
 from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, ReadableLog
+from worker.conditions import Conditions
+from worker.control import Behaviour, Control, Source
 from worker.engines import EngineError
+from worker.governor import Governor, Place
+from worker.memory import Memory
 from worker.models import Models, UnknownModelError
 from worker.replica import HeldReplica, Rest
-from worker.repository import Behaviour, Control, Entry, LoadFailedError, RefusedError, Repository, Source
+from worker.repository import Entry, LoadFailedError, RefusedError, Repository
 from worker.store import StoreError, Versions
 
 if TYPE_CHECKING:
+    from worker.dependencies import Dependency
     from worker.engines import Cancellation
     from worker.stages import Stages
     from worker.store import ModelFiles
@@ -77,6 +82,8 @@ class Bench:
         self.engine = FileEngine()
         self.log = ReadableLog()
         self.now = 0.0
+        self.memory = Memory(100, 100)
+        self.amiss = ""
         self.models = Models()
         self.repository = Repository(
             Source(root, names, FILE, versions or Versions()),
@@ -84,7 +91,17 @@ class Bench:
             self.models,
             self._make,
             self.log,
+            conditions=Conditions(
+                self.log,
+                lambda: self.now,
+                Governor([Place("host", lambda: self.memory)], wait_s=0.0),
+                amiss=self._amiss,
+                every_s=0.0,
+            ),
         )
+
+    async def _amiss(self, depends_on: Sequence[Dependency]) -> str:
+        return self.amiss
 
     def _make(self, files: ModelFiles) -> HeldReplica:
         return HeldReplica(files, self.engine, EmptyLoader(), self.log, lambda: self.now, lambda: None)
@@ -516,3 +533,61 @@ async def test_new_content_of_what_rests_is_loaded_when_it_is_wanted(root: Path)
         await bench.look_twice()
         assert bench.answering == {"m": "three"}, "a model that answers goes on to"
         assert bench.engine.open == ["three"]
+
+
+# --- what must hold before --------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_new_content_for_which_there_is_no_memory_leaves_the_old_one_serving(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT, startup=("*",))
+    bench.put("m", "1", "one")
+    async with bench.running():
+        bench.put("m", "1", "two")
+        bench.memory = Memory(1, 100)
+        with pytest.raises(LoadFailedError, match="version 1: the new content was not taken over: there was no memory"):
+            await bench.repository.load("m")
+        assert bench.models.find("m").gate.is_open
+        assert (bench.answering, bench.engine.open) == ({"m": "one"}, ["one"])
+        bench.memory = Memory(100, 100)
+        await bench.repository.load("m")
+        assert (bench.answering, bench.models.find("m").reason) == ({"m": "two"}, "")
+
+
+@in_loop
+async def test_what_waits_for_its_dependencies_holds_up_no_other_model(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        bench.amiss = "the sun is down"
+        bench.put("d", "1", "depends")
+        (root / "d" / "1" / "model.yaml").write_text("depends_on: ['tcp://127.0.0.1:9']")
+        bench.put("m", "1", "two")
+        await bench.look_twice()
+        assert bench.answering == {"m": "two"}
+        await until(lambda: any("the sun is down" in one.reason for one in bench.models.of("d")), "why it waits")
+        bench.put("m", "1", "three")
+        await bench.look_twice()
+        assert bench.answering == {"m": "three"}
+        bench.amiss = ""
+        await until(lambda: bench.states["d@1"] is State.WARM, "the model that waited")
+
+
+@in_loop
+async def test_new_content_of_a_model_that_lost_its_dependencies_is_taken_over_when_it_has_them_again(
+    root: Path,
+) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("d", "1", "one")
+    (root / "d" / "1" / "model.yaml").write_text("depends_on: ['tcp://127.0.0.1:9']")
+    async with bench.running():
+        bench.amiss = "the sun is down"
+        await until(lambda: bench.models.find("d").lost, "the loss")
+        bench.put("d", "1", "two")
+        await bench.look_twice()
+        await turns()
+        assert bench.engine.open == ["one"]
+        bench.amiss = ""
+        await until(lambda: bench.states["d@1"] is State.WARM, "its return")
+        await bench.repository.look_again()
+        await until(lambda: bench.engine.open == ["two"], "the new content")

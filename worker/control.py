@@ -1,0 +1,79 @@
+"""Who decides what a worker holds, where models come from, and how the worker goes about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from worker.recording import recorded
+from worker.store import NAME, ModelFiles, ShardPlace, Versions, choose, names_in
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POLL_S = 15.0
+LEAST_POLL_S = 0.1
+IDLE_S = 30.0
+
+
+class Control(StrEnum):
+    """Who decides what is loaded."""
+
+    NONE = "none"  # everything there is, as the worker starts
+    EXPLICIT = "explicit"  # whoever asks for it, by the repository API
+    POLL = "poll"  # the repository: what is changed there is followed
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where models come from, and which: ``names`` where there are any, else every directory under ``root``."""
+
+    root: Path | None
+    names: tuple[str, ...]
+    file_name: str | None
+    versions: Versions
+    place: ShardPlace | None = None
+    warmup_dir: Path | None = None
+    """Where warm-up inputs were recorded."""
+
+    def listed(self) -> list[str]:
+        """Return the models that may be loaded.
+
+        Raises:
+            StoreError: the repository cannot be looked at.
+        """
+        return list(self.names) if self.names or self.root is None else names_in(self.root)
+
+    def choose(self, name: str) -> list[ModelFiles]:
+        """Return the versions of a model that are to be served, the newest first; none where there is no such model.
+
+        Raises:
+            StoreError: it is not as it should be.
+        """
+        if not NAME.fullmatch(name) or (self.names and name not in self.names):
+            return []
+        if self.root is None:
+            return [recorded(self.warmup_dir, ModelFiles(name, "1"))] if name in self.names else []
+        if not (self.root / name).is_dir() and (self.file_name is not None or name not in self.names):
+            return []
+        chosen = choose(self.root, name, self.file_name, self.versions, self.place)
+        return [recorded(self.warmup_dir, files) for files in chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """How a worker goes about its models; times in seconds.
+
+    ``startup``: under explicit control, what is loaded at the start. ``lazy`` and ``idle_unload_s`` (0: never) hold for
+    models whose own description says nothing else. ``settle_s``: how long requests are still let in after callers were
+    told that a model goes; ``drain_s``: how long those that were let in have.
+    """
+
+    control: Control = Control.NONE
+    poll_s: float = POLL_S
+    startup: tuple[str, ...] = ()
+    lazy: bool = False
+    idle_unload_s: float = 0.0
+    settle_s: float = 0.0
+    drain_s: float = 30.0
