@@ -171,14 +171,19 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     engine.initialize(at_once)
     if not at_once:
         starts.apart()
-    executor = Executor(options.concurrency or kind.concurrency(_cores()), options.queue)
+    executor = Executor(
+        options.concurrency or kind.concurrency(_cores()),
+        options.queue,
+        order=options.order,
+        weights=options.tenant_weights,
+    )
     metrics = Metrics()
     identity = Identity(options.id, epoch, _version)
     bodies = Bodies(options.body_limit_bytes, options.bodies_limit_bytes)
     recorder = None
     if options.warmup_dir is not None and options.record_warmup:
         recorder = Recorder(options.warmup_dir, options.record_warmup, log)
-    inference = Inference(models, executor, recorder=recorder)
+    inference = Inference(models, executor, log=log, recorder=recorder)
     cpu_load = CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read
     load = LoadProbe(executor, engine, cpu_load, inference.served, time.monotonic)
     alarms = Alarms()
@@ -197,6 +202,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         load=load,
         alarms=alarms,
         always_report=always_report,
+        tenant_header=options.tenant_header,
     )
     metrics.add(of_models(models))
     metrics.add(of_governor(governor))
@@ -209,7 +215,17 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     if options.grpc_listen is not None:
         try:
             api = RepositoryApi(repository, bodies, lambda: inference.draining)
-            grpc = _grpc_class()(identity, models, inference, bodies, load, api, log, always_report=always_report)
+            grpc = _grpc_class()(
+                identity,
+                models,
+                inference,
+                bodies,
+                load,
+                api,
+                log,
+                always_report=always_report,
+                tenant_header=options.tenant_header,
+            )
             grpc.bind(*options.grpc_listen, options.grpc_advertise)
         except (ImportError, OSError) as error:
             remedy = "; install warmroute[worker]" if isinstance(error, ImportError) else ""

@@ -102,6 +102,10 @@ class Builder:
             with stages.measure(Stage.WARM_UP):
                 await asyncio.to_thread(warm_up, model, shape_classes(files), cancellation, tell)
                 await asyncio.to_thread(check_expected, model, files, cancellation)
+                if files.batching is not None:
+                    from worker.execution.proof import check_batching  # most models have none
+
+                    await asyncio.to_thread(check_batching, model, files, cancellation)
             _go_on(cancellation)  # a run that could not be interrupted ends well after it was given up
             await asyncio.to_thread(brought.check)
         except BaseException:

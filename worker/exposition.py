@@ -41,6 +41,7 @@ def of_models(models: Models) -> Callable[[], Iterator[Family]]:
         start = Family("warmroute_worker_start_seconds", _G, "What a replica's last start took in all.")
         expected = Family("warmroute_worker_start_expected_seconds", _G, "What the baseline said it would take.")
         executed = Family("warmroute_worker_executions_total", _C, "Runs begun for requests; warm-up runs are not.")
+        inferences = Family("warmroute_worker_inferences_total", _C, "Requests that were answered.")
         ended = Family(
             "warmroute_worker_not_answered_total", _C, "Requests that got no answer of the model's, by result."
         )
@@ -70,9 +71,10 @@ def of_models(models: Models) -> Callable[[], Iterator[Family]]:
                     access.add(replica.loaded.first_access_s, **labels)
             counts = replica.counts
             executed.add(counts.executed, **labels)
+            inferences.add(replica.statistics.inferences, **labels)
             for result in ("failed", "cancelled", "rejected", "before_warm"):
                 ended.add(getattr(counts, result), **labels, result=result)
-        return iter((state, warmth, stages, start, expected, loaded, access, executed, ended, phases))
+        return iter((state, warmth, stages, start, expected, loaded, access, executed, inferences, ended, phases))
 
     return families
 
@@ -150,6 +152,8 @@ def of_process(
             yield _one(name, _C, text, value)
         yield _one("warmroute_worker_in_flight", _G, "Requests that run or wait.", executor.in_flight)
         yield _one("warmroute_worker_queue_depth", _G, "Requests that wait for an execution.", executor.queue_depth)
+        overdue = "Requests whose time was over before they were answered."
+        yield _one("warmroute_worker_overdue_total", _C, overdue, executor.overdue)
         waits = Family("warmroute_worker_queue_seconds", _H, "How long requests waited for an execution.")
         waits.histograms.append(({}, executor.waits))
         yield waits

@@ -14,9 +14,11 @@ from router.urls import check_address
 from router.wire import MAX_ID_CHARS
 from worker.control import IDLE_S, LEAST_POLL_S, POLL_S, Behaviour, Control
 from worker.engines.registry import ENGINES
+from worker.execution.queues import MAX_WEIGHT, Order
 from worker.governor import MARK_RATIO, WAIT_S
 from worker.loading.settings import LoadOptions, add_flags
 from worker.recording import MAX_RECORDED
+from worker.serving.terms import MAX_TENANT_CHARS, TENANT_HEADER
 from worker.starts import OBJECTIVE_S
 from worker.state_address import SCHEMES, StateAddress
 from worker.store import MAX_VERSIONS, NAME, VERSION, ShardPlace, Versions
@@ -28,6 +30,8 @@ EVERY_ADDRESS = ("0.0.0.0", "::", "")
 GRPC_ID_SUFFIX = ".grpc"
 """What the id of a worker's second record in the shared state has behind the worker's own: that of its gRPC address."""
 MAX_BODY_BYTES = 64 << 20
+LEAST_QUEUE = 64
+_FIELD = re.compile(r"[A-Za-z0-9-]{1,64}")
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -52,7 +56,10 @@ class Options:
     model_cache_bytes: int
     threads: int
     concurrency: int | None
-    queue: int
+    queue: int | None
+    order: Order
+    tenant_header: str
+    tenant_weights: dict[str, float]
     load_s: float
     service_s: float
     body_limit_bytes: int
@@ -136,6 +143,9 @@ def parse(argv: list[str]) -> Options:
         threads=given.threads,
         concurrency=given.concurrency,
         queue=given.queue,
+        order=Order(given.queue_order),
+        tenant_header=given.tenant_header,
+        tenant_weights=dict(given.tenant_weight),
         load_s=given.load_s,
         service_s=given.service_ms / 1000,
         body_limit_bytes=given.body_limit_bytes,
@@ -334,10 +344,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--queue",
-        type=_count(0, 1 << 20),
-        default=64,
+        type=_queue,
+        default=str(LEAST_QUEUE),
         metavar="N",
-        help="requests that may wait for an execution; more get 503",
+        help="requests that may wait for an execution, more get 503; pool: as many as there are executions at once",
+    )
+    add(
+        "--queue-order",
+        choices=[one.value for one in Order],
+        default=Order.FIFO.value,
+        help="who is next: as they came, by priority, or by turns between tenants",
+    )
+    add(
+        "--tenant-header",
+        type=_header,
+        default=TENANT_HEADER,
+        metavar="NAME",
+        help="with --queue-order fair: the field that says whose turn it is",
+    )
+    add(
+        "--tenant-weight",
+        action="append",
+        default=[],
+        type=_weight,
+        metavar="TENANT=W",
+        help="with --queue-order fair: the turns of a tenant for one of another; 1 if not set; repeatable",
     )
     add("--body-limit-bytes", type=_count(1, 1 << 40), default=MAX_BODY_BYTES, metavar="N", help="largest request body")
     add(
@@ -471,6 +502,29 @@ def _state(text: str) -> str:
     if text != "none" and (parts.scheme not in SCHEMES or (parts.scheme == "unix" and place)):
         raise argparse.ArgumentTypeError("expected redis://, rediss:// or unix:///PATH, or none")
     return text
+
+
+def _queue(text: str) -> int | None:
+    return None if text == "pool" else _count(0, 1 << 20)(text)
+
+
+def _header(text: str) -> str:
+    if not _FIELD.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected the name of a field, such as {TENANT_HEADER}")
+    return text
+
+
+def _weight(text: str) -> tuple[str, float]:
+    tenant, equals, number = text.rpartition("=")
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = 0.0
+    if not equals or not 1 / MAX_WEIGHT <= weight <= MAX_WEIGHT or not 1 <= len(tenant) <= MAX_TENANT_CHARS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected TENANT=W, the weight from {1 / MAX_WEIGHT:g} to {MAX_WEIGHT:g}, as gold=4"
+        )
+    return tenant, weight
 
 
 def _count(least: int, most: int) -> Callable[[str], int]:

@@ -59,9 +59,10 @@ class Statistics:
         self._batches: dict[int, dict[str, Sum]] = {}
 
     def succeeded(self, times: Times, batch_size: int = 1) -> None:
-        """Count an inference that was answered, as one of ``batch_size`` that were executed together.
+        """Count an inference that was answered. The execution itself is counted by :meth:`executed`.
 
-        The execution itself is counted by :meth:`executed`.
+        ``batch_size``: how many were executed with it, itself included, for one of them; 0 for the others,
+        whose execution is counted by its size already.
         """
         with self._lock:
             self._inferences += 1
@@ -71,11 +72,16 @@ class Statistics:
             for name, seconds in compute.items():
                 self._sums[name].add(seconds)
             batch = self._batches.get(batch_size)
-            if batch is None and len(self._batches) < MAX_BATCH_SIZES:
+            if batch is None and batch_size and len(self._batches) < MAX_BATCH_SIZES:
                 batch = self._batches[batch_size] = {name: Sum() for name in _COMPUTE}
             if batch is not None:
                 for name, seconds in compute.items():
                     batch[name].add(seconds)
+
+    @property
+    def inferences(self) -> int:
+        """How many were answered."""
+        return self._inferences
 
     def failed(self, seconds: float) -> None:
         """Count an inference that was not answered as it should be, ``seconds`` after it came."""

@@ -58,6 +58,13 @@ class Versions:
     named: tuple[str, ...] = ()
 
 
+class Batching(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """How requests are joined: into runs of at most ``max_size`` rows, waiting for each other ``max_delay_ms``."""
+
+    max_size: Annotated[int, msgspec.Meta(ge=2, le=65536)]
+    max_delay_ms: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class ShapeClass:
     """One kind of request that a warm-up run proves: a name and the input shapes, by tensor; no tensor: the default.
@@ -114,6 +121,8 @@ class ModelFiles:
     """So many requests may be let in at once, those that wait included; 0: as many as the worker takes."""
     lazy: bool | None = None
     """Whether it is loaded when a request comes for it, and not before; None: as the worker was told."""
+    batching: Batching | None = None
+    """Whether requests are joined; None: each runs alone."""
     idle_unload_s: float | None = None
     """After so long without a request it is unloaded; 0: never; None: as the worker was told."""
     content_hash: str = ""
@@ -157,6 +166,7 @@ class _Description(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     depends_on: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_DEPENDENCIES)] = ()
     deadline_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
     max_requests: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    batching: Batching | None = None
 
 
 class _Latest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -319,6 +329,7 @@ def _read(name: str, directory: Path, file_name: str | None, place: ShardPlace |
         depends_on=_dependencies(source, description.depends_on),
         deadline_s=description.deadline_s,
         max_requests=description.max_requests,
+        batching=description.batching,
     )
 
 

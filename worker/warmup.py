@@ -44,7 +44,7 @@ def warm_up(
     """
     names = [spec.name for spec in model.outputs]
     for shape_class in classes:
-        inputs = _inputs(model, shape_class)
+        inputs = class_inputs(model, shape_class)
         try:
             outputs = model.run(inputs, names, {}, cancellation)
         except EngineError as error:
@@ -56,7 +56,12 @@ def warm_up(
         proven(shape_class)
 
 
-def _inputs(model: LoadedModel, shape_class: ShapeClass) -> dict[str, Array]:
+def class_inputs(model: LoadedModel, shape_class: ShapeClass) -> dict[str, Array]:
+    """Return the zeros that a run of ``shape_class`` takes.
+
+    Raises:
+        WarmupError: the class does not fit the model.
+    """
     known = {spec.name for spec in model.inputs}
     stored = None if shape_class.file is None else _stored(shape_class, shape_class.file)
     unknown = sorted(set(shape_class.shapes if stored is None else stored) - known)

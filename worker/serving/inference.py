@@ -6,32 +6,36 @@ import asyncio
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary
 
 from router.model import State
 from worker.engines import EngineError, GivenUpError, InputError
-from worker.execution import QueueFullError
+from worker.execution import DeadlineError, QueueFullError
+from worker.execution.queues import DEFAULT_TICKET
 from worker.gate import GateClosedError
 from worker.models import UnknownModelError
 from worker.replica import AtLimitError
 from worker.serving.errors import RequestError
+from worker.serving.terms import take_out, with_parameters
 from worker.statistics import Times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
+    from worker.copies import LoadedCopy
     from worker.engines import Array, Cancellation, LoadedModel
-    from worker.execution import Executor, Place
+    from worker.execution import Executor, Place, Ticket
+    from worker.execution.batches import Batcher
+    from worker.log import EventLog
     from worker.models import Models
     from worker.recording import Recorder
     from worker.replica import HeldReplica
     from worker.serving.fit import InferRequest
-    from worker.store import ModelFiles
+    from worker.store import Batching, ModelFiles
 
 T = TypeVar("T")
 
 WORKER_HEADER = "warmroute-worker"
-BACKGROUND_HEADER = "warmroute-background"
-"""1 in requests that no caller waits for: warming up, keeping warm, mirrored ones."""
 
 
 class Inference:
@@ -42,13 +46,16 @@ class Inference:
         models: Models,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
+        log: EventLog | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """``clock``: monotonic seconds. ``recorder``: keeps what was asked."""
+        """``clock``: monotonic seconds, of the executor, too. ``recorder``: keeps what was asked."""
         self._models = models
         self._executor = executor
         self._clock = clock
+        self._log = log
         self._recorder = recorder
+        self._batchers: WeakKeyDictionary[LoadedCopy, Batcher] = WeakKeyDictionary()
         self._last_active: float | None = None
         self._answered = self._failed = 0
         self.draining = False
@@ -128,13 +135,14 @@ class Inference:
             raise RequestError(str(error), 503, error.retry_after_s) from None
 
     @contextmanager
-    def admit(self, name: str, version: str | None, *, background: bool = False) -> Iterator[Admitted]:
+    def admit(self, name: str, version: str | None, ticket: Ticket = DEFAULT_TICKET) -> Iterator[Admitted]:
         """Let a request in: past its model's gate and to a place, which it has until the end of the ``with`` block.
 
-        Whatever becomes of it is counted. ``background``: no caller waits for it.
+        Whatever becomes of it is counted. ``ticket``: what its head says of its turn and its time.
 
         Raises:
-            RequestError: there is no such model, it is not warm, there is no room, or the run failed.
+            RequestError: there is no such model, it is not warm, there is no room, its time was over, or the run
+                failed.
         """
         try:
             replica = self._models.wanted(name, version)
@@ -149,10 +157,10 @@ class Inference:
         try:
             with (
                 _errors(replica),
-                replica.request(background=background),
-                self._executor.place(background=background) as place,
+                replica.request(background=ticket.background),
+                self._executor.place() as place,
             ):
-                yield Admitted(replica, place, self._clock, None if background else self._recorder)
+                yield Admitted(self, replica, place, ticket, began)
         except BaseException:
             self._failed += 1
             replica.statistics.failed(self._clock() - began)
@@ -162,28 +170,62 @@ class Inference:
         finally:
             self._last_active = self._clock()
 
+    def clock(self) -> float:
+        """The time now, in monotonic seconds."""
+        return self._clock()
+
+    def record(self, copy: LoadedCopy, request: InferRequest, ticket: Ticket) -> None:
+        """Have a request that was answered kept, where requests are kept and somebody asked it; in any thread."""
+        if self._recorder is not None and not ticket.background:
+            self._recorder.note(copy.files, request.inputs)
+
+    def batcher(self, replica: HeldReplica, copy: LoadedCopy, batching: Batching) -> Batcher:
+        """Return what joins the requests to ``copy`` as ``batching`` says."""
+        batcher = self._batchers.get(copy)
+        if batcher is None:
+            from worker.execution.batches import Batcher  # most models have none
+
+            def given_up(why: str) -> None:
+                if self._log is not None:
+                    remedy = "take batching out of its model.yaml"
+                    self._log.warning(
+                        "model.batching_off", model=replica.name, version=replica.version, reason=why, remedy=remedy
+                    )
+
+            batcher = self._batchers[copy] = Batcher(replica, copy, batching, self._executor, given_up)
+        return batcher
+
 
 class Admitted:
     """An inference that has a place."""
 
-    def __init__(
-        self, replica: HeldReplica, place: Place, clock: Callable[[], float], recorder: Recorder | None
-    ) -> None:
+    def __init__(self, inference: Inference, replica: HeldReplica, place: Place, ticket: Ticket, came: float) -> None:
         self.replica = replica
+        self._inference = inference
         self._place = place
-        self._clock = clock
-        self._recorder = recorder
+        self._ticket = ticket
+        self._came = came
 
     async def run(
         self,
         read: Callable[[LoadedModel], InferRequest],
         write: Callable[[ModelFiles, InferRequest, list[Array]], T],
+        parameters: Mapping[str, object],
+        *,
+        quick: bool,
     ) -> T:
         """Read the request, execute it and write the answer, all in a thread: the loop does not pay for it.
 
         All three see the copy of the model that serves when the thread comes to it, whatever takes over meanwhile.
+        Where requests are joined, this one is read before that, on the loop if it is ``quick`` to read, and all see the
+        copy that served then. ``parameters``: those of the request, where they are known already.
         """
-        replica, clock = self.replica, self._clock
+        if parameters:
+            self._ticket = with_parameters(self._ticket, parameters, self._came)
+        batching = self.replica.files.batching
+        if batching is not None:
+            return await self._run_joined(read, write, batching, quick=quick)
+        replica, clock = self.replica, self._inference.clock
         submitted = clock()
 
         def call(cancellation: Cancellation) -> T:
@@ -191,17 +233,59 @@ class Admitted:
             with replica.hold() as copy:
                 request = read(copy.model)
                 known = clock()
+                self._check_time(request, known)
                 names = [output.spec.name for output in request.outputs]
                 arrays = replica.execute(copy, request.inputs, names, request.parameters, cancellation)
                 replica.statistics.executed()
                 ran = clock()
                 answer = write(copy.files, request, arrays)
-                if self._recorder is not None:
-                    self._recorder.note(copy.files, request.inputs)
+                self._inference.record(copy, request, self._ticket)
             replica.statistics.succeeded(Times(begun - submitted, known - begun, ran - known, clock() - ran))
             return answer
 
-        return await self._place.run(call)
+        return await self._place.run(call, self._ticket)
+
+    async def _run_joined(
+        self,
+        read: Callable[[LoadedModel], InferRequest],
+        write: Callable[[ModelFiles, InferRequest, list[Array]], T],
+        batching: Batching,
+        *,
+        quick: bool,
+    ) -> T:
+        from worker.execution.batches import Member
+
+        clock = self._inference.clock
+        with self.replica.hold() as copy:
+            batcher = self._inference.batcher(self.replica, copy, batching)
+            began = clock()
+            request = read(copy.model) if quick else await asyncio.to_thread(read, copy.model)
+            known = clock()
+            self._check_time(request, known)
+
+            def write_part(arrays: list[Array]) -> T:
+                answer = write(copy.files, request, arrays)
+                self._inference.record(copy, request, self._ticket)
+                return answer
+
+            member = Member(
+                request.inputs,
+                tuple(output.spec.name for output in request.outputs),
+                request.parameters,
+                self._ticket,
+                write_part,
+                known - began,
+            )
+            return await batcher.run(member, self._place)
+
+    def _check_time(self, request: InferRequest, now: float) -> None:
+        """Keep to what the parameters say, now that they are known for sure, and leave the engine its own."""
+        if not request.parameters:
+            return
+        self._ticket = with_parameters(self._ticket, request.parameters, self._came)
+        take_out(request.parameters)
+        if self._ticket.deadline is not None and now >= self._ticket.deadline:
+            raise DeadlineError(began=False)
 
 
 @contextmanager
@@ -215,6 +299,11 @@ def _errors(replica: HeldReplica) -> Iterator[None]:
     except AtLimitError as error:
         replica.counts.rejected += 1
         raise RequestError(str(error), 503, 1) from None
+    except DeadlineError as error:
+        replica.counts.cancelled += 1
+        text = f"model {replica.name!r}: {error}"
+        # What never ran may do so elsewhere, and is no failure of this worker's; what ran too long is slow.
+        raise (RequestError(text, 504) if error.began else RequestError(text, 503, 1)) from None
     except asyncio.CancelledError:
         replica.counts.cancelled += 1
         raise

@@ -18,9 +18,10 @@ from worker.metrics import CONTENT_TYPE, Metrics
 from worker.serving.answer import write
 from worker.serving.description import Identity, configuration, metadata, statistics
 from worker.serving.errors import RequestError
-from worker.serving.inference import BACKGROUND_HEADER, WORKER_HEADER, Inference
+from worker.serving.inference import WORKER_HEADER, Inference
 from worker.serving.repository_api import RepositoryApi
 from worker.serving.request import HEADER_LENGTH, header_length, parse
+from worker.serving.terms import QUICK_BYTES, TENANT_HEADER, of_head, of_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -56,8 +57,11 @@ class Serving:
         governor: Governor | None = None,
         *,
         always_report: bool = False,
+        tenant_header: str = TENANT_HEADER,
     ) -> None:
-        """``clock``: monotonic seconds. ``inference``: where another surface shares it.
+        """``clock``: monotonic seconds. ``tenant_header``: says whose turn it is.
+
+        ``inference``: where another surface shares it.
 
         ``load``: what load reports are made of; without it there are none. ``always_report``: put one on every answer,
         not only where it was asked for.
@@ -71,10 +75,11 @@ class Serving:
         self._repository = repository
         self._metrics = Metrics() if metrics is None else metrics
         self._started = clock()
-        self.inference = Inference(models, executor, clock) if inference is None else inference
+        self.inference = Inference(models, executor, clock, log) if inference is None else inference
         self._load = load
         self._alarms = alarms
         self._governor = Governor(()) if governor is None else governor
+        self._tenant_header = tenant_header
         self._report_form = TEXT if always_report else None
 
     def application(self) -> web.Application:
@@ -203,14 +208,19 @@ class Serving:
     async def infer(self, request: web.Request) -> web.Response:
         """``POST /v2/models/NAME/infer``: one inference, on tensors in JSON or in bytes."""
         name, version = request.match_info["model"], request.match_info.get("version")
-        background = request.headers.get(BACKGROUND_HEADER) == "1"
+        ticket = of_head(request.headers.get, self._clock(), self._tenant_header)
         with (
-            self.inference.admit(name, version, background=background) as admitted,
+            self.inference.admit(name, version, ticket) as admitted,
             self._bodies.hold(request) as body,
         ):
             json_bytes = header_length(request.headers.getall(HEADER_LENGTH, []))
             held = [await body.read(json_bytes)]
-            answer = await admitted.run(lambda model: parse(held.pop(), model, json_bytes), write)
+            text = held[0] if json_bytes is None else memoryview(held[0])[:json_bytes]
+            parameters, quick = of_json(text), len(text) <= QUICK_BYTES
+            del text
+            answer = await admitted.run(
+                lambda model: parse(held.pop(), model, json_bytes), write, parameters, quick=quick
+            )
         if answer.json_bytes is None:
             return web.Response(body=answer.body, content_type="application/json")
         response = web.Response(body=answer.body, content_type="application/octet-stream")

@@ -6,7 +6,10 @@ import pytest
 
 from worker.store import ModelFiles, ShapeClass, StoreError, Versions, scan
 
-KNOWN = "; known fields: labels, warmup, engine, files, load, depends_on, deadline_s, max_requests (see docs/worker.md)"
+KNOWN = (
+    "; known fields: labels, warmup, engine, files, load, depends_on, deadline_s, max_requests, batching"
+    " (see docs/worker.md)"
+)
 
 
 def put(root: Path, name: str, version: str, description: str | None = None, **files: str) -> Path:

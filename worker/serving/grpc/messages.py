@@ -84,7 +84,7 @@ def read(message: oip.ModelInferRequest, model: LoadedModel) -> InferRequest:
         RequestError: it does not fit; the text says what and where.
     """
     check_id(message.id)
-    parameters = _parameters("inference request", message.parameters)
+    parameters = request_parameters(message)
     raw = bool(message.raw_input_contents)
     as_bytes = flag("inference request", "binary_data_output", parameters, absent=raw)
     parameters.pop("binary_data_output", None)
@@ -109,6 +109,15 @@ def read(message: oip.ModelInferRequest, model: LoadedModel) -> InferRequest:
             arrays[spec.name] = _typed(spec, shape, tensor.contents)
     check_complete(model.inputs, arrays)
     return InferRequest(message.id or None, arrays, _outputs(message.outputs, model.outputs, as_bytes), parameters)
+
+
+def request_parameters(message: oip.ModelInferRequest) -> Parameters:
+    """Return the parameters of a request itself.
+
+    Raises:
+        RequestError: they are too many, or one is not a scalar.
+    """
+    return _parameters("inference request", message.parameters)
 
 
 def _name(where: str, name: str) -> str:

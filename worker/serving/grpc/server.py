@@ -6,6 +6,8 @@ Errors have HTTP's texts. Where HTTP has ``Retry-After``, a status carries ``grp
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
@@ -16,8 +18,9 @@ from worker.serving.description import configuration, metadata, statistics
 from worker.serving.errors import RequestError
 from worker.serving.grpc.health import Health
 from worker.serving.grpc.load_reports import LoadReports
-from worker.serving.grpc.messages import decode, in_stream, read, write
-from worker.serving.inference import BACKGROUND_HEADER, WORKER_HEADER
+from worker.serving.grpc.messages import decode, in_stream, read, request_parameters, write
+from worker.serving.inference import WORKER_HEADER
+from worker.serving.terms import QUICK_BYTES, TENANT_HEADER, of_head
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
 
 SERVICE = "inference.GRPCInferenceService"
 STREAM = f"{SERVICE}/ModelStreamInfer"
-QUICK_BYTES = 64 << 10
-"""Larger messages are read in a thread: the loop goes on meanwhile."""
 RECEIVE_S = 60.0
 """From a call's head to the end of its message."""
 MAX_STREAMS = 64
@@ -52,6 +53,7 @@ _STATUSES = {
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     500: grpc.StatusCode.INTERNAL,
     503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
 
@@ -69,6 +71,7 @@ class GrpcSurface:
         log: EventLog,
         *,
         always_report: bool = False,
+        tenant_header: str = TENANT_HEADER,
     ) -> None:
         """``always_report``: put a load report on every answer, not only where it was asked for."""
         self._identity = identity
@@ -79,6 +82,7 @@ class GrpcSurface:
         self._repository = repository
         self._log = log
         self._always_report = always_report
+        self._tenant_header = tenant_header.lower()
         self.address = ""
         """What to tell of it, ``grpc://HOST:PORT``, once it is bound."""
         self._ended = asyncio.Event()
@@ -231,10 +235,15 @@ class GrpcSurface:
             return await self._run(await _decoded(data), context)
 
     async def _run(self, message: oip.ModelInferRequest, context: Context) -> bytes:
-        background = _metadata(context, BACKGROUND_HEADER) == "1"
+        now = time.monotonic()
+        ticket = of_head(lambda name: _metadata(context, name), now, self._tenant_header)
+        left_s = context.time_remaining()
+        if left_s is not None and (ticket.deadline is None or now + left_s < ticket.deadline):
+            ticket = replace(ticket, deadline=now + left_s)
         name, version = message.model_name, message.model_version or None
-        with self._inference.admit(name, version, background=background) as admitted:
-            return await admitted.run(lambda model: read(message, model), write)
+        with self._inference.admit(name, version, ticket) as admitted:
+            said, quick = request_parameters(message), message.ByteSize() <= QUICK_BYTES
+            return await admitted.run(lambda model: read(message, model), write, said, quick=quick)
 
     async def _stream(self, _: object, context: Context) -> None:
         """Answer one request of a stream after the other. What fails is an answer, too, and the stream goes on."""

@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
 from tests.support.loops import turns
 from worker.engines import Cancellation, GivenUpError
-from worker.execution import Executor, QueueFullError
+from worker.execution import DeadlineError, Executor, Order, QueueFullError, Ticket
+
+
+def same(number: int, _: Cancellation) -> int:
+    return number
 
 
 class Held:
@@ -29,8 +34,10 @@ class Held:
 
 
 async def threads_through(executor: Executor) -> None:
-    """Wait until no thread is at work any more; nothing can be handed in after that."""
-    await asyncio.to_thread(executor._pool.shutdown)
+    """Wait until no thread is at work any more, and the loop knows."""
+    while executor.busy:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await turns(2)
 
 
 def test_runs_calls_and_passes_on_what_they_return_and_raise() -> None:
@@ -174,8 +181,8 @@ def test_what_calls_waited_for_a_thread_is_measured_but_for_those_of_the_backgro
         first = asyncio.create_task(executor.run(held))
         await asyncio.to_thread(held.started.wait, 10)
         await turns(1)
-        with executor.place(background=True) as place:
-            apart = asyncio.create_task(place.run(lambda _: None))
+        with executor.place() as place:
+            apart = asyncio.create_task(place.run(lambda _: None, Ticket(background=True)))
             second = asyncio.create_task(executor.run(lambda _: None))
             await turns(1)
             now += 0.2
@@ -188,6 +195,154 @@ def test_what_calls_waited_for_a_thread_is_measured_but_for_those_of_the_backgro
         executor.queue_time_ms()
         now += 120.0
         assert executor.queue_time_ms() is None
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_begin_in_time_is_dropped_and_what_runs_too_long_is_told_to_stop() -> None:
+    async def scenario() -> None:
+        executor = Executor(1, 8)
+        running, waiting = Held(), Held()
+        soon = executor.now + 0.02
+        first = asyncio.create_task(executor.run(running, Ticket(deadline=soon)))
+        second = asyncio.create_task(executor.run(waiting, Ticket(deadline=soon)))
+        late = asyncio.create_task(executor.run(waiting, Ticket(deadline=executor.now)))
+        results = await asyncio.gather(first, second, late, return_exceptions=True)
+        assert [str(one) for one in results] == [
+            "its time was over while it ran",
+            "its time was over before it could begin",
+            "its time was over before it could begin",
+        ]
+        await threads_through(executor)
+        assert running.given_up.is_set()
+        assert not waiting.started.is_set()
+        assert (executor.in_flight, executor.overdue) == (0, 3)
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_thread_sees_that_the_time_is_over_where_the_loop_has_not_yet() -> None:
+    async def scenario() -> None:
+        now = 10.0
+        executor = Executor(1, 8, lambda: now)
+        held = Held()
+        first = asyncio.create_task(executor.run(held))
+        await asyncio.to_thread(held.started.wait, 10)
+        second = asyncio.create_task(executor.run(lambda _: "ran", Ticket(deadline=3600.0)))
+        await turns(1)
+        now = 7200.0
+        held.release.set()
+        with pytest.raises(DeadlineError, match=r"^its time was over before it could begin$"):
+            await second
+        await first
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_order_decides_who_is_next() -> None:
+    async def scenario() -> None:
+        executor = Executor(1, 8, order=Order.PRIORITY)
+        held = Held()
+        began: list[int] = []
+
+        def note(level: int, _: Cancellation) -> None:
+            began.append(level)
+
+        first = asyncio.create_task(executor.run(held))
+        await asyncio.to_thread(held.started.wait, 10)
+        rest = [asyncio.create_task(executor.run(partial(note, level), Ticket(level))) for level in (9, 1, 5)]
+        await turns(1)
+        held.release.set()
+        await asyncio.gather(first, *rest)
+        assert began == [1, 5, 9]
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_as_large_as_the_pool_follows_it() -> None:
+    async def scenario() -> None:
+        executor = Executor(1, None)
+        held = Held()
+        tasks = [asyncio.create_task(executor.run(held)) for _ in range(2)]
+        await turns(1)
+        with pytest.raises(QueueFullError, match=r"\(1 requests wait\)$"):
+            await executor.run(held)
+        executor.resize(2)
+        assert (executor.queue_limit, executor.queue_depth) == (2, 0)
+        tasks += [asyncio.create_task(executor.run(held)) for _ in range(2)]
+        await turns(1)
+        assert executor.queue_depth == 2
+        held.release.set()
+        assert await asyncio.gather(*tasks) == ["done"] * 4
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+def test_threads_become_more_and_fewer_without_losing_a_call() -> None:
+    async def scenario() -> None:
+        executor = Executor(2, 100)
+        held = [Held() for _ in range(6)]
+        tasks = [asyncio.create_task(executor.run(one)) for one in held]
+        await turns(1)
+        executor.resize(5)
+        await asyncio.gather(*(asyncio.to_thread(one.started.wait, 10) for one in held[:5]))
+        assert (executor.busy, executor.queue_depth) == (5, 1)
+        executor.resize(1)
+        assert executor.queue_depth == 1, "five run on, though the size is one"
+        for one in held[:5]:
+            one.release.set()
+        await asyncio.to_thread(held[5].started.wait, 10)
+        executor.resize(3)
+        held[5].release.set()
+        assert await asyncio.gather(*tasks) == ["done"] * 6
+        assert await asyncio.gather(*(executor.run(lambda _: 1) for _ in range(50))) == [1] * 50
+        await threads_through(executor)
+        assert executor._alive <= 3
+        assert executor.in_flight == 0
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+def test_sizes_that_change_all_the_time_lose_no_call() -> None:
+    async def scenario() -> None:
+        executor = Executor(1, 10_000)
+        sizes = [3, 1, 7, 2, 1, 8, 4, 1]
+
+        async def change() -> None:
+            for turn in range(80):
+                executor.resize(sizes[turn % len(sizes)])
+                await turns(1)
+
+        tasks = [asyncio.create_task(executor.run(partial(same, number))) for number in range(400)]
+        leaving = [asyncio.create_task(executor.run(lambda _: None)) for _ in range(50)]
+        await turns(1)
+        for task in leaving:
+            task.cancel()
+        await change()
+        assert await asyncio.gather(*tasks) == list(range(400))
+        await threads_through(executor)
+        assert executor.in_flight == 0
+        assert executor._tokens.qsize() == executor._leaving
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_raises_stop_iteration_is_an_error_like_any_other() -> None:
+    async def scenario() -> None:
+        executor = Executor(1, 1)
+
+        def stop(_: Cancellation) -> None:
+            raise StopIteration("end")
+
+        with pytest.raises(RuntimeError, match=r"^StopIteration: end$"):
+            await executor.run(stop)
         executor.close()
 
     asyncio.run(scenario())

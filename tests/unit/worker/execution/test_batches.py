@@ -1,0 +1,417 @@
+"""The way of requests to a model that asks for batching, from the surface's door to the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests.support.loops import turns
+from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, ReadableLog
+from worker.engines import Cancellation, EngineError, InputError, Parameters
+from worker.execution import Executor, Order, Ticket
+from worker.execution.queues import DEFAULT_TICKET
+from worker.models import Models
+from worker.replica import HeldReplica
+from worker.serving.errors import RequestError
+from worker.serving.fit import InferRequest, RequestedOutput
+from worker.serving.inference import Inference
+from worker.store import Batching, ModelFiles
+
+if TYPE_CHECKING:
+    from worker.engines import Array
+
+
+FOUR = Batching(max_size=4)
+PATIENT = Batching(max_size=4, max_delay_ms=10_000)
+
+
+class PickyModel(DoublingModel):
+    """Doubles; refuses rows of 13, and raises where it is given a 99."""
+
+    def compute(self, values: Array) -> Array:
+        if (values == 13).any():
+            raise InputError("13 is refused")
+        if (values == 99).any():
+            raise EngineError("99 is too much")
+        return super().compute(values)
+
+
+class Rig:
+    def __init__(self, model: DoublingModel, batching: Batching, threads: int, order: Order) -> None:
+        self.now = 100.0
+        self.model = model
+        self.log = ReadableLog()
+        files = ModelFiles("m", "1", batching=batching)
+        self.replica = HeldReplica(files, FixedEngine(model), EmptyLoader(), self.log, lambda: 0.0, lambda: None)
+        self.read: Callable[[], float] = lambda: self.now
+        self.executor = Executor(threads, 64, lambda: self.read(), order)
+        self.inference = Inference(Models((self.replica,)), self.executor, lambda: self.read(), self.log)
+        self.written: list[list[int]] = []
+
+    async def ask(
+        self, *values: float, ticket: Ticket = DEFAULT_TICKET, quick: bool = True, **parameters: int | float | str
+    ) -> list[float]:
+        """Ask with a row for each of ``values``; returns the first column of the answer."""
+
+        def read(model: Any) -> InferRequest:
+            if not values:
+                raise RequestError("no rows")
+            array = np.array([[value, 0.0] for value in values], np.float32)
+            return InferRequest(None, {"x": array}, (RequestedOutput(model.outputs[0]),), dict(parameters))
+
+        def write(files: ModelFiles, request: InferRequest, arrays: Sequence[Array]) -> list[float]:
+            if values[0] == 7:
+                raise ValueError("7 cannot be written")
+            return [float(value) for value in arrays[0][:, 0]]
+
+        with self.inference.admit("m", None, ticket) as admitted:
+            return await admitted.run(read, write, parameters, quick=quick)
+
+    @property
+    def ran(self) -> list[list[float]]:
+        return [[float(value) for value in one["x"][:, 0]] for one in self.model.ran]
+
+    async def holding(self) -> asyncio.Task[list[float]]:
+        """Have the one thread held by a request for -1, so that what comes after it waits."""
+        task = asyncio.create_task(self.ask(-1.0))
+        while len(self.model.ran) < 1:  # noqa: ASYNC110 - a thread brings it about
+            await asyncio.sleep(0)
+        return task
+
+    def go(self) -> None:
+        assert self.model.hold is not None
+        self.model.hold.set()
+
+    def statistics(self) -> dict[str, Any]:
+        return self.replica.statistics.shown("m", "1")
+
+
+def batched(
+    check: Callable[[Rig], Awaitable[None]],
+    *,
+    model: DoublingModel | None = None,
+    batching: Batching = FOUR,
+    held: bool = False,
+    threads: int = 1,
+    order: Order = Order.FIFO,
+    ticking: bool = False,
+) -> None:
+    """Run ``check`` on a model that is warm; ``held``: its runs wait for :meth:`Rig.go`.
+
+    ``ticking``: time goes by; else it stands still where no check moves it.
+    """
+
+    async def scenario() -> None:
+        rig = Rig(model or PickyModel(), batching, threads, order)
+        if ticking:
+            rig.read = time.monotonic
+        assert await rig.replica.bring_up()
+        rig.model.ran.clear()
+        if held:
+            rig.model.hold = threading.Event()
+        try:
+            await asyncio.wait_for(check(rig), 30)
+            while rig.executor.busy:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            await turns(3)
+            assert rig.executor.in_flight == 0
+        finally:
+            rig.executor.close()
+
+    asyncio.run(scenario())
+
+
+async def asked(*asks: Awaitable[Any]) -> list[asyncio.Task[Any]]:
+    tasks = [asyncio.ensure_future(ask) for ask in asks]
+    await turns(2)
+    return tasks
+
+
+def test_requests_that_wait_run_together_and_each_gets_its_own() -> None:
+    async def check(rig: Rig) -> None:
+        first = await rig.holding()
+        tasks = await asked(rig.ask(1.0), rig.ask(2.0, 3.0), rig.ask(4.0), rig.ask(5.0))
+        assert (rig.executor.in_flight, rig.executor.queue_depth) == (5, 4)
+        rig.go()
+        assert await first == [-2.0]
+        assert await asyncio.gather(*tasks) == [[2.0], [4.0, 6.0], [8.0], [10.0]]
+        assert rig.ran == [[-1.0], [1.0, 2.0, 3.0, 4.0], [5.0]]
+        shown = rig.statistics()
+        assert (shown["inference_count"], shown["execution_count"]) == (5, 3)
+        assert [(one["batch_size"], one["compute_infer"]["count"]) for one in shown["batch_stats"]] == [(1, 2), (3, 1)]
+        assert rig.replica.counts.executed == 3
+
+    batched(check, held=True)
+
+
+def test_what_differs_in_kind_runs_apart() -> None:
+    async def check(rig: Rig) -> None:
+        first = await rig.holding()
+        tasks = await asked(
+            rig.ask(1.0), rig.ask(2.0, p=1), rig.ask(3.0), rig.ask(4.0, p=1), rig.ask(5.0, sequence_id=1), rig.ask(6.0)
+        )
+        rig.go()
+        await asyncio.gather(first, *tasks)
+        assert rig.ran == [[-1.0], [1.0, 3.0, 6.0], [2.0, 4.0], [5.0]]
+        assert rig.model.parameters[-3:] == [{}, {"p": 1}, {"sequence_id": 1}]
+
+    batched(check, held=True)
+
+
+def test_one_that_is_larger_than_a_batch_runs_alone() -> None:
+    async def check(rig: Rig) -> None:
+        assert await rig.ask(*[1.0] * 9) == [2.0] * 9
+        assert [len(one) for one in rig.ran] == [9]
+
+    batched(check)
+
+
+def test_an_idle_worker_does_not_wait_for_others_where_there_is_no_delay() -> None:
+    async def check(rig: Rig) -> None:
+        assert await rig.ask(1.0) == [2.0]
+        assert rig.ran == [[1.0]]
+
+    batched(check)
+
+
+def test_with_a_delay_the_first_waits_for_others_until_they_are_enough() -> None:
+    async def check(rig: Rig) -> None:
+        tasks = await asked(rig.ask(1.0), rig.ask(2.0), rig.ask(3.0))
+        assert rig.ran == []
+        tasks += await asked(rig.ask(4.0))
+        await asyncio.gather(*tasks)
+        assert rig.ran == [[1.0, 2.0, 3.0, 4.0]]
+
+    batched(check, batching=PATIENT)
+
+
+def test_a_batch_that_fails_is_run_again_one_by_one() -> None:
+    async def check(rig: Rig) -> None:
+        first = await rig.holding()
+        tasks = await asked(rig.ask(1.0), rig.ask(13.0), rig.ask(99.0), rig.ask(4.0))
+        rig.go()
+        await first
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [results[0], results[3]] == [[2.0], [8.0]]
+        assert [(str(one), one.status) for one in results if isinstance(one, RequestError)] == [
+            ("model 'm': 13 is refused", 400),
+            ("model 'm': 99 is too much", 500),
+        ]
+        assert rig.ran == [[-1.0], [1.0, 13.0, 99.0, 4.0], [1.0], [13.0], [99.0], [4.0]]
+        shown = rig.statistics()
+        assert (shown["inference_count"], shown["execution_count"]) == (3, 3)
+        assert shown["inference_stats"]["fail"]["count"] == 2
+
+    batched(check, held=True)
+
+
+def test_an_answer_that_cannot_be_written_takes_nobody_along() -> None:
+    async def check(rig: Rig) -> None:
+        first = await rig.holding()
+        tasks = await asked(rig.ask(7.0), rig.ask(2.0))
+        rig.go()
+        await first
+        bad, good = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(bad, ValueError)
+        assert good == [4.0]
+        assert rig.ran == [[-1.0], [7.0, 2.0]]
+
+    batched(check, held=True)
+
+
+def test_one_that_cannot_be_read_never_joins() -> None:
+    async def check(rig: Rig) -> None:
+        for quick in (True, False):
+            with pytest.raises(RequestError, match=r"^no rows$"):
+                await rig.ask(quick=quick)
+        assert await rig.ask(1.0, quick=False) == [2.0]
+
+    batched(check)
+
+
+def test_a_caller_that_leaves_takes_its_rows_out_of_the_batch() -> None:
+    async def check(rig: Rig) -> None:
+        first = await rig.holding()
+        tasks = await asked(rig.ask(1.0), rig.ask(2.0), rig.ask(3.0))
+        tasks[1].cancel()
+        await asyncio.wait({tasks[1]})
+        assert (rig.executor.in_flight, rig.executor.queue_depth) == (3, 2)
+        rig.go()
+        await asyncio.gather(first, tasks[0], tasks[2])
+        assert rig.ran == [[-1.0], [1.0, 3.0]]
+        assert rig.replica.counts.cancelled == 1
+
+    batched(check, held=True)
+
+
+def test_a_batch_that_everybody_left_never_runs() -> None:
+    async def check(rig: Rig) -> None:
+        first = await rig.holding()
+        tasks = await asked(rig.ask(1.0), rig.ask(2.0))
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert rig.executor.in_flight == 1
+        again = await asked(rig.ask(3.0))
+        rig.go()
+        await asyncio.gather(first, *again)
+        assert rig.ran == [[-1.0], [3.0]]
+
+    batched(check, held=True)
+
+
+def test_what_runs_goes_on_until_the_last_caller_left() -> None:
+    async def check(rig: Rig) -> None:
+        tasks = await asked(*(rig.ask(float(number)) for number in range(1, 5)))
+        while not rig.model.ran:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for task in tasks[:3]:
+            task.cancel()
+        await asyncio.wait(tasks[:3])
+        assert rig.model.cancelled == 0
+        assert rig.executor.in_flight == 4, "the thread still works on all of them"
+        tasks[3].cancel()
+        await asyncio.wait(tasks)
+        while rig.executor.in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert rig.model.cancelled == 1
+
+    batched(check, held=True, batching=PATIENT)
+
+
+def test_one_who_waits_to_be_joined_may_leave() -> None:
+    async def check(rig: Rig) -> None:
+        (gone,) = await asked(rig.ask(1.0))
+        gone.cancel()
+        await asyncio.wait({gone})
+        assert rig.executor.in_flight == 0
+        await asyncio.gather(*await asked(*(rig.ask(float(number)) for number in range(2, 6))))
+        assert rig.ran == [[2.0, 3.0, 4.0, 5.0]]
+
+    batched(check, batching=PATIENT)
+
+
+def test_what_is_over_its_time_is_dropped_before_it_runs() -> None:
+    async def check(rig: Rig) -> None:
+        with pytest.raises(RequestError) as late:
+            await rig.ask(9.0, ticket=Ticket(deadline=rig.now))
+        assert (str(late.value), late.value.status, late.value.retry_after_s) == (
+            "model 'm': its time was over before it could begin",
+            503,
+            1,
+        )
+        first = await rig.holding()
+        tasks = await asked(rig.ask(1.0), rig.ask(2.0, ticket=Ticket(deadline=rig.now + 3600)), rig.ask(3.0))
+        rig.now += 7200  # the timer has not noticed; the thread does
+        rig.go()
+        results = await asyncio.gather(first, *tasks, return_exceptions=True)
+        assert [str(one) for one in results if isinstance(one, Exception)] == [
+            "model 'm': its time was over before it could begin"
+        ]
+        assert rig.ran == [[-1.0], [1.0, 3.0]]
+        assert rig.executor.overdue == 2
+
+    batched(check, held=True)
+
+
+def test_one_that_is_over_its_time_while_it_runs_is_told_so_and_the_others_are_answered() -> None:
+    async def check(rig: Rig) -> None:
+        tasks = await asked(
+            rig.ask(1.0, timeout=20_000), rig.ask(2.0), rig.ask(3.0), rig.ask(4.0)
+        )  # microseconds of the loop's own clock
+        with pytest.raises(RequestError) as late:
+            await tasks[0]
+        assert (str(late.value), late.value.status) == ("model 'm': its time was over while it ran", 504)
+        rig.go()
+        assert await asyncio.gather(*tasks[1:]) == [[4.0], [6.0], [8.0]]
+        assert rig.model.parameters[-1] == {}, "the engine does not see what is not for it"
+
+    batched(check, held=True)
+
+
+def test_requests_of_other_ranks_are_not_joined() -> None:
+    async def check(rig: Rig) -> None:
+        first = await rig.holding()
+        tasks = await asked(rig.ask(1.0), rig.ask(2.0, priority=1), rig.ask(3.0), rig.ask(4.0, priority=1))
+        rig.go()
+        await asyncio.gather(first, *tasks)
+        assert rig.ran == [[-1.0], [2.0, 4.0], [1.0, 3.0]]
+
+    batched(check, held=True, order=Order.PRIORITY)
+
+
+class ShrinkingModel(DoublingModel):
+    """Gives a row for each but where there is a 5 among them: no model for batching, and the proof could not tell."""
+
+    def compute(self, values: Array) -> Array:
+        doubled = super().compute(values)
+        return doubled[:1] if (values == 5).any() else doubled
+
+
+def test_a_model_whose_rows_are_lost_is_joined_no_more() -> None:
+    async def check(rig: Rig) -> None:
+        first = await rig.holding()
+        tasks = await asked(rig.ask(5.0), rig.ask(2.0))
+        rig.go()
+        await first
+        assert await asyncio.gather(*tasks) == [[10.0], [4.0]]
+        await asyncio.gather(*await asked(*(rig.ask(1.0) for _ in range(4))))
+        assert rig.ran == [[-1.0], [5.0, 2.0], [5.0], [2.0], [1.0], [1.0], [1.0], [1.0]]
+        (event,) = rig.log.events("model.batching_off")
+        assert event["reason"] == "an output of shape [1, 2] for 2 rows"
+
+    batched(check, model=ShrinkingModel(), held=True)
+
+
+def test_closing_tells_all_that_wait_and_a_swap_does_not_disturb_them() -> None:
+    async def check(rig: Rig) -> None:
+        first = await rig.holding()
+        tasks = await asked(rig.ask(1.0), rig.ask(2.0))
+        swapped = asyncio.create_task(rig.replica.swap(ModelFiles("m", "1", batching=Batching(max_size=2))))
+        rig.go()
+        assert await asyncio.gather(first, *tasks) == [[-2.0], [2.0], [4.0]]
+        assert await swapped
+        assert await rig.ask(3.0) == [6.0]
+        rig.executor.close()
+        with pytest.raises(RequestError, match=r"^model 'm': the worker stopped before this was done$"):
+            await rig.ask(4.0)
+
+    batched(check, held=True)
+
+
+class CountingModel(DoublingModel):
+    """Doubles; notes how many runs there are at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def run(
+        self, inputs: Mapping[str, Array], outputs: Sequence[str], parameters: Parameters, cancellation: Cancellation
+    ) -> list[Array]:
+        with self.lock:
+            self.ran.append(dict(inputs))
+        return [self.compute(inputs["x"]) for _ in outputs]
+
+
+def test_under_load_from_many_everyone_gets_the_right_answer() -> None:
+    async def check(rig: Rig) -> None:
+        async def caller(number: int) -> None:
+            for turn in range(10):
+                value = float(1000 * (number + 1) + turn)
+                assert await rig.ask(*[value] * (1 + (number + turn) % 3)) == [2 * value] * (1 + (number + turn) % 3)
+
+        await asyncio.gather(*(caller(number) for number in range(16)))
+        assert sum(len(one) for one in rig.ran) == sum(1 + (n + t) % 3 for n in range(16) for t in range(10))
+        assert max(len(one) for one in rig.ran) <= 8
+        shown = rig.statistics()
+        assert shown["inference_count"] == 160
+        assert shown["execution_count"] == len(rig.ran) < 160
+
+    batched(check, model=CountingModel(), batching=Batching(max_size=8, max_delay_ms=1), threads=3, ticking=True)
