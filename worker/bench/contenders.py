@@ -83,7 +83,7 @@ MEASURES: Final = (
     ),
     Measure("kept graph", Change(("--model-cache", "{kept}"), kept=("model_cache.stored",))),
 )
-SHARED: Final = Measure("shared memory", Change(("--shm", "--id", "{id}")))
+SHARED: Final = Measure("shared memory", Change(("--shm", "--id", "{id}"), description={"load": {"verify": "cached"}}))
 """Apart from the rest: with it a start has its weights in memory, whatever the page cache holds."""
 
 
