@@ -14,15 +14,16 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
 from tests.support.worker_process import WorkerProcess
+from tests.support.worker_surface import until
 from worker.alarms import Alarms
 from worker.debug import DebugPages
 
 Ask = Callable[[str], Coroutine[Any, Any, tuple[int, str]]]
 
 
-def asked(check: Callable[[Ask], Awaitable[None]]) -> None:
+def asked(check: Callable[[Ask], Awaitable[None]], pages: DebugPages | None = None) -> None:
     async def scenario() -> None:
-        server = TestServer(DebugPages(Alarms()).application(), host="127.0.0.1")
+        server = TestServer((pages or DebugPages(Alarms())).application(), host="127.0.0.1")
         await server.start_server()
         try:
             async with ClientSession() as session:
@@ -67,12 +68,15 @@ def test_memory_and_what_is_allocated_meanwhile() -> None:
         assert len(said["kinds"]) == 3
         assert "allocated" not in said
         asking = asyncio.create_task(ask("/debug/memory?seconds=0.3&rows=1000"))
-        await asyncio.sleep(0.15)
-        kept = [bytes(1000) for _ in range(1000)]
+        kept = []
+        while not asking.done():
+            kept.append(bytes(10_000))
+            await asyncio.sleep(0.005)
         status, text = await asking
+        assert status == 200
         rows: list[dict[str, Any]] = json.loads(text)["allocated"]
-        (row,) = [row for row in rows if row["where"].startswith(__file__) and row["bytes"] > 900_000]
-        assert row["blocks"] >= len(kept)
+        (row,) = [row for row in rows if row["where"].startswith(__file__) and row["bytes"] >= 10_000]
+        assert row["bytes"] <= 11_000 * len(kept)
 
     asked(check)
 
@@ -102,9 +106,11 @@ def test_a_profile_names_what_runs() -> None:
 
 
 def test_one_measurement_at_a_time_and_one_that_nobody_waits_for_ends() -> None:
+    pages = DebugPages(Alarms())
+
     async def check(ask: Ask) -> None:
         first = asyncio.create_task(ask("/debug/profile?seconds=15"))
-        await asyncio.sleep(0.1)
+        await until(lambda: pages._measuring)
         conflict = (409, "another measurement runs; one at a time\n")
         assert await ask("/debug/profile?seconds=0.1") == conflict
         assert await ask("/debug/memory?seconds=0.1") == conflict
@@ -116,7 +122,7 @@ def test_one_measurement_at_a_time_and_one_that_nobody_waits_for_ends() -> None:
             assert time.monotonic() - began < 5
             await asyncio.sleep(0.02)
 
-    asked(check)
+    asked(check, pages)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,13 @@ class Wire:
                         return int(told["grpc-status"]), told.get("grpc-message", "")
             self._writer.write(self._core.data_to_send())
 
+    async def answered(self) -> None:
+        """Wait for the first byte of a message that answers."""
+        events: list[Any] = []
+        while not any(isinstance(event, h2.events.DataReceived) for event in events):
+            events = self._core.receive_data(await self._reader.read(65536))
+            self._writer.write(self._core.data_to_send())
+
     def close(self) -> None:
         self._writer.close()
 
@@ -170,7 +177,7 @@ def test_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(connect: Callable[[], Awaitable[Wire]], _: Executor, __: Bodies) -> None:
         first, second = await connect(), await connect()
         first.begin(message(), method="ModelStreamInfer")
-        await asyncio.sleep(0.1)
+        await first.answered()
         second.begin(b"", method="ModelStreamInfer")
         assert await second.status() == (8, "1 other streams are open")
         first.more(b"", end=True)
