@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from router.model import EndpointRecord
+from router.wire import MAX_RECORD_BYTES, decode_fields, encode_fields, record_bytes
 from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, ReadableLog
 from worker.models import Models, UnknownModelError
 from worker.replica import HeldReplica
@@ -79,3 +81,20 @@ def test_versions_come_and_go() -> None:
     models.remove(first)
     assert list(models.names) == ["a"]
     assert models.of("m") == ()
+
+
+def test_a_record_holds_what_fits_and_what_serves_comes_first() -> None:
+    models = Models([held(f"m{number}-{'x' * 100}", "1") for number in range(500)])
+    warm = held("warm", "1", warm=True)
+    models.put(warm)
+    told = models.reports()
+    assert told[0] == warm.report()
+    assert 200 < len(told) < 500
+    record = EndpointRecord("w" * 128, "http://127.0.0.1:9001", "e" * 32, replicas=tuple(told))
+    assert record_bytes(record) <= MAX_RECORD_BYTES
+    assert decode_fields("w", encode_fields(record) | {"v": "1", "epoch": "e", "rev": "1"}).replicas == tuple(told)
+
+
+def test_a_record_of_a_few_has_them_in_their_order() -> None:
+    models = Models([held("m", "1"), held("m", "2", warm=True), held("a", "1")])
+    assert [(one.model, one.version) for one in models.reports()] == [("m", "2"), ("m", "1"), ("a", "1")]
