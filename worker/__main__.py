@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from router.model import State
 from worker.alarms import Alarms, AlarmWatch
 from worker.baseline import BaselineError, page_cache_ratio, read_baseline
-from worker.conditions import Conditions
+from worker.conditions import Conditions, size_bytes
 from worker.control import Control, Source
 from worker.engines import EngineError
 from worker.engines.early import EarlyEngine
@@ -53,6 +54,7 @@ from worker.serving.repository_api import RepositoryApi
 from worker.serving.v2 import Serving
 from worker.starts import Starts, process_age_s
 from worker.store import StoreError, scan
+from worker.turns import Standing, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,6 +154,23 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     governor = Governor(
         (Place("host", memory.read), Place("device", engine.memory)), options.memory_mark_ratio, options.memory_wait_s
     )
+    cpu_load = CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read
+    sizes: dict[str, int] = {}
+
+    def standing() -> Standing:
+        room = engine.read()
+        to_load = 0
+        for one in models:
+            if one.rest is None and one.state is State.COLD:
+                key = f"{one.name}@{one.version} {one.files.signature}"
+                sizes[key] = sizes.get(key) or size_bytes(one.files)
+                to_load += sizes[key]
+        return Standing(
+            cpu_load=cpu_load(),
+            free_memory=None if room is None else min(1.0, room.free_bytes / max(1, room.total_bytes)),
+            bytes_to_load=to_load,
+        )
+
     repository = Repository(
         source,
         options.behaviour,
@@ -160,6 +179,9 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         log,
         prefetcher(log, memory.read) if options.loading.prefetch else None,
         Conditions(log, time.monotonic, governor),
+        None
+        if not options.turns.most
+        else Turns(options.turns, options.loading.shm_dir, options.namespace, standing, log, time.monotonic),
     )
     if strict:
         repository.add(found)
@@ -184,7 +206,6 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     if options.warmup_dir is not None and options.record_warmup:
         recorder = Recorder(options.warmup_dir, options.record_warmup, log)
     inference = Inference(models, executor, log=log, recorder=recorder)
-    cpu_load = CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read
     load = LoadProbe(executor, engine, cpu_load, inference.served, time.monotonic)
     alarms = Alarms()
     watch = AlarmWatch(alarms, lambda: tuple((r.name, r.version, r.state, r.content_hash) for r in models), log)

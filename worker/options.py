@@ -22,6 +22,8 @@ from worker.serving.terms import MAX_TENANT_CHARS, TENANT_HEADER
 from worker.starts import OBJECTIVE_S
 from worker.state_address import SCHEMES, StateAddress
 from worker.store import MAX_VERSIONS, NAME, VERSION, ShardPlace, Versions
+from worker.turns import WAIT_S as TURN_WAIT_S
+from worker.turns import TurnOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +78,7 @@ class Options:
     start_objective_s: float
     baseline: Path | None
     shard: ShardPlace | None
+    turns: TurnOptions
     warmup_dir: Path | None
     record_warmup: int
     memory_mark_ratio: float
@@ -117,6 +120,7 @@ def parse(argv: list[str]) -> Options:
         parser.error(f"--load-model {given.load_model[0]}: only with --model-control {Control.EXPLICIT.value}")
     if control is Control.POLL and given.models is None:
         parser.error("--model-control poll: there is nothing to look at; give --models DIR")
+    own_id = given.id or f"worker-{secrets.token_hex(4)}"
     return Options(
         models=given.models,
         model=tuple(given.model),
@@ -134,7 +138,7 @@ def parse(argv: list[str]) -> Options:
         port=port,
         state=state,
         namespace=given.namespace,
-        id=given.id or f"worker-{secrets.token_hex(4)}",
+        id=own_id,
         engine=given.engine,
         loading=LoadOptions.read(given),
         libraries=given.libraries,
@@ -161,6 +165,7 @@ def parse(argv: list[str]) -> Options:
         json_log=given.log_format == "json",
         start_objective_s=given.start_objective_s,
         baseline=given.baseline,
+        turns=TurnOptions(given.preload_limit, given.preload_instance or own_id, given.preload_wait_s),
         warmup_dir=given.warmup_dir,
         record_warmup=given.record_warmup,
         memory_mark_ratio=given.memory_mark,
@@ -207,6 +212,21 @@ def _parser() -> argparse.ArgumentParser:
         default="latest",
         metavar="WHICH",
         help="versions of each model to serve: latest, latest:N, all, or numbers such as 1,3",
+    )
+    add(
+        "--preload-limit",
+        type=_count(0, 64),
+        default=0,
+        metavar="N",
+        help="at most so many models are preloaded at once on this machine, by all workers with this flag; 0: no limit",
+    )
+    add("--preload-instance", type=_group, metavar="NAME", help="workers of one name share their turns; default: --id")
+    add(
+        "--preload-wait-s",
+        type=_seconds,
+        default=TURN_WAIT_S,
+        metavar="S",
+        help="how long a preload waits for its turn; after that the model is loaded by its first request",
     )
     add(
         "--warmup-dir",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from worker.models import Models
     from worker.replica import HeldReplica
     from worker.store import ModelFiles
+    from worker.turns import Turns
 
 LEAST_CHECK_S, MOST_CHECK_S = 0.05, 5.0
 
@@ -74,10 +75,11 @@ class Repository:
         log: EventLog,
         prefetch: Callable[[ModelFiles, Cancellation], None] | None = None,
         conditions: Conditions | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """``make`` makes a replica, cold, of a version. ``prefetch`` blocks, and is called for what is left cold.
 
-        ``conditions``: what must hold before a version is loaded.
+        ``conditions``: what must hold before a version is loaded. ``turns``: whose turn it is to preload.
         """
         self.models = models
         self.control = behaviour.control
@@ -95,6 +97,7 @@ class Repository:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._given_up = Cancellation()
+        self._turns = turns
         self._followed: set[HeldReplica] = set()
         models.on_wanted = self._wanted
 
@@ -131,9 +134,9 @@ class Repository:
             if replica.rest is not None or replica.state is not State.COLD:
                 continue
             if replica.files.depends_on:  # others need not wait for what it waits for
-                self._start(self._bring_up_alone(replica), f"load {replica.name}@{replica.version}")
+                self._start(self._preload(replica), f"load {replica.name}@{replica.version}")
             else:
-                await self._bring_up_alone(replica)
+                await self._preload(replica)
         watches = [self._poll()] if self.control is Control.POLL else []
         if self._prefetch is not None:
             watches.append(self._prefetch_cold(self._prefetch))
@@ -359,6 +362,18 @@ class Repository:
             replica.files = files
         elif replica.state in (State.COLD, State.FAILED):
             await self._bring_up(replica, files)
+
+    async def _preload(self, replica: HeldReplica) -> None:
+        """Bring up a replica in this machine's turn; where none comes in time, its first request does."""
+        if self._turns is None:
+            await self._bring_up_alone(replica)
+            return
+        async with self._turns.turn(self._stop.is_set) as got:
+            if got:
+                await self._bring_up_alone(replica)
+            elif not self._stop.is_set():
+                replica.lay_to_rest(Rest.LAZY, "its turn to be preloaded did not come; a request has it loaded")
+                self._log.warning("preload.no_turn", model=replica.name, version=replica.version)
 
     async def _bring_up_alone(self, replica: HeldReplica) -> None:
         async with self._lock(replica.name):
