@@ -199,7 +199,14 @@ def measure(model: BenchModel, rows: Sequence[Contender], given: argparse.Namesp
     loads: list[Steady] = []
     with (
         BenchZygote() as zygote,
-        Measuring(model, rows, given.threads, zygote, everything=not given.keep_libraries) as measuring,
+        Measuring(
+            model,
+            rows,
+            given.threads,
+            zygote,
+            everything=not given.keep_libraries,
+            providers=_DEVICES[given.device],
+        ) as measuring,
     ):
         for row in keeping:
             measuring.prepare(row)

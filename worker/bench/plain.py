@@ -1,6 +1,7 @@
 """The baseline of the cold-start bench: a fresh process, ``InferenceSession(path)``, one run. Nothing of warmroute.
 
-``python plain.py MODEL.onnx SHAPES``: ``SHAPES`` is a JSON object of input shapes by name. One JSON line on standard
+``python plain.py MODEL.onnx SHAPES [PROVIDER ...]``: ``SHAPES`` is a JSON object of input shapes by name; providers are
+left to ONNX Runtime where none is named. One JSON line on standard
 output says how long each step took; then each line on standard input is a number of seconds to run on for, answered
 with a JSON list of what each run took, in seconds.
 """
@@ -30,7 +31,7 @@ def shape_of(value: Any, shapes: dict[str, list[int]]) -> list[int]:
 def main() -> None:
     """Load, run once, tell; then run on as asked."""
     imported = time.perf_counter()
-    session = ort.InferenceSession(sys.argv[1])
+    session = ort.InferenceSession(sys.argv[1], providers=sys.argv[3:] or None)
     created = time.perf_counter()
     shapes = json.loads(sys.argv[2])
     inputs = {value.name: np.zeros(shape_of(value, shapes), _TYPES[value.type]) for value in session.get_inputs()}

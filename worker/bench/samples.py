@@ -91,12 +91,13 @@ class Measuring:
         zygote: BenchZygote,
         *,
         everything: bool = True,
+        providers: Sequence[str] = (),
     ) -> None:
         """``threads``: within one execution, of the workers; a plain session has its default.
 
         ``zygote`` is started only where a row needs it. ``everything``: empty the whole page cache, where that is
         allowed, and not of the model's files alone. All repositories are made before the first start: a new link to a
-        file looks like a change of it to a worker that remembers its hash.
+        file looks like a change of it to a worker that remembers its hash. ``providers``: of the plain session.
 
         Raises:
             ModelError: a repository cannot be made.
@@ -105,6 +106,7 @@ class Measuring:
         self._threads = threads
         self._zygote = zygote
         self._everything = everything
+        self._providers = providers
         self._repositories: dict[str, Repository] = {}
         self._kept = model.directory.parent / f".bench-{os.getpid()}-kept"
         shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else self._kept
@@ -148,7 +150,7 @@ class Measuring:
         before = cached_ratio(files)
         free = HostMemory().read()
         if row.change is None:
-            with PlainStart(self._model) as started:
+            with PlainStart(self._model, self._providers) as started:
                 answer_s, stages = started.first_answer()
                 warm_s, first_access_s = answer_s, stages["first_answer"]
                 memory = of_process(started.pid)
@@ -208,7 +210,7 @@ class Measuring:
         """
         page_cache.warm(self._model.files)
         if row.change is None:
-            with PlainStart(self._model) as started:
+            with PlainStart(self._model, self._providers) as started:
                 started.first_answer()
                 took = started.run(seconds)
                 return _steady(row.name, number, None, None, took, started.pid)
@@ -227,8 +229,8 @@ class Measuring:
 class PlainStart:
     """A plain session in a fresh process, with the interface of a worker's start."""
 
-    def __init__(self, model: BenchModel) -> None:
-        argv = [sys.executable, plain.__file__, str(model.file), json.dumps(dict(model.shapes))]
+    def __init__(self, model: BenchModel, providers: Sequence[str] = ()) -> None:
+        argv = [sys.executable, plain.__file__, str(model.file), json.dumps(dict(model.shapes)), *providers]
         self.began = time.perf_counter()
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self._process.pid
