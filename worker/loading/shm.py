@@ -160,6 +160,9 @@ class ShmStore:
             with self._mutex:
                 self._open()
                 path = self._own / _entry_name(files, found)
+                for other in self._own.glob(f"{files.name}@{files.version}.*"):
+                    if other != path and other not in self._used:
+                        self._removed(other, "its files are others by now")
                 keep = self.kept
                 if path in self._used:  # the same state is loaded a second time, beside itself
                     path, keep = path.with_name(f"{path.name}.{secrets.token_hex(4)}"), False

@@ -58,9 +58,15 @@ class Rig:
         )
         return self.stores[-1]
 
-    def load(self, store: ShmStore, verify: Verify = Verify.CACHED, strategy: StrategyName | None = None) -> Loaded:
+    def load(
+        self,
+        store: ShmStore,
+        verify: Verify = Verify.CACHED,
+        strategy: StrategyName | None = None,
+        name: str = "m",
+    ) -> Loaded:
         files = ModelFiles(
-            "m", "1", self.directory, self.directory / "model.onnx", load=LoadDescription(strategy, verify)
+            name, "1", self.directory, self.directory / "model.onnx", load=LoadDescription(strategy, verify)
         )
         return ModelLoader(shm=store).load(files, lambda *_: None, Cancellation(), Stages())
 
@@ -121,14 +127,25 @@ def test_it_can_be_read_to_hash_each_time_and_damage_is_found(rig: Rig) -> None:
     assert rig.load(rig.store(), Verify.ALWAYS).content_hash != first.content_hash
 
 
-def test_files_that_are_others_by_now_are_copied_again(rig: Rig) -> None:
+def test_files_that_are_others_by_now_are_copied_again_and_the_old_ones_go(rig: Rig) -> None:
     rig.load(rig.store()).keep()
     (rig.directory / "model.onnx").write_bytes(b"9876543210")
-    assert rig.load(rig.store()).strategy == "copied"
-    assert len(rig.entries()) == 2
+    store = rig.store()
+    loaded = rig.load(store)
+    assert loaded.strategy == "copied"
+    assert len(rig.entries()) == 1
+    (rig.directory / "model.onnx").write_bytes(b"98765432")
+    assert rig.load(store).strategy == "copied"
+    assert len(rig.entries()) == 2, "what is loaded stays until it is given back"
+    loaded.release()
+    assert len(rig.entries()) == 1
+
+
+def test_a_start_removes_what_is_not_served(rig: Rig) -> None:
+    rig.load(rig.store()).keep()
     store = rig.store()
     store.sweep({"m@1"})
-    assert len(rig.entries()) == 2, "which of them is wanted is not known before it is loaded"
+    assert len(rig.entries()) == 1
     store.sweep({"m@2"})
     assert rig.entries() == []
 
@@ -201,15 +218,13 @@ def test_room_that_runs_out_on_the_way_leaves_nothing_behind(rig: Rig, monkeypat
 
 
 def test_what_nobody_uses_makes_room(rig: Rig) -> None:
-    rig.load(rig.store(limit_bytes=28 << 10)).keep()  # two files and their digests, of a page each
-    (rig.directory / "model.onnx").write_bytes(b"9876543210")
+    rig.load(rig.store(limit_bytes=28 << 10), name="old").keep()  # two files and their digests, of a page each
     store = rig.store(limit_bytes=28 << 10)
     loaded = rig.load(store)
-    assert loaded.strategy == "copied"
     assert len(rig.entries()) == 2
     (rig.directory / "model.onnx").write_bytes(b"x" * 5000)
     assert rig.load(store).strategy == "copied"
-    assert len(rig.entries()) == 2, "the one that no process uses went, the one that is loaded stayed"
+    assert [name.partition(".")[0] for name in rig.entries()] == ["m@1", "m@1"], "the one that no process uses went"
     assert loaded.model_file is not None
     assert loaded.model_file.exists()
     assert [event["reason"] for event in rig.log.events("load.shm_removed")] == ["room is needed"]

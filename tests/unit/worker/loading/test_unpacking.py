@@ -114,7 +114,7 @@ def test_a_packed_model_with_other_files_gets_a_directory_until_it_is_unloaded(t
 
 
 def test_what_was_unpacked_is_kept_with_the_rest(tmp_path: Path) -> None:
-    packed = version(tmp_path / "v", {"model.onnx.gz": gzip.compress(CONTENT)})
+    packed = version(tmp_path / "v", {"model.onnx.gz": gzip.compress(CONTENT, 1)})
     first = Rig(tmp_path, keep=True)
     loaded = first.load(packed)
     loaded.keep()
@@ -165,7 +165,7 @@ def test_what_is_damaged_is_refused(
 def test_it_goes_no_further_than_memory_does(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.memory = Memory(len(CONTENT), 1 << 40)
-    files = version(tmp_path / "v", {"model.onnx.gz": gzip.compress(CONTENT)})
+    files = version(tmp_path / "v", {"model.onnx.gz": gzip.compress(CONTENT, 1)})
     assert rig.refusal(files) == (
         f"{tmp_path}/v/model.onnx.gz: cannot be unpacked: it unpacks to over {len(CONTENT) * 8 // 10} bytes, for which "
         f"there is no room"
@@ -211,7 +211,7 @@ def test_zstandard_without_its_library_says_what_to_install(tmp_path: Path, monk
 def test_it_can_be_given_up(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.cancellation.cancel()
-    files = replace(version(tmp_path / "v", {"model.onnx.gz": gzip.compress(CONTENT)}), name="given-up")
+    files = replace(version(tmp_path / "v", {"model.onnx.gz": gzip.compress(CONTENT, 1)}), name="given-up")
     with pytest.raises(GivenUpError):
         rig.load(files)
     links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
