@@ -65,7 +65,7 @@ def decode(payload: str | bytes, own: str, at: float) -> BreakersHinted | None:
         raise HintError(MALFORMED, f"no JSON: {error}") from None
     if not isinstance(said, dict):
         raise HintError(MALFORMED, "no JSON object")
-    if said.get("v") != VERSION:
+    if type(said.get("v")) is not int or said["v"] != VERSION:  # True and 1.0 are equal to 1
         raise HintError(OTHER_VERSION, f"version {str(said.get('v'))[:32]!r}, not {VERSION}")
     name, rows = said.get("from"), said.get("open")
     if not isinstance(name, str) or not isinstance(rows, list):

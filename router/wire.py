@@ -19,7 +19,7 @@ import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from router.model import EndpointRecord, Replica, State
 from router.urls import check_address, protocol_of
@@ -64,8 +64,22 @@ UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, OverflowError, Re
 """What reading foreign JSON may raise: missing, of another kind, infinite, nested without end."""
 
 
+MALFORMED: Final = "malformed"
+OTHER_VERSION: Final = "version"
+OVER_LIMIT: Final = "over_limit"
+REASONS: Final = (MALFORMED, OTHER_VERSION, OVER_LIMIT)
+"""Why something in the shared state is not taken: it makes no sense, is of another schema, or more than is read."""
+
+
 class WireError(ValueError):
-    """A record or message in the shared state that this version cannot read; the text names key, field and value."""
+    """A record or message in the shared state that this version cannot read; the text names key, field and value.
+
+    ``reason`` is one of REASONS.
+    """
+
+    def __init__(self, text: str, reason: str = MALFORMED) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +166,7 @@ def decode_fields(id: str, fields: Mapping[str, str]) -> EndpointRecord:  # noqa
     try:
         version = _number(fields["v"])
         if version != SCHEMA_VERSION:
-            raise WireError(f"schema version {version}, this is {SCHEMA_VERSION}")
+            raise WireError(f"schema version {version}, this is {SCHEMA_VERSION}", OTHER_VERSION)
         address = _address(fields["addr"])
         record = EndpointRecord(
             id=_id(id),
@@ -171,12 +185,13 @@ def decode_fields(id: str, fields: Mapping[str, str]) -> EndpointRecord:  # noqa
         )
         _check_memory(record)
     except WireError as error:
-        raise WireError(f"endpoint {_shown(id)}: {error}") from error
+        raise WireError(f"endpoint {_shown(id)}: {error}", error.reason) from error
     except UNREADABLE as error:
         raise WireError(f"endpoint {_shown(id)}: {type(error).__name__}: {_cut(str(error))}") from error
     size = record_bytes(record)
     if size > MAX_RECORD_BYTES:
-        raise WireError(f"endpoint {_shown(id)}: a record of up to {size} bytes, at most {MAX_RECORD_BYTES}")
+        text = f"endpoint {_shown(id)}: a record of up to {size} bytes, at most {MAX_RECORD_BYTES}"
+        raise WireError(text, OVER_LIMIT)
     return record
 
 
@@ -234,10 +249,10 @@ def decode_news(id: str, text: str, after: int = 0) -> list[ModelNews]:  # noqa:
     """
     try:
         if len(text) > MAX_FIELD_CHARS:
-            raise WireError(f"{len(text)} characters, at most {MAX_FIELD_CHARS}")
+            raise WireError(f"{len(text)} characters, at most {MAX_FIELD_CHARS}", OVER_LIMIT)
         rows = json.loads(text)
         if not isinstance(rows, list) or len(rows) > MAX_NEWS:
-            raise WireError(f"not a list of at most {MAX_NEWS}")
+            raise WireError(f"not a list of at most {MAX_NEWS}", OVER_LIMIT if isinstance(rows, list) else MALFORMED)
         return [
             ModelNews(
                 number,
@@ -250,7 +265,7 @@ def decode_news(id: str, text: str, after: int = 0) -> list[ModelNews]:  # noqa:
             if _integer(number) > after and event in _MODEL_EVENTS
         ]
     except WireError as error:
-        raise WireError(f"endpoint {_shown(id)}: {NEWS_FIELD}: {error}") from error
+        raise WireError(f"endpoint {_shown(id)}: {NEWS_FIELD}: {error}", error.reason) from error
     except UNREADABLE as error:
         raise WireError(f"endpoint {_shown(id)}: {NEWS_FIELD}: {type(error).__name__}: {_cut(str(error))}") from error
 
@@ -278,7 +293,7 @@ def decode_delta(payload: bytes | str) -> Delta:
     try:
         raw = json.loads(payload)
         if type(raw["v"]) is not int or raw["v"] != SCHEMA_VERSION:
-            raise WireError(f"schema version {raw['v']!r}, this is {SCHEMA_VERSION}")
+            raise WireError(f"schema version {raw['v']!r}, this is {SCHEMA_VERSION}", OTHER_VERSION)
         fields = raw.get("f") or {}
         if raw["kind"] not in ("set", "beat", "del") or not isinstance(fields, dict):
             raise WireError(f"kind {raw['kind']!r}")
@@ -290,7 +305,7 @@ def decode_delta(payload: bytes | str) -> Delta:
             {k: _text(v) for k, v in fields.items()},
         )
     except WireError as error:
-        raise WireError(f"delta: {error}") from error
+        raise WireError(f"delta: {error}", error.reason) from error
     except UNREADABLE as error:
         raise WireError(f"delta: {type(error).__name__}: {_cut(str(error))}") from error
 
@@ -331,10 +346,12 @@ def _replica_out(replica: Replica) -> dict[str, Any]:
 
 def _replicas_in(text: str) -> tuple[Replica, ...]:
     if len(text) > MAX_FIELD_CHARS:
-        raise WireError(f"replicas: {len(text)} characters, at most {MAX_FIELD_CHARS}")
+        raise WireError(f"replicas: {len(text)} characters, at most {MAX_FIELD_CHARS}", OVER_LIMIT)
     rows = json.loads(text)
     if not isinstance(rows, list) or len(rows) > MAX_REPLICAS:
-        raise WireError(f"replicas: not a list of at most {MAX_REPLICAS}")
+        raise WireError(
+            f"replicas: not a list of at most {MAX_REPLICAS}", OVER_LIMIT if isinstance(rows, list) else MALFORMED
+        )
     replicas = tuple(_replica_in(row) for row in rows)
     told: set[tuple[str, str, int]] = set()
     for one in replicas:
@@ -371,7 +388,7 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise WireError(f"{_cut(repr(value))} is not text")
     if len(value) > MAX_FIELD_CHARS:
-        raise WireError(f"text of {len(value)} characters, at most {MAX_FIELD_CHARS}")
+        raise WireError(f"text of {len(value)} characters, at most {MAX_FIELD_CHARS}", OVER_LIMIT)
     _utf8(value)
     return value
 
@@ -383,7 +400,7 @@ def _id(value: object, of: str = "id") -> str:
 def _short(value: object, of: str, most: int) -> str:
     text = _text(value)
     if len(text) > most:
-        raise WireError(f"{of} of {len(text)} characters, at most {most}")
+        raise WireError(f"{of} of {len(text)} characters, at most {most}", OVER_LIMIT)
     return text
 
 
@@ -424,8 +441,10 @@ def _integer(value: object) -> int:
     """Take a number of JSON, and neither a boolean nor one with a fraction."""
     if type(value) is not int:
         raise WireError(f"{_cut(repr(value))} is no whole number")
-    if not 0 <= value <= MAX_INTEGER:
-        raise WireError(f"{_cut(str(value))} is {'negative' if value < 0 else 'too large'}")
+    if value < 0:
+        raise WireError(f"{_cut(str(value))} is negative")
+    if value > MAX_INTEGER:
+        raise WireError(f"{_cut(str(value))} is too large", OVER_LIMIT)
     return value
 
 
@@ -436,7 +455,7 @@ def _number(text: str) -> int:
     if text.startswith("-"):
         raise WireError(f"{_cut(repr(text))} is negative")
     if len(text) > _MAX_DIGITS or (number := int(text)) > MAX_INTEGER:
-        raise WireError(f"{_cut(repr(text))} is too large")
+        raise WireError(f"{_cut(repr(text))} is too large", OVER_LIMIT)
     return number
 
 

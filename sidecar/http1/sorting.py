@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from sidecar.settings import Admission, Trust
@@ -10,6 +11,8 @@ from sidecar.settings import Admission, Trust
 if TYPE_CHECKING:
     from sidecar.http2.hpack import Field
 
+MOST_NAME_BYTES: Final = 128
+"""What is kept of a tenant's name."""
 DEFAULT_KIND: Final = "default"
 """The class of requests that name none."""
 
@@ -71,7 +74,18 @@ class Sorting:
 
     def _asking(self, name: bytes, tenant: bytes, bytes_: int, ends_at: float) -> Asking:
         kind, rank = self._classes.get(name.lower(), (0, 0))
-        return Asking(kind, rank, tenant[:128].decode("latin-1"), bytes_, ends_at)
+        return Asking(kind, rank, _bounded(tenant).decode("latin-1"), bytes_, ends_at)
+
+
+def _bounded(tenant: bytes) -> bytes:
+    """Return a name of at most MOST_NAME_BYTES that is no other tenant's: of a longer one what follows is hashed.
+
+    A line feed stands between, which no field holds: nobody can call itself so.
+    """
+    if len(tenant) <= MOST_NAME_BYTES:
+        return tenant
+    digest = sha256(tenant).hexdigest()[:32].encode()
+    return tenant[: MOST_NAME_BYTES - len(digest) - 1] + b"\n" + digest
 
 
 def kinds_of(policy: Admission) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from router.model import EndpointGone, EndpointSeen, StoreChanged
 from router.scripts import READ_LUA
 from router.urls import masked_url
-from router.wire import Keys, WireError
+from router.wire import REASONS, Keys, WireError
 from sidecar.state.connect import PasswordFileError, open_client, subscribed
 from sidecar.state.modes import StoreModes
 from sidecar.state.view import StoreView
@@ -98,7 +98,7 @@ class RedisSource:
         self._grace_s = policy.empty_store_grace_s
         self._emit: Emit = _nowhere
         self._wake = asyncio.Event()
-        self._complained = Throttle(LOG_EVERY_S)
+        self._complained = {reason: Throttle(LOG_EVERY_S) for reason in REASONS}
         self._down_said = Throttle(LOG_EVERY_S)
 
     def configure(self, policy: FreshnessPolicy) -> None:
@@ -312,9 +312,12 @@ class RedisSource:
     def _complain(self) -> None:
         complaints = list(self.view.complaints)
         self.view.complaints.clear()
-        held_back = self._complained.admit(self._clock())
-        if held_back is not None:
-            _log.warning("store.bad_record", details=complaints, held_back=held_back)
+        now = self._clock()
+        for reason in dict.fromkeys(reason for reason, _ in complaints):  # one must not hide another
+            held_back = self._complained[reason].admit(now)
+            if held_back is not None:
+                details = [text for of, text in complaints if of == reason]
+                _log.warning("store.bad_record", reason=reason, details=details, held_back=held_back)
 
     def _was_emptied(self) -> None:
         """The content was lost under a live connection (FLUSHALL, a failover behind a proxy)."""

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from router.model import EndpointGone, EndpointRecord, EndpointSeen, EndpointsHeard, GoneReason
 from router.wire import (
     CONTENT_FIELD,
+    MALFORMED,
     NEWS_FIELD,
+    OVER_LIMIT,
     SCHEMA_VERSION,
     Delta,
     ModelNews,
@@ -37,6 +39,9 @@ MAX_ENDPOINTS = 4096
 MAX_WAITING = 4096
 """Deltas kept while a full read is under way; more than that, and the next read starts over."""
 
+MAX_COMPLAINTS = 8
+"""Texts kept of what was skipped for one reason: a few are logged, the counts say how many there were."""
+
 _FORGOTTEN = -1
 """Revision of a record that an emptied store no longer knows: anything is newer."""
 
@@ -47,7 +52,6 @@ class Count(StrEnum):
     DELTAS = "deltas"
     GAPS = "gaps"
     READS = "reads"
-    BAD_RECORDS = "bad_records"
     EMPTIED = "emptied"
     EXPIRED = "expired"
 
@@ -83,8 +87,10 @@ class StoreView:
         self.needs_read = True
         self.emptied = False
         self.counts: Counter[Count] = Counter()
-        self.complaints: list[str] = []
-        """Why records or messages were skipped, since last taken away by the shell (which logs them)."""
+        self.bad: Counter[str] = Counter()
+        """How many records and messages were skipped, by reason (``router.wire.REASONS``)."""
+        self.complaints: list[tuple[str, str]] = []
+        """Reason and text of what was skipped, since last taken away by the shell (which logs them)."""
         self.news: list[tuple[str, ModelNews]] = []
         """What became of models, with the endpoint that says so, since last taken away by the shell."""
 
@@ -150,7 +156,7 @@ class StoreView:
         for id, fields in told:  # noqa: A001
             lacked.discard(id)
             if isinstance(fields, str):
-                self._read_none(id, fields)
+                self._read_none(id, MALFORMED, fields)
             elif not isinstance(fields, int):
                 yield from self._read_one(id, fields, now)
             elif emptied:  # the same number in another store says nothing
@@ -173,7 +179,7 @@ class StoreView:
         try:
             record = decode_fields(id, fields)
         except WireError as error:
-            self._read_none(id, str(error))
+            self._read_none(id, error.reason, str(error))
             return
         known = self._known.get(id)
         if known is None:
@@ -192,10 +198,10 @@ class StoreView:
         known.fields, known.record = fields, record
         yield EndpointsHeard((id,), now) if same else EndpointSeen(record, now)
 
-    def _read_none(self, id: str, why: str) -> None:  # noqa: A002
+    def _read_none(self, id: str, reason: str, why: str) -> None:  # noqa: A002
         """A read showed something under this id that nobody here can read."""
         self._refused.add(id)
-        self._complain(why)
+        self._complain(reason, why)
         if id in self._known:
             self._known[id].missing_since = None
 
@@ -230,7 +236,7 @@ class StoreView:
         try:
             delta = decode_delta(payload)
         except WireError as error:  # its revision is unknown: the next delta shows the gap
-            self._complain(str(error))
+            self._complain(error.reason, str(error))
             return
         self.counts[Count.DELTAS] += 1
         if delta.revision <= self._last_delta:  # they come in order: the counter was set back under a live connection
@@ -263,7 +269,7 @@ class StoreView:
             known = decode_news(id, told)[-1:] if told else []
             self.news += [(id, one) for one in decode_news(id, now, known[0].number if known else 0)]
         except WireError as error:
-            self._complain(str(error))
+            self._complain(error.reason, str(error))
 
     def _wait(self, delta: Delta) -> None:
         if len(self._waiting) >= MAX_WAITING:
@@ -293,7 +299,7 @@ class StoreView:
         try:
             record = decode_fields(delta.id, fields)
         except WireError as error:
-            self._complain(str(error))
+            self._complain(error.reason, str(error))
             if known is None and (delta.kind == "set" or delta.id not in self._refused):
                 self.needs_read = True  # part of a record that was never seen whole
             return
@@ -342,13 +348,13 @@ class StoreView:
     def _room(self, id: str) -> bool:  # noqa: A002
         if len(self._known) < MAX_ENDPOINTS or id in self._known:
             return True
-        self._complain(f"endpoint {id!r}: more than {MAX_ENDPOINTS} endpoints in this namespace")
+        self._complain(OVER_LIMIT, f"endpoint {id!r}: more than {MAX_ENDPOINTS} endpoints in this namespace")
         return False
 
-    def _complain(self, text: str) -> None:
-        self.counts[Count.BAD_RECORDS] += 1
-        if len(self.complaints) < 16:  # the shell logs a few, the count says how many there were
-            self.complaints.append(text)
+    def _complain(self, reason: str, text: str) -> None:
+        self.bad[reason] += 1
+        if sum(reason == before for before, _ in self.complaints) < MAX_COMPLAINTS:
+            self.complaints.append((reason, text))
 
 
 def _parse_read(reply: Sequence[Any]) -> tuple[int, Iterator[tuple[str, dict[str, str] | int | str]]]:

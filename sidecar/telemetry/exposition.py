@@ -13,6 +13,7 @@ from router.hints import REASONS as HINT_REASONS
 from router.model import HTTP, StoreMode
 from router.outcomes import AttemptResult, Outcome
 from router.sketches import Refused as RefusedRow
+from router.wire import REASONS as WIRE_REASONS
 from sidecar.cache.terms import Refused
 from sidecar.http1.reports import REFUSED
 from sidecar.http1.sorting import kinds_of
@@ -148,7 +149,6 @@ _COUNTED: dict[Count, Family] = {
     Count.READS: f.STORE_READS,
     Count.DELTAS: f.STORE_DELTAS,
     Count.GAPS: f.STORE_GAPS,
-    Count.BAD_RECORDS: f.STORE_BAD,
     Count.EMPTIED: f.STORE_EMPTIED,
     Count.EXPIRED: f.STORE_EXPIRED,
 }
@@ -469,6 +469,8 @@ def _store(out: Exposition, seen: Seen) -> None:
     out.add(f.STORE_FAILURES, seen.store.counts.failures)
     for count, family in _COUNTED.items():
         out.add(family, seen.store.view.counts[count])
+    for reason in WIRE_REASONS:
+        out.add(f.STORE_BAD, seen.store.view.bad[reason], reason)
     hints = seen.store.hints
     if hints is not None:
         out.add(f.HINTS_TOLD, hints.told)

@@ -296,7 +296,9 @@ STORE_FAILURES = Family("warmroute_store_failures_total", _C, "Connections to th
 STORE_READS = Family("warmroute_store_reads_total", _C, "Full reads of the namespace.")
 STORE_DELTAS = Family("warmroute_store_deltas_total", _C, "Messages of the delta channel.")
 STORE_GAPS = Family("warmroute_store_gaps_total", _C, "Gaps in the revisions, each answered by a full read.")
-STORE_BAD = Family("warmroute_store_bad_records_total", _C, "Records and messages skipped because they made no sense.")
+STORE_BAD = Family(
+    "warmroute_store_bad_records_total", _C, "Records and messages that were skipped, by reason.", ("reason",)
+)
 STORE_EMPTIED = Family("warmroute_store_emptied_total", _C, "Times the store came back without its content.")
 STORE_EXPIRED = Family("warmroute_store_expired_total", _C, "Endpoints that fell silent and were let go.")
 HINTS_TOLD = Family("warmroute_breaker_hints_told_total", _C, "Messages to other sidecars on breakers open here.")

@@ -250,6 +250,6 @@ def test_a_large_fleet_stays_within_the_budget(server: RedisServer, monkeypatch:
     assert costs.reconcile.reads == 0, "a reconcile read what was known"
     for one in costs.sidecars:
         assert one.source.view.counts[Count.GAPS] == 0
-        assert one.source.view.counts[Count.BAD_RECORDS] == 0
+        assert one.source.view.bad.total() == 0
         assert one.source.counts.connects == 1
         assert one.exchange.heard.refused == {}

@@ -51,6 +51,8 @@ def said(**changes: object) -> str:
         (b"\xff\xfe", "malformed"),
         (said(v=2), "version"),
         (said(v=None), "version"),
+        (said(v=True), "version"),
+        (said(v=1.0), "version"),
         (said(**{"from": 7}), "malformed"),
         (said(open={}), "malformed"),
         (said(open=[7]), "malformed"),

@@ -33,7 +33,7 @@ from sidecar.configuration import Configuration
 from sidecar.http1.plane import Plane
 from sidecar.http1.reports import REFUSED, take_report
 from sidecar.settings import Limits, Timeouts, model_policies, router_policies
-from sidecar.state.view import Count, StoreView
+from sidecar.state.view import StoreView
 from sidecar.telemetry.page import Page, Scalar
 from sidecar.upstreams.orca import REASONS
 from tests.support.pages import begun_page
@@ -136,8 +136,8 @@ class Sidecar:
         return self._complaints()
 
     def _complaints(self) -> dict[str, int]:
-        assert self.view.counts[Count.BAD_RECORDS] == len(self.view.complaints)
-        return dict.fromkeys(self.view.complaints, 1)
+        assert self.view.bad.total() == len(self.view.complaints)
+        return {text: 1 for _, text in self.view.complaints}
 
     def latencies(self, rows: dict[str, str], form: str | None = None) -> dict[str, int]:
         self.heard.whole("other", {FORM_FIELD: self.heard.form if form is None else form, **rows}, self.now)

@@ -32,12 +32,21 @@ def of(policy: Admission, *lines: bytes, trusted: bool = True) -> tuple[str, int
         ((b"x-class: batch", b"x-class: gold"), ("batch", -5, "")),
         ((b"x-class: silver", b"x-tenant: a", b"x-tenant: b"), ("default", 0, "a")),
         ((b"x-class2: gold", b"not-x-class: gold"), ("default", 0, "")),
-        ((b"x-tenant: " + b"t" * 500,), ("default", 0, "t" * 128)),
+        ((b"x-tenant: " + b"t" * 128,), ("default", 0, "t" * 128)),
         ((b"x-tenant: \xff",), ("default", 0, "\xff")),
     ],
 )
 def test_what_fields_say(lines: tuple[bytes, ...], said: tuple[str, int, str]) -> None:
     assert of(POLICY, *lines) == said
+
+
+def test_long_names_are_told_apart_within_the_same_bound() -> None:
+    same = b"t" * 200
+    names = [of(POLICY, b"x-tenant: " + same + end)[2] for end in (b"", b"a", b"b", b"a")]
+    assert names[1] == names[3]
+    assert len(set(names)) == 3
+    assert {len(name) for name in names} == {128}
+    assert all("\n" in name for name in names)  # which no field can say
 
 
 def test_who_is_believed() -> None:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from router.model import EndpointGone, EndpointRecord, EndpointSeen, EndpointsHeard, GoneReason, Replica, State
-from router.wire import ModelEvent, ModelNews, WireError, encode_fields, encode_news
-from sidecar.state.view import MAX_ENDPOINTS, MAX_WAITING, Count, StoreView, Told
+from router.wire import MAX_FIELD_CHARS, REASONS, ModelEvent, ModelNews, WireError, encode_fields, encode_news
+from sidecar.state.view import MAX_COMPLAINTS, MAX_ENDPOINTS, MAX_WAITING, Count, StoreView, Told
 
 TTL_S = 5.0
 
@@ -232,8 +233,24 @@ def test_a_bad_record_is_counted_named_and_skipped_and_the_rest_stays() -> None:
     store.hashes["bad"]["replicas"] = "{"
     store.put(record("b"))
     assert seen(read(view, store.reply())) == ["b"]
-    assert view.counts[Count.BAD_RECORDS] == 1
-    assert view.complaints[0].startswith("endpoint 'bad'")
+    assert view.bad.total() == 1
+    assert view.complaints[0][1].startswith("endpoint 'bad'")
+
+
+def test_what_is_skipped_is_counted_by_reason_and_no_reason_hides_another() -> None:
+    store, view = started("a")
+    for number in range(40):
+        store.put(record(f"bad-{number}"))
+        store.hashes[f"bad-{number}"]["replicas"] = "{"
+    store.put(record("newer"))
+    store.hashes["newer"]["v"] = "2"
+    store.put(record("long"))
+    store.hashes["long"]["replicas"] = " " * (MAX_FIELD_CHARS + 1)
+    read(view, store.reply())
+    assert view.bad == {"malformed": 40, "version": 1, "over_limit": 1}
+    kept = Counter(reason for reason, _ in view.complaints)
+    assert kept == {"malformed": MAX_COMPLAINTS, "version": 1, "over_limit": 1}
+    assert view.bad.keys() == set(REASONS)
 
 
 def test_a_key_that_is_no_hash_is_a_bad_record_and_the_rest_stays() -> None:
@@ -245,8 +262,8 @@ def test_a_key_that_is_no_hash_is_a_bad_record_and_the_rest_stays() -> None:
     reply += ["c", store.hashes["c"], "evil", "wr:{t}:ep:evil is no hash"]
     assert seen(read(view, reply)) == ["c"]
     assert set(view.ids) == {"a", "b", "c"}
-    assert view.counts[Count.BAD_RECORDS] == 2
-    assert view.complaints == ["wr:{t}:ep:a is no hash", "wr:{t}:ep:evil is no hash"]
+    assert view.bad.total() == 2
+    assert view.complaints == [("malformed", f"wr:{{t}}:ep:{name} is no hash") for name in ("a", "evil")]
     assert not view.needs_read
 
 
@@ -275,7 +292,7 @@ def test_a_read_without_a_revision_is_refused_as_a_whole(reply: list[Any]) -> No
 def test_a_bad_message_is_counted_and_the_gap_it_leaves_is_read(payload: str | bytes) -> None:
     store, view = started("a")
     assert list(view.message(payload, 0.0)) == []
-    assert view.counts[Count.BAD_RECORDS] == 1
+    assert view.bad.total() == 1
     store.put(record("a"))
     assert list(view.message(store.beat("a"), 0.0)) == []
     assert view.needs_read
@@ -337,7 +354,7 @@ def test_the_number_of_endpoints_is_bounded() -> None:
     for number in range(MAX_ENDPOINTS + 3):
         store.put(record(f"w{number}"))
     assert len(read(view, store.reply())) == MAX_ENDPOINTS
-    assert view.counts[Count.BAD_RECORDS] == 3
+    assert view.bad.total() == 3
     assert len(view.complaints) == 3
 
 
@@ -362,7 +379,7 @@ def test_a_read_is_told_only_what_changed_and_hears_who_beat_since() -> None:
     reply = store.reply(view.read_begins())
     assert [type(part) for part in reply[2::2]] == [int, int, int]
     assert list(view.read_ended(reply, 3.0)) == []
-    assert view.counts[Count.BAD_RECORDS] == 0
+    assert view.bad.total() == 0
 
 
 def test_what_deltas_told_need_not_be_read_again() -> None:
@@ -380,7 +397,7 @@ def test_a_change_that_could_not_be_read_is_asked_for_again() -> None:
     store.hashes["a"]["free"] = "x"
     reply = store.reply(view.read_begins())
     assert list(view.read_ended(reply, 1.0)) == []
-    assert view.counts[Count.BAD_RECORDS] == 1
+    assert view.bad.total() == 1
     store.hashes["a"]["free"] = "9"
     assert seen(list(view.read_ended(store.reply(view.read_begins()), 2.0))) == ["a"]
 
@@ -478,5 +495,5 @@ def test_news_that_cannot_be_read_are_complained_of_and_the_record_stands() -> N
     store.put(record("a"))
     read(view, store.reply())
     assert seen(list(view.message(store.put(record("a", free=2), news="{}"), 1.0))) == ["a"]
-    assert view.complaints == ["endpoint 'a': news: not a list of at most 8"]
+    assert view.complaints == [("malformed", "endpoint 'a': news: not a list of at most 8")]
     assert told(view) == []
