@@ -123,7 +123,10 @@ class Repository:
             raise StoreError(f"--load-model {missing}: no such model in {self._source.root}")
         for name in listed:
             with contextlib.suppress(StoreError):
-                self.add(files for files in await self._look(name) if not self._held(name, files.version))
+                found = await self._look(name)
+                self.add(files for files in found if not self._held(name, files.version))
+                if not found:
+                    self._log.warning("model.refused", model=name, reason="it is not in the repository")
 
     async def run(self) -> None:
         """Bring up what is not at rest, the newest version of each model first, and follow changes until stopped."""
@@ -194,6 +197,7 @@ class Repository:
                 raise LoadFailedError(f"model {name!r} was not loaded: {error}") from None
             if not chosen:
                 await self._clear(name)
+                self._locks.pop(name, None)  # whoever asks for what is not there leaves nothing behind
                 raise UnknownModelError(f"model {name[:128]!r} is not in the repository")
             await self._apply(name, chosen, again=True)
             if self._stop.is_set() or name in self._unwanted:
@@ -261,17 +265,17 @@ class Repository:
                     if replica.version not in {files.version for files in chosen}:
                         self.models.remove(replica)
                 for files in chosen:
-                    replica = self._held(name, files.version) or self._put(files)
-                    replica.files = files
-                    if replica.rest is None:
-                        replica.lay_to_rest(Rest.UNLOADED, _unloaded(name))
+                    known = self._held(name, files.version)
+                    if known is None:
+                        self._put(files).lay_to_rest(Rest.UNLOADED, _unloaded(name))
+                    else:
+                        known.files = files
 
     def _wanted(self, replica: HeldReplica) -> None:
         """Load a replica that rested until a request came for it."""
         replica.rest = None
         replica.gate.close("it is being loaded")
         self._log.info("model.wanted", model=replica.name, version=replica.version)
-
         self._start(self._bring_up_alone(replica), f"load {replica.name}@{replica.version}")
 
     # --- following the repository -------------------------------------------------------------------------------------
@@ -287,7 +291,7 @@ class Repository:
         except StoreError as error:
             self._log.warning("repository.unreadable", error=str(error))
             return
-        for name in dict.fromkeys((*self.models.names, *listed)):
+        for name in dict.fromkeys((*self.models.names, *listed, *self.models.refused)):
             if self._stop.is_set():
                 return
             if self._lock(name).locked():

@@ -262,6 +262,7 @@ async def test_what_is_not_in_the_repository_is_not_loaded(root: Path) -> None:
     bench.put("m", "1", "one")
     bench.put("secret", "1", "not to be served")
     async with bench.running():
+        assert [event["model"] for event in bench.log.events("model.refused")] == ["n"]
         for name in ("secret", "../m", "n"):
             with pytest.raises(UnknownModelError) as caught:
                 await bench.repository.load(name)
@@ -324,6 +325,43 @@ async def test_the_index_finds_models_that_are_new_on_disk_and_forgets_cold_ones
         shutil.rmtree(root / "m")
         shutil.rmtree(root / "broken")
         assert await bench.repository.index() == [Entry("n", "7", "UNAVAILABLE", "unloaded")]
+
+
+@in_loop
+async def test_the_index_leaves_what_is_still_to_be_loaded_at_the_start(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT, startup=("*",))
+    for name in "ab":
+        bench.put(name, "1", name)
+    bench.engine.hold = threading.Event()
+    await bench.repository.find()
+    running = asyncio.create_task(bench.repository.run())
+    await until(lambda: bench.states["a@1"] is State.LOADING, "the first load")
+    assert [entry.state for entry in await bench.repository.index()] == ["LOADING", "UNAVAILABLE"]
+    bench.engine.hold.set()
+    await until(lambda: bench.states == {"a@1": State.WARM, "b@1": State.WARM}, "both")
+    bench.repository.drain()
+    await running
+    bench.repository.take_down()
+
+
+@in_loop
+async def test_what_the_index_finds_rests_until_it_is_asked_for_also_where_models_are_lazy(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT, lazy=True)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        bench.put("n", "1", "new")
+        await bench.repository.index()
+        assert {replica.rest for replica in bench.models} == {Rest.UNLOADED}
+
+
+@in_loop
+async def test_whoever_asks_for_what_is_not_there_leaves_nothing_behind(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT)
+    async with bench.running():
+        for number in range(50):
+            with pytest.raises(UnknownModelError):
+                await bench.repository.load(f"x{number}")
+        assert bench.repository._locks == {}
 
 
 # --- polling ----------------------------------------------------------------------------------------------------------
@@ -414,6 +452,18 @@ async def test_a_description_that_cannot_be_read_changes_nothing_and_is_told_onc
         bench.put("m", "2", "two")
         await bench.look_twice()
         assert bench.engine.open == ["one", "two"]
+        assert bench.models.refused == {}
+
+
+@in_loop
+async def test_a_model_that_never_could_be_read_is_forgotten_with_its_directory(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    (root / "broken" / "v1").mkdir(parents=True)
+    async with bench.running():
+        await bench.repository.look_again()
+        assert list(bench.models.refused) == ["broken"]
+        shutil.rmtree(root / "broken")
+        await bench.look_twice()
         assert bench.models.refused == {}
 
 
