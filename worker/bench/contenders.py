@@ -19,6 +19,7 @@ NOTHING: Final = "no measure"
 DEFAULT: Final = "worker as it comes"
 ALL: Final = "all together"
 HOT: Final = "hot restart"
+STANDBY: Final = "standby"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Change:
     """``{kept}`` in one stands for a directory that the row's starts share, ``{id}`` for an id that they do."""
     description: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     zygote: bool = False
+    standby: bool = False
+    """A worker that is up, and does not have the model: it is told to load it, and measured from then on."""
     kept: tuple[str, ...] = ()
     """Events that say, some time after the first answer, that what the next start finds is there."""
 
@@ -38,6 +41,7 @@ class Change:
             (*self.flags, *other.flags),
             merged(self.description, other.description),
             self.zygote or other.zygote,
+            self.standby or other.standby,
             (*self.kept, *other.kept),
         )
 
@@ -101,7 +105,8 @@ def contenders(
     rows += [Contender(f"load: {name}", device.with_also(Change(("--load", name)))) for name in strategies]
     rows += [Contender(measure.name, off.with_also(measure.on)) for measure in measures]
     rows += [Contender(SHARED.name, off.with_also(SHARED.on))]
-    return [*rows, Contender(ALL, on), Contender(HOT, on.with_also(SHARED.on))]
+    rows += [Contender(ALL, on), Contender(HOT, on.with_also(SHARED.on))]
+    return [*rows, Contender(STANDBY, on.with_also(Change(("--model-control", "explicit"), standby=True)))]
 
 
 def available(measures: Sequence[Measure]) -> list[Measure]:

@@ -185,7 +185,8 @@ class Measuring:
         if any("{kept}" in flag for flag in change.flags):
             place.mkdir(parents=True, exist_ok=True)
         flags += [flag.format(kept=place, id=id_) for flag in change.flags]
-        started = WorkerStart(flags, self._model.shapes, self._zygote.start() if change.zygote else spawn)
+        starter = self._zygote.start() if change.zygote else spawn
+        started = WorkerStart(flags, self._model.shapes, starter, standby=change.standby)
         if self._body:
             started.prepare(self._body)
         return started

@@ -85,9 +85,20 @@ def spawn(flags: Sequence[str], stderr: int) -> Process:
 class WorkerStart:
     """Started when it is made; :meth:`first_answer` waits for the first answer. A context manager that ends it."""
 
-    def __init__(self, flags: Sequence[str], shapes: Mapping[str, tuple[int, ...]], starter: Starter = spawn) -> None:
-        """``flags`` of the worker; ``shapes`` that the model is asked with."""
+    def __init__(
+        self,
+        flags: Sequence[str],
+        shapes: Mapping[str, tuple[int, ...]],
+        starter: Starter = spawn,
+        *,
+        standby: bool = False,
+    ) -> None:
+        """``flags`` of the worker; ``shapes`` that the model is asked with.
+
+        ``standby``: the start begins where the worker, which is up, is told to load the model.
+        """
         self._shapes = shapes
+        self._standby = standby
         self._buffer = b""
         self.events: list[tuple[float, dict[str, Any]]] = []
         """Each event, with when it was read, on :func:`time.perf_counter`'s clock."""
@@ -173,6 +184,11 @@ class WorkerStart:
         connection.connect()
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
+        if self._standby:
+            self.began = time.perf_counter()
+            status, said = self._exchange("POST", f"/v2/repository/models/{NAME}/load", b"{}")
+            if status != 200:
+                raise StartError(f"loading: HTTP {status}: {said[:300]!r}")
         self.event("model.warm")
         if not self._body:
             self._body = self._make_body()

@@ -21,6 +21,7 @@ from worker.bench.contenders import (
     NOTHING,
     PLAIN,
     SHARED,
+    STANDBY,
     Change,
     Measure,
     available,
@@ -78,7 +79,7 @@ def test_rows_are_the_plain_session_every_strategy_each_measure_and_all_of_them(
     one = Measure("one", Change(("--one",)), Change(description={"engine": {"one": "off"}}))
     two = Measure("two", Change(description={"engine": {"two": "on"}}, zygote=True), Change(("--no-two",)))
     rows = {row.name: row.change for row in contenders((one, two), ("mmap",), ("CUDA",))}
-    assert list(rows) == [PLAIN, NOTHING, DEFAULT, "load: mmap", "one", "two", SHARED.name, ALL, HOT]
+    assert list(rows) == [PLAIN, NOTHING, DEFAULT, "load: mmap", "one", "two", SHARED.name, ALL, HOT, STANDBY]
     device = {"providers": ["CUDA"]}
     assert rows[PLAIN] is None
     assert rows[DEFAULT] == Change((), {"engine": device})
@@ -88,6 +89,7 @@ def test_rows_are_the_plain_session_every_strategy_each_measure_and_all_of_them(
     assert rows["two"] == Change(("--no-two",), {"engine": {**device, "one": "off", "two": "on"}}, zygote=True)
     assert rows[ALL] == Change(("--one",), {"engine": {**device, "two": "on"}}, zygote=True)
     assert rows[HOT] == rows[ALL].with_also(SHARED.on)
+    assert rows[STANDBY] == rows[ALL].with_also(Change(("--model-control", "explicit"), standby=True))
 
 
 def test_strategies_are_those_of_the_worker() -> None:
