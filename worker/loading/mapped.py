@@ -48,9 +48,9 @@ class Mmap:
 class Populate:
     """Maps the files and has the kernel bring every page in, then looks whether they are there and stayed.
 
-    Each block is read first, in order and by one thread: pages that read(2) brings in come in large pieces, which map
-    at once; those that faults bring in come one by one, and the engine, which maps the files anew, pays for each
-    again. What must be hashed is hashed by other threads, block by block, as soon as it is in.
+    Each block is read first, in order and by one thread, so that a processor touches every page once: on a virtual
+    machine the host may back what only a device has written no sooner than that, and the engine would pay for it in
+    its first run. What must be hashed is hashed by other threads, block by block, as soon as it is in.
     """
 
     def __init__(self, mark_ratio: float = MARK_RATIO, touches: int = TOUCHES, *, must_hold: bool = True) -> None:
