@@ -25,7 +25,7 @@ from worker.engines import EngineError
 from worker.engines.early import EarlyEngine
 from worker.engines.registry import EngineSettings, find_kind, make_engine
 from worker.execution import Executor
-from worker.exposition import of_alarms, of_changes, of_governor, of_models, of_page_cache, of_process
+from worker.exposition import of_alarms, of_changes, of_governor, of_models, of_page_cache, of_process, of_threads
 from worker.governor import Governor, Place
 from worker.load_report import LoadProbe
 from worker.loading.fetching import Fetcher
@@ -194,11 +194,17 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     if not at_once:
         starts.apart()
     executor = Executor(
-        options.concurrency or kind.concurrency(_cores()),
+        options.concurrency or (options.pool or (kind.concurrency(_cores()),))[0],
         options.queue,
         order=options.order,
         weights=options.tenant_weights,
     )
+    pool = None
+    if options.pool is not None:
+        from worker.execution.pool import Pool  # most workers have as many threads as cores
+
+        cores = usable_cores(_cores())
+        pool = Pool(executor, *options.pool, CpuLoad(cores, time.monotonic, time.process_time).read, log)
     metrics = Metrics()
     identity = Identity(options.id, epoch, _version)
     bodies = Bodies(options.body_limit_bytes, options.bodies_limit_bytes)
@@ -222,6 +228,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         inference=inference,
         load=load,
         alarms=alarms,
+        pool=pool,
         always_report=always_report,
         tenant_header=options.tenant_header,
     )
@@ -230,6 +237,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     metrics.add(of_changes(news))
     metrics.add_blocking(of_page_cache(models))
     metrics.add(of_alarms(alarms))
+    metrics.add(of_threads(executor, pool))
     metrics.add(of_process(executor, memory, starts, lambda: serving.draining))
     address = options.advertise or _url(sock)
     grpc = None
@@ -311,6 +319,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         grpc,
         debug,
         watch,
+        pool,
     )
     signals = [signal.SIGTERM]
     if options.parent_pid is None:

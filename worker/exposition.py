@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from worker.alarms import Alarms
     from worker.execution import Executor
+    from worker.execution.pool import Pool
     from worker.governor import Governor
     from worker.memory import MemoryProbe
     from worker.models import Models
@@ -128,6 +129,25 @@ def of_changes(news: News) -> Callable[[], Iterator[Family]]:
         for event in ModelEvent:
             changes.add(news.counts[event], change=event.value.removeprefix("model-"))
         yield changes
+
+    return families
+
+
+def of_threads(executor: Executor, pool: Pool | None) -> Callable[[], Iterator[Family]]:
+    """Expose the threads that execute: ``size`` are the pool's own, ``lent`` those beside it, ``busy`` run."""
+
+    def families() -> Iterator[Family]:
+        threads = Family("warmroute_worker_threads", _G, "Threads that execute.")
+        lent = 0 if pool is None else pool.lent
+        threads.add(executor.threads - lent, kind="size")
+        threads.add(lent, kind="lent")
+        threads.add(executor.busy, kind="busy")
+        yield threads
+        if pool is not None:
+            changes = Family("warmroute_worker_pool_changes_total", _C, "How often the pool of threads changed.")
+            for change, count in (("grown", pool.grown), ("shrunk", pool.shrunk), ("lent", pool.loans)):
+                changes.add(count, change=change)
+            yield changes
 
     return families
 

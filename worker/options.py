@@ -32,7 +32,10 @@ EVERY_ADDRESS = ("0.0.0.0", "::", "")
 GRPC_ID_SUFFIX = ".grpc"
 """What the id of a worker's second record in the shared state has behind the worker's own: that of its gRPC address."""
 MAX_BODY_BYTES = 64 << 20
-LEAST_QUEUE = 64
+MAX_THREADS = 1024
+QUEUE = 64
+QUEUE_OF_POOL = 1000
+"""So that the law by which a pool grows can see that many wait (:mod:`worker.execution.sizing`)."""
 _FIELD = re.compile(r"[A-Za-z0-9-]{1,64}")
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -58,6 +61,7 @@ class Options:
     model_cache_bytes: int
     threads: int
     concurrency: int | None
+    pool: tuple[int, int] | None
     queue: int | None
     order: Order
     tenant_header: str
@@ -115,6 +119,8 @@ def parse(argv: list[str]) -> Options:
         parser.error("--shard: there is nothing to hold a shard of; give --models DIR")
     if given.record_warmup and given.warmup_dir is None:
         parser.error(f"--record-warmup {given.record_warmup}: say with --warmup-dir DIR where to")
+    if given.pool is not None and given.concurrency is not None:
+        parser.error("--pool and --concurrency exclude each other; give one of them")
     control = Control(given.model_control)
     if given.load_model and control is not Control.EXPLICIT:
         parser.error(f"--load-model {given.load_model[0]}: only with --model-control {Control.EXPLICIT.value}")
@@ -146,7 +152,8 @@ def parse(argv: list[str]) -> Options:
         model_cache_bytes=given.model_cache_bytes,
         threads=given.threads,
         concurrency=given.concurrency,
-        queue=given.queue,
+        pool=given.pool,
+        queue=_queue_limit(given),
         order=Order(given.queue_order),
         tenant_header=given.tenant_header,
         tenant_weights=dict(given.tenant_weight),
@@ -358,16 +365,22 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=_count(1, 1024), default=1, metavar="N", help="threads within one execution")
     add(
         "--concurrency",
-        type=_count(1, 1024),
+        type=_count(1, MAX_THREADS),
         metavar="N",
         help="executions at once; the engine's own default if not set",
     )
     add(
+        "--pool",
+        type=_pool,
+        metavar="MIN..MAX",
+        help="executions at once, as many as the load asks for, instead of --concurrency",
+    )
+    add(
         "--queue",
         type=_queue,
-        default=str(LEAST_QUEUE),
         metavar="N",
-        help="requests that may wait for an execution, more get 503; pool: as many as there are executions at once",
+        help=f"requests that may wait for an execution, more get 503; pool: as many as there are executions at once; "
+        f"{QUEUE}, or with --pool {QUEUE_OF_POOL}, if not set",
     )
     add(
         "--queue-order",
@@ -524,8 +537,23 @@ def _state(text: str) -> str:
     return text
 
 
-def _queue(text: str) -> int | None:
-    return None if text == "pool" else _count(0, 1 << 20)(text)
+def _pool(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,4})\.\.([0-9]{1,4})", text)
+    least, most = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= least < most <= MAX_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected MIN..MAX, as 4..16; from 1 to {MAX_THREADS}")
+    return least, most
+
+
+def _queue(text: str) -> int | str:
+    return text if text == "pool" else _count(0, 1 << 20)(text)
+
+
+def _queue_limit(given: argparse.Namespace) -> int | None:
+    """Return how many may wait; None: as many as there are threads."""
+    if given.queue is None:
+        return QUEUE if given.pool is None else QUEUE_OF_POOL
+    return None if given.queue == "pool" else int(given.queue)
 
 
 def _header(text: str) -> str:

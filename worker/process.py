@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from worker.alarms import AlarmWatch
     from worker.debug import DebugServer
     from worker.execution import Executor
+    from worker.execution.pool import Pool
     from worker.log import EventLog
     from worker.report import Reporters
     from worker.repository import Repository
@@ -58,6 +59,7 @@ class WorkerProcess:
         grpc: GrpcSurface | None = None,
         debug: DebugServer | None = None,
         watch: AlarmWatch | None = None,
+        pool: Pool | None = None,
     ) -> None:
         """``sock`` is bound and does not listen yet; ``address`` is what to tell of it. ``grpc`` is bound, too."""
         self._sock = sock
@@ -69,6 +71,7 @@ class WorkerProcess:
         self._grpc = grpc
         self._debug = debug
         self._watch = watch
+        self._pool = pool
         self._times = times
         self._log = log
         self._clock = clock
@@ -103,12 +106,14 @@ class WorkerProcess:
         reporting = self._task(self._reporters.run(), "report") if self._reporters else None
         await self._listen(site)
         watching = None if self._watch is None else self._task(self._watch.run(), "alarms")
+        sizing = None if self._pool is None else self._task(self._pool.run(), "pool")
         following = self._task(self._repository.run(), "repository")
         await self._stop.wait()
         await self._drain(site, runner, following)
         await self._leave(reporting)
-        if watching is not None:
-            watching.cancel()
+        for task in (watching, sizing):
+            if task is not None:
+                task.cancel()
         if self._debug is not None:
             await self._debug.stop()
         self._log.info("worker.stopped")

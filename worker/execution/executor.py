@@ -158,6 +158,10 @@ class Executor:
         """How many threads run a call."""
         return self._busy
 
+    def facts(self) -> dict[str, Any]:
+        """Return its threads, for ``/stats``."""
+        return {"size": self._threads, "lent": 0, "busy": self._busy}
+
     def rank(self, ticket: Ticket) -> Hashable:
         """Return what is equal for calls that the queue tells apart by their arrival alone."""
         return self._waiting.rank(ticket)

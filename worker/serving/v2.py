@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from worker.alarms import Alarms
     from worker.execution import Executor
+    from worker.execution.pool import Pool
     from worker.load_report import LoadProbe
     from worker.log import EventLog
     from worker.models import Models
@@ -54,6 +55,7 @@ class Serving:
         inference: Inference | None = None,
         load: LoadProbe | None = None,
         alarms: Alarms | None = None,
+        pool: Pool | None = None,
         governor: Governor | None = None,
         *,
         always_report: bool = False,
@@ -78,6 +80,7 @@ class Serving:
         self.inference = Inference(models, executor, clock, log) if inference is None else inference
         self._load = load
         self._alarms = alarms
+        self._pool = pool
         self._governor = Governor(()) if governor is None else governor
         self._tenant_header = tenant_header
         self._report_form = TEXT if always_report else None
@@ -193,6 +196,7 @@ class Serving:
                 "alarms": [] if self._alarms is None else self._alarms.raised,
                 "in_flight": self._executor.in_flight,
                 "queue_depth": self._executor.queue_depth,
+                "threads": self._executor.facts() if self._pool is None else self._pool.facts(),
                 "loads_held_back": {"count": self._governor.held_back, "last": self._governor.last},
                 "models": {name: _stats(self._models.find(name)) for name in self._models.names},
                 "versions": {f"{replica.name}@{replica.version}": _stats(replica) for replica in self._models},

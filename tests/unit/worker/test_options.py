@@ -82,6 +82,26 @@ def test_everything(tmp_path: Path) -> None:
         ),
         (["--id", "a b"], "argument --id: 'a b': use 1 to 128 of A-Z a-z 0-9 . _ : -"),
         (["--namespace", "a:b"], "argument --namespace: 'a:b': use 1 to 64 of A-Z a-z 0-9 . _ -"),
+        *(
+            (["--pool", text], f"argument --pool: '{text}': expected MIN..MAX, as 4..16; from 1 to 1024")
+            for text in ("4", "4..", "4..4", "0..4", "4..1025")
+        ),
+        (
+            ["--pool", "4..8", "--concurrency", "2"],
+            "--pool and --concurrency exclude each other; give one of them",
+        ),
+        (["--queue", "many"], "argument --queue: 'many': expected a whole number from 0 to 1048576"),
+        (
+            ["--tenant-header", "a b"],
+            "argument --tenant-header: 'a b': expected the name of a field, such as warmroute-tenant",
+        ),
+        *(
+            (
+                ["--tenant-weight", text],
+                f"argument --tenant-weight: '{text}': expected TENANT=W, the weight from 0.001 to 1000, as gold=4",
+            )
+            for text in ("gold", "=4", "gold=0", "gold=nan", "gold=1001")
+        ),
         (["--threads", "0"], "argument --threads: '0': expected a whole number from 1 to 1024"),
         (["--drain-s", "nan"], "argument --drain-s: 'nan': expected a number, 0 or more"),
         (["--advertise", "http://x:70000"], "argument --advertise: 'http://x:70000': expected http://HOST:PORT"),
@@ -138,3 +158,16 @@ def test_every_flag_is_documented() -> None:
     flags = {flag for action in _parser()._actions for flag in action.option_strings if flag.startswith("--")}
     documented = set(re.findall(r"^\| `(--[a-z-]+)", DOC.read_text(encoding="utf-8"), re.MULTILINE))
     assert documented == flags - {"--help"}
+
+
+def test_how_many_may_wait_follows_the_pool() -> None:
+    assert (parse([]).queue, parse(["--queue", "7"]).queue, parse(["--queue", "pool"]).queue) == (64, 7, None)
+    options = parse(["--pool", "4..16"])
+    assert (options.pool, options.concurrency, options.queue) == ((4, 16), None, 1000)
+    assert parse(["--pool", "4..16", "--queue", "pool"]).queue is None
+
+
+def test_who_is_next_and_whose_turn_it_is() -> None:
+    assert (parse([]).order, parse([]).tenant_header, parse([]).tenant_weights) == ("fifo", "warmroute-tenant", {})
+    options = parse(["--queue-order", "fair", "--tenant-header", "x-team", "--tenant-weight", "a=b=2.5"])
+    assert (options.order, options.tenant_header, options.tenant_weights) == ("fair", "x-team", {"a=b": 2.5})
