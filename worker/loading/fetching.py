@@ -26,6 +26,7 @@ from worker.loading.digests import BLOCK_BYTES, DIGEST_BYTES, FileDigest, block_
 from worker.loading.reading import LOOK_S, write_all
 from worker.loading.sources import SourceError, open_source
 from worker.loading.sums import parse_sums, read_sums
+from worker.loading.unpacking import plain_name
 from worker.loading.version_files import DESCRIPTION, SUMS
 from worker.paths import MAX_FILES, PACKED
 from worker.stages import Stage
@@ -103,7 +104,9 @@ class Fetcher:
             except SourceError as error:
                 raise LoadError(f"{directory}: cannot be fetched: {error}") from error
             try:
-                fetched = _Fetch(directory, source, progress, cancellation, self._pause_s).run(files.sha256)
+                fetched = _Fetch(directory, source, progress, cancellation, self._pause_s).run(
+                    files.sha256, files.model_file.name if files.model_file is not None else ""
+                )
             except SourceError as error:
                 raise LoadError(f"{directory}: cannot be fetched from {source.name}: {error}") from error
             except OSError as error:
@@ -123,12 +126,12 @@ class Fetcher:
 
 
 def _missing(files: ModelFiles, directory: Path) -> bool:
-    if (directory / INCOMING).is_dir():
-        return True
-    if files.model_file is not None:
+    if files.model_file is not None:  # which is moved to its place last: where it is, all others are
         plain = files.model_file
         return not any(path.is_file() for path in (plain, *(plain.with_name(plain.name + suffix) for suffix in PACKED)))
-    return not any(path.name != DESCRIPTION and not path.name.startswith(".") for path in directory.iterdir())
+    return (directory / INCOMING).is_dir() or not any(
+        path.name != DESCRIPTION and not path.name.startswith(".") for path in directory.iterdir()
+    )
 
 
 class _Fetch:
@@ -149,8 +152,8 @@ class _Fetch:
         self._ended: queue.SimpleQueue[Exception | int] = queue.SimpleQueue()
         self._state = _State(source.name, {})
 
-    def run(self, described: dict[str, str]) -> Fetched:
-        """Fetch everything; see :meth:`Fetcher.fetch`."""
+    def run(self, described: dict[str, str], last: str) -> Fetched:
+        """Fetch everything; see :meth:`Fetcher.fetch`. ``last``: which file is moved to its place last."""
         self._incoming.mkdir(exist_ok=True)
         wanted = self._listing(described)
         self._check_room(wanted)
@@ -185,7 +188,7 @@ class _Fetch:
         digests = {
             name: FileDigest(part.size_bytes, bytes.fromhex(part.digests)) for name, part in self._state.files.items()
         }
-        self._place([file.name for file in wanted])
+        self._place([file.name for file in wanted], last)
         return Fetched(digests, fetched)
 
     def _listing(self, described: dict[str, str]) -> tuple[RemoteFile, ...]:
@@ -343,11 +346,11 @@ class _Fetch:
             self._cancellation.wait(pause_s)
             pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
-    def _place(self, names: Sequence[str]) -> None:
-        """Move the files to their places, the model's own last, so that nothing half is ever found."""
+    def _place(self, names: Sequence[str], last: str) -> None:
+        """Move the files to their places, ``last`` last, so that nothing half is ever found."""
         if (self._incoming / SUMS).is_file():
             names = [SUMS, *names]
-        for name in sorted(names, key=lambda name: name.startswith("model.")):
+        for name in sorted(names, key=lambda name: plain_name(name) == plain_name(last)):
             target = self._directory / name
             target.parent.mkdir(parents=True, exist_ok=True)
             (self._incoming / name).rename(target)

@@ -232,6 +232,23 @@ def test_it_can_be_given_up(rig: Rig) -> None:
         rig.load(lambda *_: rig.cancellation.cancel())
 
 
+def test_the_models_file_comes_last_and_tells_that_all_is_there(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.put({**CONTENT, "model.onnx.data": b"weights"})
+    rename, moved = Path.rename, []
+
+    def note(self: Path, target: Path) -> Path:
+        moved.append(self.name)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", note)
+    rig.load()
+    assert moved[-1] == "model.onnx"
+    asked = len(rig.store.seen)
+    (rig.directory / ".incoming").mkdir()
+    rig.load()
+    assert len(rig.store.seen) == asked, "what a crash left between the last move and the end is no reason to ask"
+
+
 def test_a_packed_model_is_fetched_and_unpacked(rig: Rig) -> None:
     import gzip
 
