@@ -23,7 +23,7 @@ CYCLES = 200
 SETTLING = 20
 CALLERS = 2
 PAUSE_S = 0.005
-SPAN_S = 3.0
+SPAN_S = 2.5
 P99_RATIO = 1.5
 LOAD = "/v2/repository/models/m/load"
 UNLOAD = "/v2/repository/models/m/unload"
@@ -137,7 +137,7 @@ def test_hot_swaps_under_load_lose_nothing_and_keep_the_tail(tmp_path: Path) -> 
         worker.warm("m")
         turn, ratios = 0, []
         with Callers(worker.address, product_body()) as callers:
-            time.sleep(1.0)  # connections, caches, and the second session of a start
+            time.sleep(0.7)  # connections, caches, and the second session of a start
             for _ in range(3):
                 callers.taken()
                 time.sleep(SPAN_S)

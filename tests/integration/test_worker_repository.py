@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import shutil
 import threading
 from collections import Counter
@@ -10,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
 import redis
 
 from router.model import State
 from router.wire import Keys, decode_fields
+from tests.support.models import product_body, put_product
 from tests.support.redis_server import RedisServer
 from tests.support.sidecar_process import sidecar_process
 from tests.support.sidecars import until
@@ -204,18 +205,16 @@ def infer(listen: str, body: bytes) -> int:
         connection.close()
 
 
-@pytest.mark.parametrize("control", ["explicit", "none"])
-def test_a_sidecar_has_a_lazy_model_loaded_by_our_own_worker(tmp_path: Path, server: RedisServer, control: str) -> None:
+def test_a_sidecar_has_a_lazy_model_loaded_by_our_own_worker(tmp_path: Path, server: RedisServer) -> None:
     put(tmp_path / "models", "m")
     flags = ("--models", str(tmp_path / "models"), "--state", server.url, "--namespace", "t", "--id", "w1")
-    control_flags = ("--model-control", "explicit") if control == "explicit" else ("--lazy",)
     client = redis.Redis.from_url(server.url, decode_responses=True)
 
     def state() -> State | None:
         fields: Any = client.hgetall(Keys("t").endpoint("w1"))
         return decode_fields("w1", fields).replicas[0].state if fields else None
 
-    with WorkerProcess(*DETERMINISTIC, *flags, *control_flags, "--load-s", "0.3") as worker:
+    with WorkerProcess(*DETERMINISTIC, *flags, "--model-control", "explicit", "--load-s", "0.3") as worker:
         worker.listening()
         until(lambda: state() is State.COLD, "the record")
         settings = {
@@ -233,3 +232,44 @@ def test_a_sidecar_has_a_lazy_model_loaded_by_our_own_worker(tmp_path: Path, ser
         until(lambda: state() is State.WARM, "the record")
         assert worker.ask("/stats")[1]["models"]["m"]["before_warm"] == 0
     client.close()
+
+
+def test_a_new_version_takes_over_behind_a_sidecar_without_a_lost_request(tmp_path: Path, server: RedisServer) -> None:
+    models = tmp_path / "models"
+    put_product(models / "m" / "1", 1.0, 256)
+    body = json.dumps(product_body(256)).encode()
+    answers: Counter[tuple[int, str]] = Counter()
+    stop = threading.Event()
+
+    def call(listen: str) -> None:
+        connection = http.client.HTTPConnection(listen, timeout=20)
+        while not stop.wait(0.005):
+            connection.request("POST", "/v2/models/m/infer", body)
+            response = connection.getresponse()
+            said = json.loads(response.read())
+            answers[(response.status, said.get("model_version") or said["error"])] += 1
+        connection.close()
+
+    state = ("--state", server.url, "--namespace", "t")
+    flags = ("--models", str(models), "--model-control", "poll", "--poll-s", "0.1", *state)
+    settings = {
+        "state": {"url": server.url, "namespace": "t"},
+        "models": [{"name": "m", "versions": {"serve": "latest"}}],
+    }
+    with WorkerProcess(*flags, "--id", "w1") as first, WorkerProcess(*flags, "--id", "w2") as second:
+        for worker in (first, second):
+            worker.listening()
+            worker.warm("m")
+        with sidecar_process(tmp_path, settings) as running, ThreadPoolExecutor(3) as pool:
+            callers = [pool.submit(call, running.listen) for _ in range(3)]
+            until(lambda: answers[(200, "1")] > 20, "answers of version 1")
+            put_product(models / "m" / ".2", 2.0, 256)
+            (models / "m" / ".2").rename(models / "m" / "2")
+            until(lambda: answers[(200, "2")] > 20, "answers of version 2")
+            for id_ in ("w1", "w2"):
+                running.process.await_event("endpoint.model", endpoint=id_, told="model-unloaded", version="1")
+            until(lambda: answers[(200, "2")] > 60, "answers after version 1 has gone")
+            stop.set()
+            for caller in callers:
+                caller.result(20)
+    assert set(answers) == {(200, "1"), (200, "2")}
