@@ -130,9 +130,9 @@ class DataProcess:
         if settings.state.url != "none":
             ladders.tier = SharedTier(loop, self._clock, self._channel.send)
         self._plane.drained = self._finish
-        self._membership = Membership(self._plane, settings, now)
         processes = max(listener.processes for listener in settings.listeners)
-        self._plane.admission.divide(plan.index, processes)
+        self._plane.admission.divide(plan.index, processes)  # before there are limits: none is ever shown undivided
+        self._membership = Membership(self._plane, settings, now)
         self._plane.want_load = self._want_load
         self._guard = Guard(self._plane, settings.overload, processes)
         self._tick_due = now

@@ -8,10 +8,10 @@ from sidecar.telemetry.page import (
     ENDPOINT_LIMIT,
     MAGIC,
     MODEL_ADMITTED_NOW,
-    MODEL_ADMITTED_SHARE,
     MODEL_QUEUE_NOW,
     MODEL_TURNED_AWAY,
     MODEL_TURNED_AWAY_END,
+    admitted_shares,
 )
 
 if TYPE_CHECKING:
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 
 def queues(context: Context) -> list[dict[str, Any]]:
     """Return what waits of each configured model, and of those for which somebody has waited, in order of name."""
-    found: dict[str, list[int]] = {model.name: [0, 0, 0, 0] for model in context.settings.models}
+    found: dict[str, list[int]] = {model.name: [0, 0, 0] for model in context.settings.models}
     for page in _written(context):
         words = page.words
         for model, row in page.models():
             refused = sum(words[row + MODEL_TURNED_AWAY : row + MODEL_TURNED_AWAY_END])
             here = (words[row + MODEL_QUEUE_NOW], refused, words[row + MODEL_ADMITTED_NOW])
             if model in found or any(here):
-                sums = found.setdefault(model, [0, 0, 0, 0])
-                for at, value in enumerate((*here, words[row + MODEL_ADMITTED_SHARE])):
+                sums = found.setdefault(model, [0, 0, 0])
+                for at, value in enumerate(here):
                     sums[at] += value
+    shares = admitted_shares(context.pages, context.keeper.alive)
     rules = {model.name: model for model in context.settings.models}
-    return [_row(model, sums, rules.get(model)) for model, sums in sorted(found.items())]
+    return [_row(model, sums, shares[model], rules.get(model)) for model, sums in sorted(found.items())]
 
 
-def _row(model: str, sums: list[int], rules: Model | None) -> dict[str, Any]:
-    waiting, refused, in_flight, limit = sums
+def _row(model: str, sums: list[int], limit: int, rules: Model | None) -> dict[str, Any]:
+    waiting, refused, in_flight = sums
     limited = rules is not None and rules.admission.requests is not None
     return {
         "model": model,

@@ -108,6 +108,8 @@ class AdmissionPlane:
             if limit is not None:
                 gate = gates[model.name] = self._gates.get(model.name) or Gate(model.name, limit)
                 gate.limit = limit
+        for name in self._gates.keys() - gates.keys():
+            self._show(name, 0, 0)
         self._gates = gates
         self._share_out()
 
@@ -121,6 +123,7 @@ class AdmissionPlane:
         for gate in self._gates.values():
             part, rest = divmod(gate.limit, self._places)
             gate.share = part + (self._place < rest)
+        self.flush()  # the parts of all processes are added up: at once, so that the sum is right
         self.changed()
 
     def step_of(self, target: Target) -> AdmitStep | None:
@@ -417,11 +420,13 @@ class AdmissionPlane:
 
     def flush(self) -> None:
         """Write the gauges of the gates, once a second."""
-        words = self._plane.words
         for gate in self._gates.values():
-            row = self._plane.page.model_row(gate.model)
-            words[row + MODEL_ADMITTED_NOW] = gate.in_flight
-            words[row + MODEL_ADMITTED_SHARE] = gate.share
+            self._show(gate.model, gate.in_flight, gate.share)
+
+    def _show(self, model: str, in_flight: int, share: int) -> None:
+        words, row = self._plane.words, self._plane.page.model_row(model)
+        words[row + MODEL_ADMITTED_NOW] = in_flight
+        words[row + MODEL_ADMITTED_SHARE] = share
 
 
 def _first(line: Line) -> tuple[int, float]:

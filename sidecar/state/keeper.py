@@ -475,6 +475,11 @@ class Keeper:
     def _ping(self) -> Ping:
         return Ping(self._clock(), self._epoch, self._alive)
 
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """The data processes that limits are divided over, by index; none while that is not known yet."""
+        return self._alive
+
     def _look_who_lives(self, now: float) -> None:
         """Find out over which data processes limits are divided; not before each had its time to be heard."""
         heard = all(process.spoke_at is not None for process in self.processes)

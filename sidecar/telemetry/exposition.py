@@ -48,6 +48,7 @@ from sidecar.telemetry.page import (
     LadderWord,
     Page,
     Scalar,
+    admitted_shares,
 )
 from sidecar.telemetry.prometheus import Exposition, Family
 from sidecar.upstreams.metrics_page import REFUSALS
@@ -269,6 +270,7 @@ def _ladders(out: Exposition, pages: Sequence[Page], sums: dict[str, list[int]])
 
 def _queues(out: Exposition, sums: dict[str, list[int]], seen: Seen) -> None:
     kinds = kinds_of(seen.settings.policies.admission)
+    shares = admitted_shares(seen.pages, seen.keeper.alive)
     for key, row_sum in sums.items():
         waited = any(row_sum[MODEL_QUEUED : MODEL_QUEUED + _BUCKETS])
         refused = any(row_sum[MODEL_TURNED_AWAY:MODEL_TURNED_AWAY_END])
@@ -282,7 +284,7 @@ def _queues(out: Exposition, sums: dict[str, list[int]], seen: Seen) -> None:
                         out.add(f.TURNED_AWAY, row_sum[at + index], key, name, reason)
         if row_sum[MODEL_ADMITTED_SHARE]:
             out.add(f.ADMITTED, row_sum[MODEL_ADMITTED_NOW], key)
-            out.add(f.ADMITTED_LIMIT, row_sum[MODEL_ADMITTED_SHARE], key)
+            out.add(f.ADMITTED_LIMIT, shares[key], key)
     for result in RESULTS:
         out.add(f.LOADS, seen.loader.counts[result], result)
 

@@ -83,7 +83,10 @@ TURNED_AWAY = Family(
 )
 ADMITTED = Family("warmroute_model_requests_in_flight", _G, "Of a model with a limit: requests in flight.", ("model",))
 ADMITTED_LIMIT = Family(
-    "warmroute_model_requests_limit", _G, "How many that may be, added up over the data processes.", ("model",)
+    "warmroute_model_requests_limit",
+    _G,
+    "How many that may be, added up over the data processes that live.",
+    ("model",),
 )
 LOADS = Family("warmroute_loads_total", _C, "Loads of models that requests waited for.", ("result",))
 AFFINITY = Family(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import mmap
 import os
 from bisect import bisect_left
+from collections import Counter
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from router.outcomes import AttemptResult, Outcome
 from router.overload import Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
 MAGIC = 0x77726D3100000000
 LAYOUT = 2
@@ -293,3 +294,16 @@ class Page:
         """Unmap."""
         self.words.release()
         self._map.close()
+
+
+def admitted_shares(pages: Sequence[Page], alive: Collection[int]) -> Counter[str]:
+    """Return how much of each model with a limit may be in flight, added up over the data processes that are alive.
+
+    One that stands still has its part on its page, while the others have it already. None alive: nobody knows yet.
+    """
+    shares: Counter[str] = Counter()
+    for index, page in enumerate(pages):
+        if page.words[0] == MAGIC and (not alive or index in alive):
+            for model, row in page.models():
+                shares[model] += page.words[row + MODEL_ADMITTED_SHARE]
+    return shares
