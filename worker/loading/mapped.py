@@ -6,7 +6,6 @@ them in place.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from worker.engines import GivenUpError
@@ -14,21 +13,16 @@ from worker.loading import LoadError
 from worker.loading.digests import block_offsets
 from worker.loading.full import read_files
 from worker.loading.mapping import Mapping, ratio
-from worker.loading.reading import BlockReader
 from worker.loading.task import Brought
 from worker.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from worker.loading.task import LoadTask
-    from worker.loading.version_files import SourceFile
 
 MARK_RATIO = 0.997
 """The part of the pages that must be resident when ``populate`` is done."""
-READ_BYTES = 1 << 20
-"""In pieces of this much the device is kept busy."""
 TOUCHES = 3
 """How often what is missing is touched again before that counts as a failure."""
 
@@ -48,9 +42,8 @@ class Mmap:
 class Populate:
     """Maps the files and has the kernel bring every page in, then looks whether they are there and stayed.
 
-    Each block is read first, in order and by one thread, so that a processor touches every page once: on a virtual
-    machine the host may back what only a device has written no sooner than that, and the engine would pay for it in
-    its first run. What must be hashed is hashed by other threads, block by block, as soon as it is in.
+    They are read first, as by ``full``, so that a processor touches every page once: on a virtual machine the host may
+    back what only a device has written no sooner than that, and the engine would pay for it in its first run.
     """
 
     def __init__(self, mark_ratio: float = MARK_RATIO, touches: int = TOUCHES, *, must_hold: bool = True) -> None:
@@ -60,29 +53,20 @@ class Populate:
         self._touches = touches
 
     def bring_in(self, task: LoadTask) -> Brought:
-        """Map and populate every file; see :class:`worker.loading.task.Strategy`."""
+        """Map, read and populate every file; see :class:`worker.loading.task.Strategy`."""
         mappings = map_files(task)
-        hashed = task.wanted_files
-        with BlockReader(task.wanted, task.threads_for(hashed) if hashed else 0) as reader, _Through() as seen:
+        tally = read_files(task, task.files)
+        with task.stages.measure(Stage.PAGE_IN):
             for at, file in enumerate(task.files):
-                whole = file.name in task.wanted.blocks
                 for offset, length in block_offsets(file.size_bytes):
                     if task.cancellation.cancelled:
                         raise GivenUpError("given up while paging in")
-                    with task.stages.measure(Stage.PAGE_IN):
-                        seen.read(file, offset, length)
-                        if not mappings[at].populate(offset, length):
-                            mappings[at].close()
-                            mappings[at] = Mapping(file.path, populate=True)
-                    task.note(length)
-                    if whole:
-                        reader.read(file, offset, length)
-                reader.conclude(file)
-            with task.stages.measure(Stage.CHECKSUM):
-                tally = reader.finish(task.cancellation)
-        with task.stages.measure(Stage.PAGE_IN):
+                    if not mappings[at].populate(offset, length):
+                        mappings[at].close()
+                        mappings[at] = Mapping(file.path, populate=True)
+                        break
             self._hold(mappings)
-        return Brought(tally.digests(task.files), tally.sums, task.total_bytes, tuple(mappings))
+        return Brought(tally.digests(task.files), tally.sums, tally.bytes_read, tuple(mappings))
 
     def _hold(self, mappings: Sequence[Mapping]) -> None:
         """Touch again what is missing until the mark is reached, a few times."""
@@ -100,42 +84,6 @@ class Populate:
                 f"{self._mark_ratio} must be: memory does "
                 f"not suffice; give the worker more, or load with mmap or chunked"
             )
-
-
-class _Through:
-    """Reads files through the page cache and keeps nothing. One file after the other, each from its beginning on."""
-
-    def __init__(self) -> None:
-        self._buffer = memoryview(bytearray(READ_BYTES))
-        self._path: Path | None = None
-        self._descriptor = -1
-
-    def read(self, file: SourceFile, offset: int, length: int) -> None:
-        """Read ``length`` bytes from ``offset``.
-
-        Raises:
-            LoadError: they cannot be read. That the file ends before is for the mapping to find out.
-        """
-        try:
-            if self._path != file.path:
-                self.close()
-                self._descriptor, self._path = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC), file.path
-            for at in range(offset, offset + length, READ_BYTES):
-                os.preadv(self._descriptor, [self._buffer[: min(READ_BYTES, offset + length - at)]], at)
-        except OSError as error:
-            raise LoadError(f"{file.path}: {error.strerror}") from error
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor, self._path = -1, None
-
-    def __enter__(self) -> _Through:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def map_files(task: LoadTask) -> list[Mapping]:
