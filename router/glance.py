@@ -133,6 +133,9 @@ class Glance:
         return self._now < self.candidate.busy_until
 
 
+_Look = tuple[list[Glance], list[tuple[Glance, Reason]]]
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """What a cluster lets an explanation see of it."""
@@ -143,6 +146,7 @@ class View:
     verdict: Callable[[CandidateView], Reason | None]
     age_s: Callable[[Endpoint, float], float]
     decides: bool
+    _looks: dict[Route, _Look] = field(default_factory=dict)
     _by_shard: dict[Route, tuple[tuple[set[str], ...], tuple[set[str], ...]]] = field(default_factory=dict)
 
     def look(self, route: Route, now: float) -> tuple[list[Glance], list[tuple[Glance, Reason]]]:
@@ -172,7 +176,7 @@ class View:
         """Return the versions with a replica that may be picked, at each shard of the model, and those that are ejected
         among them; one alone where it is not split.
 
-        It is found out once for a view, which is of one moment: each shard's route asks for all of them.
+        It is found out once: each shard's route asks for all of them.
         """
         whole = route.whole or route
         found = self._by_shard.get(whole)
@@ -190,7 +194,13 @@ class View:
         return found
 
     def look_at_all(self, route: Route, now: float) -> tuple[list[Glance], list[tuple[Glance, Reason]]]:
-        """Return the same, whichever version takes the route's requests."""
+        """Return the same, whichever version takes the route's requests. It is looked once: a view is of one moment."""
+        found = self._looks.get(route)
+        if found is None:
+            found = self._looks[route] = self._look(route, now)
+        return found
+
+    def _look(self, route: Route, now: float) -> _Look:
         open_: list[Glance] = []
         out: list[tuple[Glance, Reason]] = []
         for candidate in route.candidates:
