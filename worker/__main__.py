@@ -25,7 +25,16 @@ from worker.engines import EngineError
 from worker.engines.early import EarlyEngine
 from worker.engines.registry import EngineSettings, find_kind, make_engine
 from worker.execution import Executor
-from worker.exposition import of_alarms, of_changes, of_governor, of_models, of_page_cache, of_process, of_threads
+from worker.exposition import (
+    of_alarms,
+    of_buffers,
+    of_changes,
+    of_governor,
+    of_models,
+    of_page_cache,
+    of_process,
+    of_threads,
+)
 from worker.governor import Governor, Place
 from worker.load_report import LoadProbe
 from worker.loading.fetching import Fetcher
@@ -207,11 +216,17 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         pool = Pool(executor, *options.pool, CpuLoad(cores, time.monotonic, time.process_time).read, log)
     metrics = Metrics()
     identity = Identity(options.id, epoch, _version)
-    bodies = Bodies(options.body_limit_bytes, options.bodies_limit_bytes)
+    buffers = None
+    if options.buffers_bytes:
+        from worker.execution.buffers import Buffers  # off where nothing is said
+
+        buffers = Buffers(options.buffers_bytes)
+        metrics.add(of_buffers(buffers))
+    bodies = Bodies(options.body_limit_bytes, options.bodies_limit_bytes, buffers)
     recorder = None
     if options.warmup_dir is not None and options.record_warmup:
         recorder = Recorder(options.warmup_dir, options.record_warmup, log)
-    inference = Inference(models, executor, log=log, recorder=recorder)
+    inference = Inference(models, executor, log=log, recorder=recorder, buffers=buffers)
     load = LoadProbe(executor, engine, cpu_load, inference.served, time.monotonic)
     alarms = Alarms()
     watch = AlarmWatch(alarms, lambda: tuple((r.name, r.version, r.state, r.content_hash) for r in models), log)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from worker.alarms import Alarms
     from worker.execution import Executor
+    from worker.execution.buffers import Buffers
     from worker.execution.pool import Pool
     from worker.governor import Governor
     from worker.memory import MemoryProbe
@@ -148,6 +149,23 @@ def of_threads(executor: Executor, pool: Pool | None) -> Callable[[], Iterator[F
             for change, count in (("grown", pool.grown), ("shrunk", pool.shrunk), ("lent", pool.loans)):
                 changes.add(count, change=change)
             yield changes
+
+    return families
+
+
+def of_buffers(buffers: Buffers) -> Callable[[], Iterator[Family]]:
+    """Expose how often memory was there, and how much is held."""
+
+    def families() -> Iterator[Family]:
+        arrays = Family("warmroute_worker_buffers_total", _C, "Arrays in memory that is used again, by result.")
+        arrays.add(buffers.hits, result="hit")
+        arrays.add(buffers.misses, result="miss")
+        yield arrays
+        ratio = "Share of arrays whose memory was there."
+        asked = buffers.hits + buffers.misses
+        yield _one("warmroute_worker_buffers_hit_ratio", _G, ratio, buffers.hits / asked if asked else 0.0)
+        yield _one("warmroute_worker_buffers_held_bytes", _G, "Memory of all buffers.", buffers.held_bytes)
+        yield _one("warmroute_worker_buffers_lent", _G, "Buffers in use.", buffers.lent)
 
     return families
 

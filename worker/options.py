@@ -62,6 +62,7 @@ class Options:
     threads: int
     concurrency: int | None
     pool: tuple[int, int] | None
+    buffers_bytes: int
     queue: int | None
     order: Order
     tenant_header: str
@@ -153,6 +154,7 @@ def parse(argv: list[str]) -> Options:
         threads=given.threads,
         concurrency=given.concurrency,
         pool=given.pool,
+        buffers_bytes=given.buffers_bytes,
         queue=_queue_limit(given),
         order=Order(given.queue_order),
         tenant_header=given.tenant_header,
@@ -381,6 +383,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"requests that may wait for an execution, more get 503; pool: as many as there are executions at once; "
         f"{QUEUE}, or with --pool {QUEUE_OF_POOL}, if not set",
+    )
+    add(
+        "--buffers-bytes",
+        type=_count(0, 1 << 40),
+        default=0,
+        metavar="N",
+        help="memory that bodies, joined inputs and large outputs use again, in blocks; 0: none",
     )
     add(
         "--queue-order",

@@ -16,6 +16,7 @@ from router.model import Replica, State
 from router.wire import ModelEvent
 from worker.building import Builder, BuildError, close
 from worker.engines import Cancellation, EngineError, GivenUpError
+from worker.execution import binding
 from worker.gate import Gate
 from worker.lifecycle import Lifecycle, Transition
 from worker.memory import HostMemory
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from worker.copies import LoadedCopy
     from worker.engines import Array, Engine, LoadedModel, Parameters
+    from worker.execution.buffers import Buffers
     from worker.loading import Loaded, Loader
     from worker.loading.version_files import SourceFile
     from worker.log import EventLog
@@ -412,14 +414,19 @@ class HeldReplica:
         outputs: list[str],
         parameters: Parameters,
         cancellation: Cancellation,
+        buffers: Buffers | None = None,
     ) -> list[Array]:
         """Run a copy that is held once, for a request; blocks. See :meth:`worker.engines.LoadedModel.run`.
+
+        ``buffers``: where outputs may be written.
 
         Raises:
             EngineError: the execution failed.
         """
         self.counts.begun()
         if not copy.first_run():
+            if buffers is not None:
+                return binding.run(copy.model, buffers, inputs, outputs, parameters, cancellation)
             return copy.model.run(inputs, outputs, parameters, cancellation)
         with copy.stages.measure(Stage.FIRST_ANSWER):
             answer = copy.model.run(inputs, outputs, parameters, cancellation)

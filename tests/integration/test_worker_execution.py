@@ -30,7 +30,8 @@ def test_a_worker_that_joins_requests_and_keeps_their_time(tmp_path: Path) -> No
     version.mkdir(parents=True)
     (version / "model.yaml").write_text("batching: {max_size: 8, max_delay_ms: 100}\n")
     flags = ("--models", str(tmp_path), "--engine", "deterministic", "--pool", "1..4", "--service-ms", "5")
-    with WorkerProcess(*flags, "--queue-order", "fair") as worker, ThreadPoolExecutor(8) as pool:
+    more = ("--queue-order", "fair", "--buffers-bytes", "1048576")
+    with WorkerProcess(*flags, *more) as worker, ThreadPoolExecutor(8) as pool:
         worker.listening()
         worker.warm("m")
         answers = list(pool.map(lambda value: ask(worker, echo_body(value), warmroute_tenant="a"), range(8)))
@@ -53,6 +54,8 @@ def test_a_worker_that_joins_requests_and_keeps_their_time(tmp_path: Path) -> No
         with urllib.request.urlopen(f"{worker.address}/metrics", timeout=20) as answer:
             text = answer.read().decode()
         assert 'warmroute_worker_inferences_total{model="m",version="1"} 8\n' in text
+        assert 'warmroute_worker_buffers_total{result="hit"}' in text
+        assert "warmroute_worker_buffers_held_bytes 524288\n" in text
         assert "warmroute_worker_overdue_total 2\n" in text
         assert 'warmroute_worker_threads{kind="size"} 1\n' in text
         worker.terminate()

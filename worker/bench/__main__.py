@@ -1,4 +1,4 @@
-"""``warmroute bench``: what measures a start."""
+"""``warmroute bench``: what measures starts, updates and executions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from worker.bench import coldstart, updates
+from worker.bench import coldstart, execution, queues, updates
 from worker.bench.synthetic import SyntheticError, write_model
 
 _FAILED, _REFUSED = 1, 2
@@ -44,6 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     model.set_defaults(command=_model)
     coldstart.add_command(commands.add_parser)
     updates.add_command(commands.add_parser)
+    execution.add_command(commands.add_parser)
+    queues.add_command(commands.add_parser)
     return parser
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -127,6 +127,18 @@ class LoadedModel(Protocol):
 
     def unload(self) -> None:
         """Give back what it holds. No run is under way, and none follows."""
+
+
+@runtime_checkable
+class WritesInto(Protocol):
+    """A :class:`LoadedModel` that can write its outputs into arrays that it is given, too."""
+
+    def run_into(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], cancellation: Cancellation) -> None:
+        """Execute the model once, into ``outputs``.
+
+        Raises:
+            EngineError: as ``run`` does; also where it cannot with these arrays.
+        """
 
 
 class Engine(Protocol):

@@ -6,6 +6,7 @@ What ``model.yaml`` may say: :mod:`worker.engines.onnx_options`. Every provider 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from worker.stages import Stage, Stages
 from worker.warmup import shape_classes, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from worker.engines import Array, Cancellation, Engine, LoadedModel, Parameters
@@ -109,13 +110,30 @@ class OnnxModel:
         cancellation: Cancellation,
     ) -> list[Array]:
         """Execute the session; see :class:`worker.engines.LoadedModel`."""
+        with self._running(cancellation) as options:
+            if self._by_values:
+                return run_values(self._session, self.inputs, outputs, inputs, options)
+            return [np.asarray(value) for value in self._session.run(list(outputs), dict(inputs), options)]
+
+    def run_into(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], cancellation: Cancellation) -> None:
+        """Execute the session with its outputs bound; see :class:`worker.engines.WritesInto`."""
+        if self._by_values:
+            raise EngineError("BF16 is not bound")
+        with self._running(cancellation) as options:
+            binding = self._session.io_binding()
+            for name, array in inputs.items():
+                binding.bind_cpu_input(name, array)
+            for name, array in outputs.items():
+                binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            self._session.run_with_iobinding(binding, options)
+
+    @contextmanager
+    def _running(self, cancellation: Cancellation) -> Iterator[ort.RunOptions]:
         options = ort.RunOptions()
         options.log_severity_level = QUIET
         cancellation.on_cancel(lambda: setattr(options, "terminate", True))
         try:
-            if self._by_values:
-                return run_values(self._session, self.inputs, outputs, inputs, options)
-            return [np.asarray(value) for value in self._session.run(list(outputs), dict(inputs), options)]
+            yield options
         except UnicodeEncodeError as error:
             raise InputError("BYTES must be UTF-8 for ONNX Runtime") from error
         except Exception as error:

@@ -14,7 +14,7 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from worker.engines import Cancellation, GivenUpError
+from worker.engines import Cancellation, EngineError, GivenUpError, WritesInto
 from worker.engines.background import lower_priority, turn
 from worker.memory import trim
 
@@ -102,6 +102,13 @@ class TwoPhaseModel:
         if self._proofs:
             self._count_proof()
         return answer
+
+    def run_into(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], cancellation: Cancellation) -> None:
+        """Execute the session that serves now; see :class:`worker.engines.WritesInto`."""
+        with self._held() as model:
+            if not isinstance(model, WritesInto):
+                raise EngineError("it cannot write into arrays")
+            model.run_into(inputs, outputs, cancellation)
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[LoadedModel]:

@@ -11,6 +11,8 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
 from worker.engines import Cancellation, GivenUpError
 from worker.execution.executor import DeadlineError, Job
 from worker.execution.joining import NEVER, Arrival, NotRowsError, join, kind, next_step, split
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
     from worker.copies import LoadedCopy
     from worker.engines import Array, Parameters
+    from worker.execution.buffers import Buffers
     from worker.execution.executor import Executor, Place
+    from worker.execution.joining import Empty
     from worker.replica import HeldReplica
     from worker.store import Batching
 
@@ -147,13 +151,18 @@ class Batcher:
         terms: Batching,
         executor: Executor,
         on_given_up: Callable[[str], None],
+        buffers: Buffers | None = None,
     ) -> None:
-        """``on_given_up`` is told, in a thread, why requests to this copy are joined no more."""
+        """``buffers``: where inputs are joined and outputs may be written.
+
+        ``on_given_up`` is told, in a thread, why requests to this copy are joined no more."""
         self._replica = replica
         self._copy = copy
         self._terms = terms
         self._executor = executor
         self._on_given_up = on_given_up
+        self._buffers = buffers
+        self._empty: Empty = np.empty if buffers is None else buffers.array
         self._waiting: dict[Hashable, list[Member[Any]]] = {}
         self._open: dict[Hashable, Batch] = {}
         self._timers: dict[Hashable, asyncio.TimerHandle] = {}
@@ -301,10 +310,11 @@ class Batcher:
             first = members[0]
             arrays = self._replica.execute(
                 self._copy,
-                join([member.inputs for member in members]),
+                join([member.inputs for member in members], self._empty),
                 list(first.outputs),
                 dict(first.parameters),
                 cancellation,
+                self._buffers,
             )
             parts = [arrays] if len(members) == 1 else split(arrays, [member.rows for member in members])
         except GivenUpError:

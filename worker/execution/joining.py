@@ -10,10 +10,13 @@ import numpy as np
 from worker.engines import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from typing import Any
 
     from worker.engines import Array, LoadedModel, Parameters
     from worker.store import Batching
+
+    Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 _STATEFUL: Final = "sequence_"
 """Parameters that begin so tie a request to others of its sequence: it runs alone."""
@@ -87,11 +90,16 @@ def kind(inputs: Mapping[str, Array], outputs: Sequence[str], parameters: Parame
     return (tuple(shapes), tuple(outputs), said), rows
 
 
-def join(inputs: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the inputs of several requests of one kind as those of one."""
+def join(inputs: Sequence[Mapping[str, Array]], empty: Empty = np.empty) -> dict[str, Array]:
+    """Return the inputs of several requests of one kind as those of one. ``empty`` makes the arrays for them."""
     if len(inputs) == 1:
         return dict(inputs[0])
-    return {name: np.concatenate([one[name] for one in inputs]) for name in inputs[0]}
+    joined: dict[str, Array] = {}
+    for name, first in inputs[0].items():
+        parts = [one[name] for one in inputs]
+        joined[name] = empty((sum(len(part) for part in parts), *first.shape[1:]), first.dtype)
+        np.concatenate(parts, out=joined[name])
+    return joined
 
 
 def split(arrays: Sequence[Array], rows: Sequence[int]) -> list[list[Array]]:

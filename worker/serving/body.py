@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from worker.execution.buffers import Buffers
+    from worker.execution.joining import Empty
+
+_BYTE = np.dtype(np.uint8)
 IDLE_S = 30.0
 """How long a caller may send nothing in the middle of a body: it holds a place in the queue meanwhile."""
 
@@ -25,11 +29,15 @@ ALIGNED_BYTES = 64
 class Bodies:
     """The bodies that are held at once."""
 
-    def __init__(self, each_bytes: int, together_bytes: int) -> None:
-        """``each_bytes`` is the limit of one body, ``together_bytes`` that of all (at least that of one)."""
+    def __init__(self, each_bytes: int, together_bytes: int, buffers: Buffers | None = None) -> None:
+        """``each_bytes`` is the limit of one body, ``together_bytes`` that of all (at least that of one).
+
+        ``buffers``: memory for bodies with binary tensors; without it each has its own.
+        """
         self._each_bytes = each_bytes
         self._together_bytes = max(each_bytes, together_bytes)
         self.held_bytes = 0
+        self.empty: Empty = np.empty if buffers is None else buffers.array
 
     @contextmanager
     def hold(self, request: web.Request) -> Iterator[Body]:
@@ -108,7 +116,7 @@ class Body:
         return data
 
     async def _read_aligned(self, length: int, json_bytes: int) -> memoryview:
-        room = np.empty(length + ALIGNED_BYTES, np.uint8)
+        room = self._bodies.empty((length + ALIGNED_BYTES,), _BYTE)
         start = -(room.ctypes.data + json_bytes) % ALIGNED_BYTES
         data, done = room.data[start : start + length], 0
         while piece := await self._piece():

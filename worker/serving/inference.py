@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from worker.engines import Array, Cancellation, LoadedModel
     from worker.execution import Executor, Place, Ticket
     from worker.execution.batches import Batcher
+    from worker.execution.buffers import Buffers
     from worker.log import EventLog
     from worker.models import Models
     from worker.recording import Recorder
@@ -48,13 +49,18 @@ class Inference:
         clock: Callable[[], float] = time.monotonic,
         log: EventLog | None = None,
         recorder: Recorder | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
-        """``clock``: monotonic seconds, of the executor, too. ``recorder``: keeps what was asked."""
+        """``clock``: monotonic seconds, of the executor, too. ``recorder``: keeps what was asked.
+
+        ``buffers``: memory for inputs and outputs; without it they have their own.
+        """
         self._models = models
         self._executor = executor
         self._clock = clock
         self._log = log
         self._recorder = recorder
+        self.buffers = buffers
         self._batchers: WeakKeyDictionary[LoadedCopy, Batcher] = WeakKeyDictionary()
         self._last_active: float | None = None
         self._answered = self._failed = 0
@@ -192,7 +198,7 @@ class Inference:
                         "model.batching_off", model=replica.name, version=replica.version, reason=why, remedy=remedy
                     )
 
-            batcher = self._batchers[copy] = Batcher(replica, copy, batching, self._executor, given_up)
+            batcher = self._batchers[copy] = Batcher(replica, copy, batching, self._executor, given_up, self.buffers)
         return batcher
 
 
@@ -225,7 +231,7 @@ class Admitted:
         batching = self.replica.files.batching
         if batching is not None:
             return await self._run_joined(read, write, batching, quick=quick)
-        replica, clock = self.replica, self._inference.clock
+        replica, clock, buffers = self.replica, self._inference.clock, self._inference.buffers
         submitted = clock()
 
         def call(cancellation: Cancellation) -> T:
@@ -235,7 +241,7 @@ class Admitted:
                 known = clock()
                 self._check_time(request, known)
                 names = [output.spec.name for output in request.outputs]
-                arrays = replica.execute(copy, request.inputs, names, request.parameters, cancellation)
+                arrays = replica.execute(copy, request.inputs, names, request.parameters, cancellation, buffers)
                 replica.statistics.executed()
                 ran = clock()
                 answer = write(copy.files, request, arrays)

@@ -14,7 +14,9 @@ from router.wire import ModelEvent
 from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, ReadableLog
 from worker.engines import Cancellation
 from worker.execution import Executor
-from worker.exposition import of_changes, of_models, of_page_cache, of_process
+from worker.execution.buffers import Buffers
+from worker.execution.pool import Pool
+from worker.exposition import of_buffers, of_changes, of_models, of_page_cache, of_process, of_threads
 from worker.loading.model_loader import ModelLoader
 from worker.memory import Memory
 from worker.metrics import Family, Histogram, Metrics
@@ -174,16 +176,17 @@ def test_residency_is_that_of_the_files_now(tmp_path: Path) -> None:
     assert loaded.splitlines()[-1] == 'warmroute_worker_residency_ratio{model="m",version="3"} 1'
 
 
-@pytest.mark.parametrize("source", ["models", "process"])
+@pytest.mark.parametrize("source", ["models", "process", "threads", "buffers"])
 def test_every_metric_is_documented_with_its_kind(source: str) -> None:
     held = replica(ReadableLog())
     asyncio.run(held.bring_up())
     executor = Executor(1, 1)
-    families = (
-        of_models(Models([held]))()
-        if source == "models"
-        else of_process(executor, Room(), Starts(ReadableLog()), lambda: False)()
-    )
+    families = {
+        "models": of_models(Models([held])),
+        "process": of_process(executor, Room(), Starts(ReadableLog()), lambda: False),
+        "threads": of_threads(executor, Pool(executor, 1, 2, lambda: None, ReadableLog())),
+        "buffers": of_buffers(Buffers(1 << 20)),
+    }[source]()
     doc = DOC.read_text()
     missing = [one.name for one in families if f"| `{one.name}` | {one.kind} |" not in doc]
     executor.close()
