@@ -191,6 +191,19 @@ def test_deadlines_and_cancellations_reach_the_run(shared: GrpcWorker) -> None:
     until(lambda: shared.process.ask("/stats")[1]["in_flight"] == 0, "its place is free")
 
 
+def test_a_time_that_only_the_worker_is_told_is_kept(shared: GrpcWorker) -> None:
+    request = infer(service_ms=20_000)
+    request.parameters["timeout"].int64_param = 100_000  # microseconds
+    code, text, trailers = failure(shared.stub.ModelInfer, request)
+    assert (code, text) == (grpc.StatusCode.DEADLINE_EXCEEDED, "model 'm': its time was over while it ran")
+    assert trailers["warmroute-worker"] == "w1"
+    until(lambda: shared.process.ask("/stats")[1]["in_flight"] == 0, "its place is free")
+    over = (("x-request-timeout-ms", "0"),)
+    code, text, trailers = failure(shared.stub.ModelInfer, infer(), metadata=over)
+    assert (code, text) == (grpc.StatusCode.UNAVAILABLE, "model 'm': its time was over before it could begin")
+    assert trailers["grpc-retry-pushback-ms"] == "1000"
+
+
 def raw_call(port: int, path: str, body: bytes, *more: tuple[str, str]) -> dict[str, str]:
     """Make one call and return its trailers: gRPC's own client keeps load reports to itself."""
     core = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
