@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 from hypothesis import settings
 
 import router.cluster
+
+# Servers of tests are forked from this process, and gRPC, where a test before loaded it, could hang the child there.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 HERE = Path(__file__).parent
 ALONE = (HERE / "bench", HERE / "chaos")
