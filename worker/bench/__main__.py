@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 from pathlib import Path
 
 from worker.bench import coldstart, execution, queues, updates
 from worker.bench.synthetic import SyntheticError, write_model
 
-_FAILED, _REFUSED = 1, 2
+_FAILED, _INTERRUPTED = 1, 130
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 def main(argv: list[str]) -> int:
     """Run one command; returns 0 where it did what it should, 1 where it failed, 2 where it was used wrongly."""
     given = _parser().parse_args(argv)
-    return int(given.command(given))
+    try:
+        return int(given.command(given))
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _end(number: int, _: object) -> None:
+    """End in order, so that what was made for the bench is taken away."""
+    sys.exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,4 +97,5 @@ def size(text: str) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
     sys.exit(main(sys.argv[1:]))

@@ -78,8 +78,8 @@ class Starter(Protocol):
 
 
 def spawn(flags: Sequence[str], stderr: int) -> Process:
-    """Make a worker's process the plain way."""
-    return Spawned(worker_argv(flags), stderr)
+    """Make a worker's process the plain way; it ends with this one."""
+    return Spawned(worker_argv((*flags, "--parent-pid", str(os.getpid()))), stderr)
 
 
 class WorkerStart:

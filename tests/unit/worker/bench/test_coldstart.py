@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -234,6 +237,18 @@ def test_a_real_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert {one["row"] for one in found["beside"]} == {PLAIN, ALL}
     assert ElementTree.parse(tmp_path / "b.svg").getroot().tag.endswith("svg")
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["1"], "nothing is left behind"
+
+
+def test_a_bench_that_is_told_to_end_leaves_nothing_behind(tmp_path: Path) -> None:
+    write_model(tmp_path / "s" / "1", SMALL)
+    argv = [sys.executable, "-P", "-m", "worker.bench", "coldstart", str(tmp_path / "s"), "--keep-libraries"]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as bench:
+        assert bench.stderr is not None
+        assert "[1/" in bench.stderr.readline()
+        bench.send_signal(signal.SIGTERM)
+        assert bench.wait(30) == 143
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["1"]
+    assert not list(Path("/dev/shm").glob(f"warmroute-bench-{bench.pid}*"))
 
 
 def test_a_start_that_fails_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
