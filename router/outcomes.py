@@ -74,7 +74,7 @@ class AttemptResult(StrEnum):
     TURNED_AWAY = "turned_away"  # HTTP/2: ended with ENHANCE_YOUR_CALM: asked too much; back-pressure, as BUSY
     NOT_READY = "not_ready"  # it says in its answer that the model is not ready there: neutral, others are picked
     OVERDUE = (
-        "overdue"  # it had the whole request, and no head came before the request's time was over: slow, or neutral
+        "overdue"  # it had the whole request, and no answer before its time was over, or said so: slow, or neutral
     )
 
 
@@ -150,7 +150,7 @@ BROKEN_OFF: frozenset[AttemptResult] = frozenset({AttemptResult.RESET, AttemptRe
 
 
 NO_WINNER: frozenset[AttemptResult] = frozenset(
-    {AttemptResult.BUSY, AttemptResult.SERVER_ERROR, AttemptResult.NOT_READY}
+    {AttemptResult.BUSY, AttemptResult.SERVER_ERROR, AttemptResult.NOT_READY, AttemptResult.OVERDUE}
 )
 """Whole answers that are passed on only where no other try of the request is under way."""
 
@@ -173,6 +173,7 @@ OUTCOME_OF: dict[AttemptResult, Outcome] = {
     AttemptResult.TRY_TIMEOUT: Outcome.UPSTREAM_TIMEOUT,
     AttemptResult.CANCELLED: Outcome.OVERLOADED,
     AttemptResult.NOT_READY: Outcome.UPSTREAM_BUSY,
+    AttemptResult.OVERDUE: Outcome.DEADLINE_EXCEEDED,
 }
 """What a request ends in whose last attempt ended so."""
 

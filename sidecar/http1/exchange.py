@@ -45,6 +45,8 @@ def result_of(head: ResponseHead) -> AttemptResult:
         return AttemptResult.SUCCESS
     if head.busy:
         return AttemptResult.BUSY
+    if head.overdue:
+        return AttemptResult.OVERDUE
     return AttemptResult.CLIENT_ERROR if head.status < 500 else AttemptResult.SERVER_ERROR
 
 

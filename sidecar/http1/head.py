@@ -30,6 +30,7 @@ _RETRY_AFTER: Final = re.compile(
     re.IGNORECASE,
 )
 """Seconds, or a date in one of the three forms of RFC 9110 5.6.7. Anything else asks for nothing."""
+_OVERDUE: Final = b"\r\nwarmroute-deadline: caller\r\n"
 _VISIBLE: Final = bytes(range(0x21, 0x7F))
 _NONE: Final = 0
 _ALIVE: Final = 1
@@ -260,6 +261,11 @@ class ResponseHead(Head):
     def busy(self) -> bool:
         """True for back-pressure: 429, or 503 with a Retry-After that can be read (RFC 9110 10.2.3)."""
         return self.status == 429 or (self.status == 503 and _RETRY_AFTER.fullmatch(self.retry_after) is not None)
+
+    @property
+    def overdue(self) -> bool:
+        """True for a 504 of which the worker says that the time which the request gave was over."""
+        return self.status == 504 and _OVERDUE in self.forward.lower()
 
     @property
     def retry_after_s(self) -> float | None:

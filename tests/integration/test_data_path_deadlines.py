@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from router.breaker import GuardState
 from router.model import BreakerRule
-from router.policy import Policies, RetryPolicy
+from router.policy import BreakerPolicy, Policies, RetryPolicy
 from sidecar.channel import FaultRule
 from sidecar.settings import ModelTimeouts, Timeouts
 from sidecar.telemetry.page import Scalar
@@ -395,3 +396,43 @@ async def test_a_model_that_is_named_too_late_is_not_asked(path: DataPath) -> No
     await client.send(b'el":"m"}')
     assert (await client.answer()).value(b"warmroute-outcome") == b"deadline_exceeded"
     assert path.origin.connections == []
+
+
+LATE = b'{"error":"model: its time was over while it ran"}'
+CALLERS = b"warmroute-deadline: caller"
+
+
+def late(*fields: bytes) -> Callable[[OriginConnection], Awaitable[None]]:
+    async def script(origin: OriginConnection) -> None:
+        while True:
+            await origin.request()
+            await origin.send(answer(LATE, *fields, status=b"504 Gateway Timeout"))
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("fields", "result", "outcome", "state"),
+    [
+        ((CALLERS,), "overdue", "deadline_exceeded", GuardState.CLOSED),
+        ((b"Warmroute-Deadline: caller", b"X-More: 1"), "overdue", "deadline_exceeded", GuardState.CLOSED),
+        ((), "server_error", "upstream_5xx", GuardState.OPEN),
+        ((b"warmroute-deadline: mine",), "server_error", "upstream_5xx", GuardState.OPEN),
+        ((b"x-warmroute-deadline: caller",), "server_error", "upstream_5xx", GuardState.OPEN),
+    ],
+)
+def test_a_worker_that_says_that_its_callers_time_is_over_opens_nothing(
+    fields: tuple[bytes, ...], result: str, outcome: str, state: GuardState
+) -> None:
+    policies = Policies(retry=POLICIES.retry, breaker=BreakerPolicy(minimum_calls=4))
+
+    @on_data_path(late(*fields), policies=policies)
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        for _ in range(4):
+            got = await client.ask(post(b"hello"))
+            assert (got.status, got.body) == (504, LATE)
+        assert (path.results, path.outcomes) == ({result: 4}, {outcome: 4})
+        assert only(path.cluster.endpoints["o0"]).breaker.state is state
+
+    scenario()

@@ -22,7 +22,8 @@ def ask(worker: WorkerProcess, body: Any, **headers: str) -> tuple[int, Any]:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, json.load(error)
+            whose = error.headers["warmroute-deadline"]
+            return error.code, json.load(error) | ({} if whose is None else {"deadline": whose})
 
 
 def test_a_worker_that_joins_requests_and_keeps_their_time(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_a_worker_that_joins_requests_and_keeps_their_time(tmp_path: Path) -> No
         assert stats["execution_count"] < 8
         assert sum(one["compute_infer"]["count"] for one in stats["batch_stats"]) == stats["execution_count"]
         late = ask(worker, echo_body(1.0, service_ms=5000, timeout=300_000))
-        assert late == (504, {"error": "model 'm': its time was over while it ran"})
+        assert late == (504, {"error": "model 'm': its time was over while it ran", "deadline": "caller"})
         assert ask(worker, echo_body(1.0), x_request_timeout_ms="0") == (
             503,
             {"error": "model 'm': its time was over before it could begin"},

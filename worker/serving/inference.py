@@ -308,8 +308,8 @@ def _errors(replica: HeldReplica) -> Iterator[None]:
     except DeadlineError as error:
         replica.counts.cancelled += 1
         text = f"model {replica.name!r}: {error}"
-        # What never ran may do so elsewhere, and is no failure of this worker's; what ran too long is slow.
-        raise (RequestError(text, 504) if error.began else RequestError(text, 503, 1)) from None
+        # What never ran may do so elsewhere; what ran for longer than its caller waits would not be quicker there.
+        raise (RequestError(text, 504, overdue=True) if error.began else RequestError(text, 503, 1)) from None
     except asyncio.CancelledError:
         replica.counts.cancelled += 1
         raise

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from worker.engines import Parameters
 
 TIMEOUT_HEADER: Final = "x-request-timeout-ms"
+DEADLINE_HEADER: Final = "warmroute-deadline"
+"""``caller`` in a 504 that says that a request's own time was over: to a sidecar no failure of this worker's."""
 PRIORITY_HEADER: Final = "warmroute-queue-priority"
 BACKGROUND_HEADER: Final = "warmroute-background"
 """1 in requests that no caller waits for: warming up, keeping warm, mirrored ones."""

@@ -21,7 +21,7 @@ from worker.serving.errors import RequestError
 from worker.serving.inference import WORKER_HEADER, Inference
 from worker.serving.repository_api import RepositoryApi
 from worker.serving.request import HEADER_LENGTH, header_length, parse
-from worker.serving.terms import QUICK_BYTES, TENANT_HEADER, of_head, of_json
+from worker.serving.terms import DEADLINE_HEADER, QUICK_BYTES, TENANT_HEADER, of_head, of_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -133,7 +133,10 @@ class Serving:
         try:
             return await handler(request)
         except RequestError as error:
-            return _error(str(error), error.status, error.retry_after_s)
+            answer = _error(str(error), error.status, error.retry_after_s)
+            if error.overdue:
+                answer.headers[DEADLINE_HEADER] = "caller"
+            return answer
         except web.HTTPException as error:
             answer = _error(f"{request.method} {request.path[:256]}: {error.reason.lower()}", error.status)
             if "Allow" in error.headers:

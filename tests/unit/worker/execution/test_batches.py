@@ -328,6 +328,7 @@ def test_one_that_is_over_its_time_while_it_runs_is_told_so_and_the_others_are_a
         with pytest.raises(RequestError) as late:
             await tasks[0]
         assert (str(late.value), late.value.status) == ("model 'm': its time was over while it ran", 504)
+        assert late.value.overdue
         rig.go()
         assert await asyncio.gather(*tasks[1:]) == [[4.0], [6.0], [8.0]]
         assert rig.model.parameters[-1] == {}, "the engine does not see what is not for it"
