@@ -15,7 +15,7 @@ import numpy as np
 
 from worker.engines import Cancellation, GivenUpError
 from worker.execution.executor import DeadlineError, Job
-from worker.execution.joining import NEVER, Arrival, NotRowsError, join, kind, next_step, split
+from worker.execution.joining import Arrival, NotRowsError, join, kind, latest_begin, next_step, split
 from worker.execution.queues import Ticket
 from worker.statistics import Times
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     Deliver = Callable[["Member[Any]", Any, "BaseException | None"], None]
 
 T = TypeVar("T")
+
+_LATEST_RUN = 0.2
+"""How much the latest run counts in the mean."""
 
 
 class Member(Generic[T]):
@@ -60,11 +63,9 @@ class Member(Generic[T]):
         self.batch: Batch | None = None
         """What it runs in; None while it waits to be joined."""
 
-    @property
-    def arrival(self) -> Arrival:
-        """What there is to know of it for :func:`~worker.execution.joining.next_step`."""
-        deadline = self.ticket.deadline
-        return Arrival(self.rows, self.at, NEVER if deadline is None else deadline)
+    def arrival(self, run_s: float) -> Arrival:
+        """Return what :func:`~worker.execution.joining.next_step` asks of it, where a run takes ``run_s``."""
+        return Arrival(self.rows, self.at, latest_begin(self.at, self.ticket.deadline, run_s))
 
 
 class Batch(Job[None]):
@@ -168,6 +169,8 @@ class Batcher:
         self._timers: dict[Hashable, asyncio.TimerHandle] = {}
         self._kinds: dict[Member[Any], Hashable] = {}
         self._given_up = False
+        self._run_s = 0.0
+        """How long its runs took of late, on average."""
 
     async def run(self, member: Member[T], place: Place) -> T:
         """Have ``member``, which has ``place``, run with others or alone; returns its answer.
@@ -221,7 +224,7 @@ class Batcher:
         waiting = self._waiting.get(key, [])
         while waiting:
             now = self._executor.now
-            step = next_step([member.arrival for member in waiting], self._terms, now)
+            step = next_step([member.arrival(self._run_s) for member in waiting], self._terms, now)
             if not step.count:
                 loop = asyncio.get_running_loop()
                 self._timers[key] = loop.call_later(max(0.0, step.again_at - now), self._look, key)
@@ -333,6 +336,7 @@ class Batcher:
     def _deliver(
         self, members: list[Member[Any]], parts: list[list[Array]], begun: float, ran_s: float, deliver: Deliver
     ) -> None:
+        self._run_s += (ran_s - self._run_s) * (_LATEST_RUN if self._run_s else 1)  # threads need not agree on it
         statistics = self._replica.statistics
         statistics.executed()
         uncounted = len(members)

@@ -51,6 +51,20 @@ class Step:
 
 
 NEVER: Final = float("inf")
+SPARE_SHARE: Final = 0.25
+SPARE_S: Final = 0.005
+"""What is left of a request's time when it begins, at least: this share of it beside a run, and this long."""
+
+
+def latest_begin(at: float, deadline: float | None, run_s: float) -> float:
+    """Return when a request that came at ``at`` must begin, so that it can be answered by its ``deadline``.
+
+    That leaves ``run_s``, what a run takes, and a share of its time for one that takes longer than usual, for a thread to
+    be free, and for the answer to be written. Where there is not as much, it must begin at once.
+    """
+    if deadline is None:
+        return NEVER
+    return max(at, deadline - max(run_s + (deadline - at) * SPARE_SHARE, SPARE_S))
 
 
 def next_step(waiting: Sequence[Arrival], terms: Batching, now: float) -> Step:

@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from tests.support.worker_parts import DoublingModel, X, Y
 from worker.datatypes import Datatype
 from worker.engines import Cancellation, EngineError, TensorSpec
-from worker.execution.joining import NEVER, Arrival, NotRowsError, Step, check_signature, join, kind, next_step, split
+from worker.execution.joining import (
+    NEVER,
+    Arrival,
+    NotRowsError,
+    Step,
+    check_signature,
+    join,
+    kind,
+    latest_begin,
+    next_step,
+    split,
+)
 from worker.execution.proof import check_batching
 from worker.store import Batching, ModelFiles, ShapeClass
 
@@ -38,6 +49,22 @@ def at(*arrivals: tuple[int, float] | tuple[int, float, float]) -> list[Arrival]
 )
 def test_what_begins_when(waiting: list[Arrival], now: float, expected: Step) -> None:
     assert next_step(waiting, TERMS, now) == expected
+
+
+@pytest.mark.parametrize(
+    ("deadline", "run_s", "expected"),
+    [
+        (None, 1.0, NEVER),
+        (20.0, 0.0, 17.5),
+        (20.0, 2.0, 15.5),
+        (20.0, 9.0, 10.0),
+        (10.01, 0.0, 10.005),
+        (10.003, 0.0, 10.0),
+        (9.0, 0.0, 10.0),
+    ],
+)
+def test_when_one_must_begin_at_the_latest(deadline: float | None, run_s: float, expected: float) -> None:
+    assert latest_begin(10.0, deadline, run_s) == pytest.approx(expected)
 
 
 def test_without_a_delay_what_waits_begins_at_once() -> None:
