@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -158,7 +159,8 @@ class Batcher:
 
         ``on_given_up`` is told, in a thread, why requests to this copy are joined no more."""
         self._replica = replica
-        self._copy = copy
+        # Whoever holds this holds it by its copy, so it must not keep that alive. Who asks has the copy in hand.
+        self._copy = weakref.ref(copy)
         self._terms = terms
         self._executor = executor
         self._on_given_up = on_given_up
@@ -300,19 +302,20 @@ class Batcher:
                 in_time.append(member)
         if not in_time:
             return
-        if not self._copy.take():
+        copy = self._copy()
+        if copy is None or not copy.take():
             raise GivenUpError("nobody waits any more")
         try:
-            self._run(in_time, cancellation, deliver)
+            self._run(copy, in_time, cancellation, deliver)
         finally:
-            self._copy.give_back()
+            copy.give_back()
 
-    def _run(self, members: list[Member[Any]], cancellation: Cancellation, deliver: Deliver) -> None:
+    def _run(self, copy: LoadedCopy, members: list[Member[Any]], cancellation: Cancellation, deliver: Deliver) -> None:
         begun = self._executor.now
         try:
             first = members[0]
             arrays = self._replica.execute(
-                self._copy,
+                copy,
                 join([member.inputs for member in members], self._empty),
                 list(first.outputs),
                 dict(first.parameters),
@@ -329,7 +332,7 @@ class Batcher:
             if isinstance(error, NotRowsError):
                 self._give_up(str(error))
             for member in members:  # one of them spoils it, or all do
-                self._run([member], cancellation, deliver)
+                self._run(copy, [member], cancellation, deliver)
             return
         self._deliver(members, parts, begun, self._executor.now - begun, deliver)
 

@@ -59,8 +59,8 @@ SPARE_S: Final = 0.005
 def latest_begin(at: float, deadline: float | None, run_s: float) -> float:
     """Return when a request that came at ``at`` must begin, so that it can be answered by its ``deadline``.
 
-    That leaves ``run_s``, what a run takes, and a share of its time for one that takes longer than usual, for a thread to
-    be free, and for the answer to be written. Where there is not as much, it must begin at once.
+    That leaves ``run_s``, what a run takes, and a share of its time for one that takes longer, for a thread to be free,
+    and for the answer to be written. Where there is not as much, it must begin at once.
     """
     if deadline is None:
         return NEVER

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from worker.engines import Cancellation, EngineError, InputError, Parameters
 from worker.execution import Executor, Order, Ticket
 from worker.execution.queues import DEFAULT_TICKET
 from worker.models import Models
-from worker.replica import HeldReplica
+from worker.replica import HeldReplica, Rest
 from worker.serving.errors import RequestError
 from worker.serving.fit import InferRequest, RequestedOutput
 from worker.serving.inference import Inference
@@ -359,6 +361,19 @@ def test_how_long_runs_take_says_when_one_must_begin() -> None:
         assert rig.statistics()["execution_count"] == 2
 
     batched(check, model=SlowModel(), batching=PATIENT, ticking=True)
+
+
+def test_a_copy_that_was_taken_down_is_kept_by_nobody() -> None:
+    async def check(rig: Rig) -> None:
+        await rig.ask(1.0)
+        with rig.replica.hold() as copy:
+            held = weakref.ref(copy)
+        del copy
+        await rig.replica.unload(Rest.UNLOADED, "asked for")
+        gc.collect()
+        assert held() is None
+
+    batched(check)
 
 
 def test_requests_of_other_ranks_are_not_joined() -> None:
