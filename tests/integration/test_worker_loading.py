@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,20 @@ def test_weights_in_shared_memory_outlive_the_worker_however_it_ends(version: Pa
     assert [one["strategy"] for one in (first, second, third)] == ["copied", "shm", "copied"]
     assert [one["bytes_read"] > 0 for one in (first, second, third)] == [True, False, True]
     assert second["stages"].get("page_in", 0.0) == 0.0
+
+
+def test_a_relative_repository_is_hashed_and_brought_in_as_any_other(version: Path) -> None:
+    root = version.parents[2]
+    flags = ("--shm-dir", str(root / "shm"), "--settle-s", "0")
+    relative = os.path.relpath(root / "models")
+    with WorkerProcess("--models", relative, *flags) as worker:
+        near = worker.event("model.warm")
+    far = start(version, "--settle-s", "0")
+    assert near["bytes_total"] == far["bytes_total"] == sum(path.stat().st_size for path in version.iterdir())
+    assert near["hashed_from"] != "nothing"
+    (version / "SHA256SUMS").write_text(f"{'0' * 64}  model.onnx\n")
+    with WorkerProcess("--models", relative, *flags) as worker:
+        assert "its SHA-256 is" in worker.event("model.state", to="failed")["reason"]
 
 
 def test_packed_models_are_served(version: Path) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from worker.loading import LoadError
 from worker.paths import MAX_FILES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DESCRIPTION = "model.yaml"
 SUMS = "SHA256SUMS"
@@ -80,7 +78,7 @@ def version_files(directory: Path) -> tuple[SourceFile, ...]:
     try:
         for folder, folders, names in os.walk(directory, onerror=refused):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            base = directory / folder
+            base = Path(folder)  # which has the directory's own path before it already
             for name in names:
                 path = base / name
                 if name.startswith(".") or (base == directory and name in _NOT_CONTENT) or not path.is_file():

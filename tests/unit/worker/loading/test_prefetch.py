@@ -55,3 +55,18 @@ def test_the_command_reads_and_remembers(tmp_path: Path, capsys: pytest.CaptureF
     assert len(said.split()[-1]) == 32
     assert main(["prefetch", str(tmp_path / "none"), "--shm-dir", str(tmp_path / "shm")]) == 1
     assert capsys.readouterr().err == f"error: {tmp_path}/none: No such file or directory\n"
+
+
+@pytest.mark.parametrize("place", ["v", "./v", "../here/v"])
+def test_the_command_takes_a_relative_path(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    version(tmp_path / "here")
+    (tmp_path / "shm").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["prefetch", place, "--shm-dir", str(tmp_path / "shm")]) == 0
+    relative = capsys.readouterr().out
+    assert main(["prefetch", str(tmp_path / "here" / "v"), "--shm-dir", str(tmp_path / "shm")]) == 0
+    assert ": 10 bytes in " in relative
+    assert relative.split()[-1] == capsys.readouterr().out.split()[-1]
