@@ -7,15 +7,18 @@ model's last. What a failure leaves in ``.incoming`` is gone on from, as long as
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
 import os
 import queue
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 import xxhash
@@ -50,6 +53,9 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 0.2, 2.0
 BUSY_S = 60.0
 """How long a source that says it is busy is waited for, beside the tries."""
 SAVE_EVERY_S = 1.0
+JOIN_S = 0.5
+"""How long threads whose connections were closed are waited for: a look-up of a name cannot be ended."""
+PIECE_BYTES = 1 << 20
 MAX_STATE_BYTES = 64 << 20
 T = TypeVar("T")
 
@@ -151,6 +157,8 @@ class _Fetch:
         self._jobs: queue.SimpleQueue[tuple[RemoteFile, int, int]] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[Exception | int] = queue.SimpleQueue()
         self._state = _State(source.name, {})
+        self._said: dict[str, tuple[str, str]] = {}
+        """The SHA-256 of a file, and what says it, by name."""
 
     def run(self, described: dict[str, str], last: str) -> Fetched:
         """Fetch everything; see :meth:`Fetcher.fetch`. ``last``: which file is moved to its place last."""
@@ -182,11 +190,14 @@ class _Fetch:
         finally:
             self._stop.set()
             self._source.close()  # which ends what still waits
-            for thread in threads:
-                thread.join()
+            until = time.monotonic() + JOIN_S
+            for thread in threads:  # one that waits on writes nothing any more
+                thread.join(max(0.0, until - time.monotonic()))
             self._save()
+        sums = self._compare([file.name for file in wanted])
         digests = {
-            name: FileDigest(part.size_bytes, bytes.fromhex(part.digests)) for name, part in self._state.files.items()
+            name: FileDigest(part.size_bytes, bytes.fromhex(part.digests), sums.get(name, ""))
+            for name, part in self._state.files.items()
         }
         self._place([file.name for file in wanted], last)
         return Fetched(digests, fetched)
@@ -195,15 +206,19 @@ class _Fetch:
         """Return what is to be fetched: what is written down here, or there."""
         said = read_sums(self._directory, described)
         names = sorted(name for name in said if name != DESCRIPTION)
+        self._said = {name: (said[name].sha256, str(said[name].source)) for name in names}
+        (self._incoming / SUMS).unlink(missing_ok=True)  # an earlier try's
         if not names:
-            raw = self._again(self._source.sums)
+            raw = self._asked(self._source.sums)
             if raw is not None:
-                text = raw.decode("utf-8", "replace")
-                names = sorted(name for name in parse_sums(text, f"{self._source.name}/{SUMS}") if name != DESCRIPTION)
+                there = f"{self._source.name}/{SUMS}"
+                listed = parse_sums(raw.decode("utf-8", "replace"), there)
+                names = sorted(name for name in listed if name != DESCRIPTION)
                 if not names:
                     raise SourceError(f"{SUMS} there lists no file")
+                self._said = {name: (listed[name], there) for name in names}
                 (self._incoming / SUMS).write_bytes(raw)
-        found = self._again(lambda: self._source.files(names))
+        found = self._asked(lambda: self._source.files(names))
         if len(found) > MAX_FILES:
             raise SourceError(f"over {MAX_FILES} files; a version holds the files of one model")
         hidden = next((file.name for file in found if any(part.startswith(".") for part in file.name.split("/"))), None)
@@ -345,6 +360,58 @@ class _Fetch:
                     tries += 1
             self._cancellation.wait(pause_s)
             pause_s = min(2 * pause_s, MOST_PAUSE_S)
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        """Return what :meth:`_again` does, asked in another thread, so that this one need not wait when given up."""
+        answers: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                answers.put((self._again(ask), None))
+            except Exception as error:  # noqa: BLE001 - it is the caller's, whatever it is
+                answers.put((None, error))
+
+        threading.Thread(target=run, name="fetch-ask", daemon=True).start()
+        while True:
+            if self._cancellation.cancelled:
+                self._stop.set()
+                raise GivenUpError("given up while fetching")
+            with contextlib.suppress(queue.Empty):
+                answer, error = answers.get(timeout=LOOK_S)
+                if error is not None:
+                    raise error
+                return cast("T", answer)
+
+    def _compare(self, names: Sequence[str]) -> dict[str, str]:
+        """Hold what came to its sums, before any of it is the version's; returns the SHA-256 of what has one.
+
+        Raises:
+            LoadError: a file is not what is said of it. It is fetched anew by the next try.
+        """
+        with ThreadPoolExecutor(THREADS, "fetch-sum") as pool:
+            checked = [name for name in names if name in self._said]
+            found = dict(zip(checked, pool.map(self._sha256, checked), strict=True))
+        wrong = [name for name in checked if found[name] != self._said[name][0]]
+        for name in wrong:
+            (self._incoming / name).unlink()
+            del self._state.files[name]
+        if wrong:
+            self._save()
+            said, where = self._said[wrong[0]]
+            raise LoadError(
+                f"{self._directory / wrong[0]}: its SHA-256 is {found[wrong[0]]}, as it came from {self._source.name}, "
+                f"and {where} says {said}; it was thrown away, and the next load fetches it again"
+            )
+        return found
+
+    def _sha256(self, name: str) -> str:
+        digest = hashlib.sha256()
+        with (self._incoming / name).open("rb", buffering=0) as file:
+            while piece := file.read(PIECE_BYTES):
+                if self._cancellation.cancelled:
+                    raise GivenUpError("given up while fetching")
+                digest.update(piece)
+        return digest.hexdigest()
 
     def _place(self, names: Sequence[str], last: str) -> None:
         """Move the files to their places, ``last`` last, so that nothing half is ever found."""

@@ -16,6 +16,7 @@ from worker.loading.mapped import Mmap, Populate
 from worker.loading.mapping import PAGE_BYTES, Mapping, cached_pages, ratio
 from worker.loading.places import IntoPlace, NamelessPlace
 from worker.loading.prefetch import Prefetch
+from worker.loading.sums import DamagedError
 from worker.loading.task import LoadTask
 from worker.loading.unpacking import plain_name
 from worker.loading.verification import Verification
@@ -100,6 +101,9 @@ class ModelLoader:
                 _end(place)
                 raise
             entry.refuse(f"{files.name}@{files.version}", error)
+        except DamagedError as error:
+            _end(place)
+            raise _thrown_away(files, found, error) from error
         except BaseException:
             _end(place)
             raise
@@ -153,7 +157,15 @@ class ModelLoader:
         held = None if entry is None else entry.digests
         known = held if held is not None or fetched is None else fetched.digests
         with task.stages.measure(Stage.OPEN):
-            verification = Verification(directory, found, files.sha256, files.load.verify, self._cache, known)
+            verification = Verification(
+                directory,
+                found,
+                files.sha256,
+                files.load.verify,
+                self._cache,
+                known,
+                fetched=held is None and fetched is not None,
+            )
             task.wanted = verification.wanted
             strategy: Strategy
             if entry is not None and held is not None:
@@ -236,6 +248,24 @@ def _model_file(files: ModelFiles, used: tuple[SourceFile, ...]) -> Path | None:
 def _end(place: Place | None) -> None:
     if place is not None:
         place.end()
+
+
+def _thrown_away(files: ModelFiles, found: tuple[SourceFile, ...], error: DamagedError) -> LoadError:
+    """Remove a damaged file that can be fetched again, so that it is; returns what is to be said then.
+
+    The model's file goes too, because the version counts as fetched for as long as that is there.
+    """
+    damaged = next((file for file in found if file.path == error.path), None)
+    if not files.load.fetches or files.directory is None or damaged is None:
+        return error  # nobody else has it, or it is not of the version's content
+    plain = plain_name(files.model_file.relative_to(files.directory).as_posix()) if files.model_file else ""
+    try:
+        for file in found:
+            if file is damaged or not plain or plain_name(file.name) == plain:
+                file.path.unlink(missing_ok=True)
+    except OSError as refused:
+        return LoadError(f"{error}; it cannot be removed, to be fetched again: {refused.strerror}")
+    return LoadError(f"{error}; it was removed, and the next load fetches it again")
 
 
 def _residency(files: tuple[SourceFile, ...], brought: Brought) -> float | None:

@@ -23,6 +23,14 @@ MAX_SUMS_BYTES = 4 << 20
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 
 
+class DamagedError(LoadError):
+    """A file, ``path``, is not what is said of it."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        super().__init__(text)
+        self.path = path
+
+
 @dataclass(frozen=True, slots=True)
 class Said:
     """A sum, and which file says it."""
@@ -34,12 +42,13 @@ class Said:
         """Compare what the file at ``path`` hashes to.
 
         Raises:
-            LoadError: it is something else.
+            DamagedError: it is something else.
         """
         if found != self.sha256:
-            raise LoadError(
+            raise DamagedError(
+                path,
                 f"{path}: its SHA-256 is {found}, and {self.source} says {self.sha256}; "
-                f"bring the file again, or correct what is said of it"
+                f"bring the file again, or correct what is said of it",
             )
 
 

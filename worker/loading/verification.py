@@ -30,8 +30,12 @@ class Verification:
         verify: Verify,
         cache: HashCache | None,
         known: Mapping[str, FileDigest] | None = None,
+        *,
+        fetched: bool = False,
     ) -> None:
         """Look at what is known. ``described``: the sums in ``model.yaml``. ``known``: digests, instead of the cache's.
+
+        ``fetched``: those are of what came just now, for the cache to keep.
 
         Raises:
             LoadError: what is written down cannot be read, is missing where it is to be believed, or does not hold.
@@ -39,6 +43,7 @@ class Verification:
         self._directory = directory
         self._files = {file.name: file for file in files}
         self._cache = cache
+        self._fetched = fetched
         self._said = read_sums(directory, described)
         for name, said in self._said.items():
             if name not in self._files:
@@ -87,7 +92,7 @@ class Verification:
         self.known.update(digests)
         for name, sha256 in sums.items():
             self.known[name] = FileDigest(self.known[name].size_bytes, self.known[name].blocks, sha256)
-        if self._cache is not None and self.wanted:
+        if self._cache is not None and (self.wanted or self._fetched):
             self._cache.remember(self._directory, tuple(self._files.values()), self.known)
         for name, sha256 in sums.items():
             self._said[name].compare(self._files[name].path, sha256)

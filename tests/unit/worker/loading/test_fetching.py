@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,8 @@ from worker.loading.digests import BLOCK_BYTES
 from worker.loading.fetching import Fetcher
 from worker.loading.hash_cache import HashCache
 from worker.loading.model_loader import ModelLoader
+from worker.loading.sources import RemoteFile, SourceError
+from worker.loading.sources.http import HttpSource
 from worker.stages import Stage, Stages
 from worker.store import ModelFiles, StoreError, scan
 
@@ -154,7 +160,47 @@ def test_what_becomes_another_on_the_way_is_refused(rig: Rig) -> None:
 
 def test_what_does_not_fit_its_sums_is_refused(rig: Rig) -> None:
     rig.put({**CONTENT, "model.onnx": b"another"}, said=CONTENT)
-    assert rig.refusal().startswith(f"{rig.directory}/model.onnx: its SHA-256 is ")
+    assert rig.refusal() == (
+        f"{rig.directory}/model.onnx: its SHA-256 is {hashlib.sha256(b'another').hexdigest()}, as it came from "
+        f"{rig.store.url}/m/1, and {rig.store.url}/m/1/SHA256SUMS says {hashlib.sha256(b'graph').hexdigest()}; it was "
+        f"thrown away, and the next load fetches it again"
+    )
+    assert sorted(path.name for path in rig.directory.iterdir()) == [".incoming", "model.yaml"]
+
+
+def test_what_was_damaged_there_is_fetched_again_once_it_is_repaired(rig: Rig) -> None:
+    rig.put({**BIG, "model.onnx": b"grapx"}, said=BIG)
+    rig.refusal()
+    rig.put(BIG)
+    rig.store.seen.clear()
+    rig.load()
+    assert rig.here() == BIG
+    assert rig.store.bodies("m/1/weights/a b") == [], "what was whole is not fetched again"
+
+
+def test_sums_that_were_wrong_there_are_asked_for_again(rig: Rig) -> None:
+    rig.put(CONTENT, said={**CONTENT, "model.onnx": b"another"})
+    rig.refusal()
+    rig.put(CONTENT)
+    assert rig.load().bytes_fetched > 0
+    assert rig.here() == CONTENT
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "weights/a b"])
+def test_what_was_fetched_and_is_damaged_since_is_fetched_again(rig: Rig, name: str) -> None:
+    rig.load()
+    (rig.directory / name).write_bytes(b"damaged")
+    assert rig.refusal().endswith("; it was removed, and the next load fetches it again")
+    rig.load()
+    assert rig.here() == CONTENT
+
+
+def test_what_is_damaged_and_comes_from_nowhere_else_stays(rig: Rig) -> None:
+    rig.load()
+    (rig.directory / "model.yaml").write_text("{}")
+    (rig.directory / "weights/a b").write_bytes(b"damaged")
+    assert rig.refusal().endswith("; bring the file again, or correct what is said of it")
+    assert (rig.directory / "weights/a b").read_bytes() == b"damaged"
 
 
 def test_sums_that_are_written_down_here_come_first(rig: Rig) -> None:
@@ -192,6 +238,98 @@ def test_names_that_lead_elsewhere_are_refused(rig: Rig, name: str) -> None:
     assert rig.refusal() == (
         f"{rig.store.url}/m/1/SHA256SUMS: line 1: {name!r}: name a file of this version, relative to its directory"
     )
+
+
+class Dripping:
+    """A server that answers each request with ``start`` and then a byte now and then, for as long as it is asked."""
+
+    def __init__(self, start: bytes) -> None:
+        self.asked, self.left = threading.Event(), threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._start = start
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                taken, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(taken,), daemon=True).start()
+
+    def _answer(self, taken: socket.socket) -> None:
+        try:
+            with taken:
+                taken.recv(4096)
+                taken.sendall(self._start)
+                self.asked.set()
+                taken.settimeout(0.02)
+                while True:
+                    taken.sendall(b"x")
+                    try:
+                        if not taken.recv(4096):
+                            break
+                    except TimeoutError:
+                        continue
+        except OSError:
+            pass
+        self.left.set()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+HEAD = b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1000000\r\nContent-Range: bytes 0-999999/1000000\r\n\r\n"
+SUMS_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
+
+
+class TestDripping:
+    @pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\nx-slow: ", SUMS_HEAD])
+    def test_it_is_ended_at_once_where_the_load_is_given_up(self, rig: Rig, start: bytes) -> None:
+        server = Dripping(start)
+        rig.describe(server.url)
+
+        def give_up() -> None:
+            server.asked.wait(10)
+            rig.cancellation.cancel()
+
+        threading.Thread(target=give_up).start()
+        began = time.monotonic()
+        with pytest.raises(GivenUpError):
+            rig.load()
+        assert server.left.wait(5)
+        assert time.monotonic() - began < 5
+        server.close()
+
+    def test_blocks_are_ended_too(self) -> None:
+        server = Dripping(HEAD)
+        source = HttpSource(server.url)
+        pieces = source.read(RemoteFile("f", 1_000_000, ""), 0, 1_000_000)
+        next(pieces)
+        threading.Timer(0.05, source.close).start()
+        began = time.monotonic()
+        with contextlib.suppress(SourceError):
+            for _ in pieces:
+                pass
+        assert time.monotonic() - began < 5
+        with pytest.raises(SourceError, match="canceled"):
+            source.sums()
+        server.close()
+
+    def test_a_body_that_comes_too_slowly_is_given_up(self) -> None:
+        server = Dripping(HEAD)
+        with pytest.raises(SourceError, match=r"comes too slowly: .* and 4096 a second are the least") as caught:
+            list(HttpSource(server.url, stall_s=0.2).read(RemoteFile("f", 1_000_000, ""), 0, 1_000_000))
+        assert caught.value.again
+        server.close()
+
+    def test_a_head_that_does_not_end_is_given_up(self) -> None:
+        server = Dripping(b"HTTP/1.1 200 OK\r\nx-slow: ")
+        with pytest.raises(SourceError) as caught:
+            HttpSource(server.url, stall_s=0.2).sums()
+        assert str(caught.value) == "SHA256SUMS: no answer within 0.2 s"
+        server.close()
 
 
 def test_nobody_there(rig: Rig) -> None:
