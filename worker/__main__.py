@@ -61,6 +61,7 @@ from worker.serving.description import Identity
 from worker.serving.inference import Inference
 from worker.serving.repository_api import RepositoryApi
 from worker.serving.v2 import Serving
+from worker.standby import Standby
 from worker.starts import Starts, process_age_s
 from worker.store import StoreError, scan
 from worker.turns import Standing, Turns
@@ -91,19 +92,23 @@ def main(argv: list[str], follow_parent: Callable[[int], bool] | None = None) ->
     if options.parent_pid is not None and not (follow_parent or die_with_parent)(options.parent_pid):
         return 0
     log = EventLog(sys.stderr, json=options.json_log)
+    standby = None
     try:
-        sock = _bind(options.host, options.port)
+        if options.standby:
+            place = f"{options.host}:{options.port}"
+            standby = Standby(options.loading.shm_dir, place, lambda: _bind(options.host, options.port))
+        sock = _bind(options.host, options.port) if standby is None else standby.first()
     except OSError as error:
         log.error("worker.failed", error=f"--listen {options.host}:{options.port}: {error.strerror or error}")
         return _USAGE
     try:
-        return uvloop.run(_run(options, sock, log))
+        return uvloop.run(_run(options, sock, log, standby))
     except (StoreError, EngineError, BaselineError, PeerListenError) as error:
         log.error("worker.failed", error=str(error))
         return _USAGE
 
 
-async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
+async def _run(options: Options, sock: socket.socket | None, log: EventLog, standby: Standby | None) -> int:
     kind = find_kind(options.engine)
     source = Source(options.models, options.model, kind.file_name, options.versions, options.shard, options.warmup_dir)
     strict = options.behaviour.control is Control.NONE
@@ -254,7 +259,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
     metrics.add(of_alarms(alarms))
     metrics.add(of_threads(executor, pool))
     metrics.add(of_process(executor, memory, starts, lambda: serving.draining))
-    address = options.advertise or _url(sock)
+    address = options.advertise or (_url(sock) if sock is not None else _url_of(options.host, options.port))
     grpc = None
     if options.grpc_listen is not None:
         try:
@@ -335,6 +340,7 @@ async def _run(options: Options, sock: socket.socket, log: EventLog) -> int:
         debug,
         watch,
         pool,
+        standby,
     )
     signals = [signal.SIGTERM]
     if options.parent_pid is None:
@@ -383,7 +389,10 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _url(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
+    return _url_of(*sock.getsockname()[:2])
+
+
+def _url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -83,6 +83,7 @@ class Options:
     start_objective_s: float
     baseline: Path | None
     shard: ShardPlace | None
+    standby: bool
     turns: TurnOptions
     warmup_dir: Path | None
     record_warmup: int
@@ -118,6 +119,12 @@ def parse(argv: list[str]) -> Options:
         parser.error("--group, --generation: only with --shard")
     if given.shard is not None and given.models is None:
         parser.error("--shard: there is nothing to hold a shard of; give --models DIR")
+    if given.standby:
+        also = next((f for f in ("grpc_listen", "debug_listen", "peer_listen") if getattr(given, f) is not None), None)
+        if also is not None:
+            parser.error(f"--standby: not with --{also.replace('_', '-')}: only --listen is handed over")
+        if not port:
+            parser.error("--standby: those who take turns need one port; name it with --listen HOST:PORT")
     if given.record_warmup and given.warmup_dir is None:
         parser.error(f"--record-warmup {given.record_warmup}: say with --warmup-dir DIR where to")
     if given.pool is not None and given.concurrency is not None:
@@ -174,6 +181,7 @@ def parse(argv: list[str]) -> Options:
         json_log=given.log_format == "json",
         start_objective_s=given.start_objective_s,
         baseline=given.baseline,
+        standby=given.standby,
         turns=TurnOptions(given.preload_limit, given.preload_instance or own_id, given.preload_wait_s),
         warmup_dir=given.warmup_dir,
         record_warmup=given.record_warmup,
@@ -221,6 +229,11 @@ def _parser() -> argparse.ArgumentParser:
         default="latest",
         metavar="WHICH",
         help="versions of each model to serve: latest, latest:N, all, or numbers such as 1,3",
+    )
+    add(
+        "--standby",
+        action="store_true",
+        help="load and prove everything, and listen once nobody else with this flag does at the address of --listen",
     )
     add(
         "--preload-limit",

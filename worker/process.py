@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from worker.repository import Repository
     from worker.serving.grpc.server import GrpcSurface
     from worker.serving.v2 import Serving
+    from worker.standby import Standby
 
 ANNOUNCE_S = 1.0
 """How long the start and a drain wait for the shared state to hear of it, and the leaving for its record to be gone."""
@@ -47,7 +48,7 @@ class WorkerProcess:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: socket.socket | None,
         address: str,
         serving: Serving,
         repository: Repository,
@@ -60,8 +61,13 @@ class WorkerProcess:
         debug: DebugServer | None = None,
         watch: AlarmWatch | None = None,
         pool: Pool | None = None,
+        standby: Standby | None = None,
     ) -> None:
-        """``sock`` is bound and does not listen yet; ``address`` is what to tell of it. ``grpc`` is bound, too."""
+        """``sock`` is bound and does not listen yet; ``address`` is what to tell of it. ``grpc`` is bound, too.
+
+        ``standby``: the line for that address. Without ``sock`` this worker is not the first in it: it is loaded, and
+        then waits for its turn.
+        """
         self._sock = sock
         self._address = address
         self._serving = serving
@@ -72,6 +78,7 @@ class WorkerProcess:
         self._debug = debug
         self._watch = watch
         self._pool = pool
+        self._standby = standby
         self._times = times
         self._log = log
         self._clock = clock
@@ -102,12 +109,18 @@ class WorkerProcess:
             max_field_size=MAX_HEAD_LINE_BYTES,
         )
         await runner.setup()
+        following: asyncio.Task[None] | None = None
+        if self._sock is None:
+            following = self._task(self._repository.run(), "repository")
+            self._sock = await self._turn()
+            if self._sock is None:
+                return await self._end_before_its_turn(runner, following)
         site = web.SockSite(runner, self._sock, backlog=BACKLOG)
         reporting = self._task(self._reporters.run(), "report") if self._reporters else None
         await self._listen(site)
         watching = None if self._watch is None else self._task(self._watch.run(), "alarms")
         sizing = None if self._pool is None else self._task(self._pool.run(), "pool")
-        following = self._task(self._repository.run(), "repository")
+        following = following or self._task(self._repository.run(), "repository")
         await self._stop.wait()
         await self._drain(site, runner, following)
         await self._leave(reporting)
@@ -116,6 +129,30 @@ class WorkerProcess:
                 task.cancel()
         if self._debug is not None:
             await self._debug.stop()
+        self._log.info("worker.stopped")
+        return self._exit_code
+
+    async def _turn(self) -> socket.socket | None:
+        """Wait for this worker's turn to listen; None where it is to stop before that."""
+        if self._standby is None:
+            return None
+        self._log.info("worker.stands_by", address=self._address)
+        try:
+            found = await self._standby.turn(self._stop)
+        except OSError as error:
+            self._fail("standby", error)
+            return None
+        if found is not None:
+            self._log.info("worker.takes_over", address=self._address)
+        return found
+
+    async def _end_before_its_turn(self, runner: web.AppRunner, following: asyncio.Task[None]) -> int:
+        self._repository.drain()
+        self._executor.close()
+        await asyncio.wait({following}, timeout=CUT_S)
+        following.cancel()
+        await runner.cleanup()
+        self._repository.take_down()
         self._log.info("worker.stopped")
         return self._exit_code
 
@@ -167,6 +204,8 @@ class WorkerProcess:
             self._log.warning("state.drain_not_announced")
         await self._until(None, min(self._clock() + self._times.settle_s, deadline))
         await site.stop()
+        if self._standby is not None:
+            self._standby.let_go()
         finishing = asyncio.create_task(self._finish(runner, deadline), name="finish")
         await self._until(finishing, deadline)
         if not finishing.done():

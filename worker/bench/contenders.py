@@ -20,6 +20,7 @@ DEFAULT: Final = "worker as it comes"
 ALL: Final = "all together"
 HOT: Final = "hot restart"
 STANDBY: Final = "standby"
+LOADED: Final = "loaded standby"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Change:
     zygote: bool = False
     standby: bool = False
     """A worker that is up, and does not have the model: it is told to load it, and measured from then on."""
+    in_line: bool = False
+    """A worker that has all loaded and stands by: measured from the moment that the one before it is killed."""
     kept: tuple[str, ...] = ()
     """Events that say, some time after the first answer, that what the next start finds is there."""
 
@@ -42,6 +45,7 @@ class Change:
             merged(self.description, other.description),
             self.zygote or other.zygote,
             self.standby or other.standby,
+            self.in_line or other.in_line,
             (*self.kept, *other.kept),
         )
 
@@ -106,7 +110,9 @@ def contenders(
     rows += [Contender(measure.name, off.with_also(measure.on)) for measure in measures]
     rows += [Contender(SHARED.name, off.with_also(SHARED.on))]
     rows += [Contender(ALL, on), Contender(HOT, on.with_also(SHARED.on))]
-    return [*rows, Contender(STANDBY, on.with_also(Change(("--model-control", "explicit"), standby=True)))]
+    standby = Change(("--model-control", "explicit"), standby=True)
+    rows += [Contender(STANDBY, on.with_also(standby))]
+    return [*rows, Contender(LOADED, on.with_also(Change(("--standby",), in_line=True)))]
 
 
 def available(measures: Sequence[Measure]) -> list[Measure]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import socket
 import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
     from worker.bench.contenders import Change, Contender
     from worker.bench.model import BenchModel
+    from worker.bench.worker_start import Starter
     from worker.bench.zygotes import BenchZygote
 
 SWAPPED: Final = "model.session_swapped"
@@ -186,9 +190,31 @@ class Measuring:
             place.mkdir(parents=True, exist_ok=True)
         flags += [flag.format(kept=place, id=id_) for flag in change.flags]
         starter = self._zygote.start() if change.zygote else spawn
+        if change.in_line:
+            return self._next_in_line(flags, starter)
         started = WorkerStart(flags, self._model.shapes, starter, standby=change.standby)
         if self._body:
             started.prepare(self._body)
+        return started
+
+    def _next_in_line(self, flags: list[str], starter: Starter) -> WorkerStart:
+        """Have one worker serve and another stand by, both with their last session; kill the first."""
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            flags = [*flags, "--listen", f"127.0.0.1:{taken.getsockname()[1]}"]
+        with WorkerStart(flags, self._model.shapes, starter) as before:
+            before.event("model.warm")
+            started = WorkerStart(flags, self._model.shapes, starter)
+            try:
+                for name in ("model.warm", "worker.stands_by"):
+                    started.event(name)
+                with suppress(StartError):  # a small model has one session only
+                    started.event(SWAPPED, SWAP_S / 10)
+                started.prepare(self._body or before.ask_for_body())
+                os.kill(before.pid, signal.SIGKILL)
+                started.begin_again()
+            except BaseException:
+                started.close()
+                raise
         return started
 
     def prepare(self, row: Contender) -> None:

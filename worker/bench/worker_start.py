@@ -125,11 +125,24 @@ class WorkerStart:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it."""
         if self._connection is not None:
             self._connection.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.stop()
         os.close(self._stderr)
+
+    def begin_again(self) -> None:
+        """Measure from now on."""
+        self.began = time.perf_counter()
+
+    def ask_for_body(self) -> bytes:
+        """Return what to ask with, as the worker says that it takes."""
+        self._connect()
+        return self._make_body()
 
     def event(self, name: str, timeout_s: float = START_S) -> dict[str, Any]:
         """Return the first event of that name, and wait for it.
@@ -179,11 +192,7 @@ class WorkerStart:
         Raises:
             StartError: there was none.
         """
-        place = urlsplit(self.event("worker.listening")["address"])
-        connection = HTTPConnection(place.hostname or "", place.port, timeout=START_S)
-        connection.connect()
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection = connection
+        self._connect()
         if self._standby:
             self.began = time.perf_counter()
             status, said = self._exchange("POST", f"/v2/repository/models/{NAME}/load", b"{}")
@@ -196,6 +205,13 @@ class WorkerStart:
         self.ask()
         answered = time.perf_counter()
         return answered - self.began, answered - asked
+
+    def _connect(self) -> None:
+        place = urlsplit(self.event("worker.listening")["address"])
+        connection = HTTPConnection(place.hostname or "", place.port, timeout=START_S)
+        connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = connection
 
     def _make_body(self) -> bytes:
         status, said = self._exchange("GET", f"/v2/models/{NAME}")

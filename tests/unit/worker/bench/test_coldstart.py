@@ -20,6 +20,7 @@ from worker.bench.contenders import (
     ALL,
     DEFAULT,
     HOT,
+    LOADED,
     MEASURES,
     NOTHING,
     PLAIN,
@@ -82,7 +83,7 @@ def test_rows_are_the_plain_session_every_strategy_each_measure_and_all_of_them(
     one = Measure("one", Change(("--one",)), Change(description={"engine": {"one": "off"}}))
     two = Measure("two", Change(description={"engine": {"two": "on"}}, zygote=True), Change(("--no-two",)))
     rows = {row.name: row.change for row in contenders((one, two), ("mmap",), ("CUDA",))}
-    assert list(rows) == [PLAIN, NOTHING, DEFAULT, "load: mmap", "one", "two", SHARED.name, ALL, HOT, STANDBY]
+    assert list(rows) == [PLAIN, NOTHING, DEFAULT, "load: mmap", "one", "two", SHARED.name, ALL, HOT, STANDBY, LOADED]
     device = {"providers": ["CUDA"]}
     assert rows[PLAIN] is None
     assert rows[DEFAULT] == Change((), {"engine": device})
@@ -93,6 +94,7 @@ def test_rows_are_the_plain_session_every_strategy_each_measure_and_all_of_them(
     assert rows[ALL] == Change(("--one",), {"engine": {**device, "two": "on"}}, zygote=True)
     assert rows[HOT] == rows[ALL].with_also(SHARED.on)
     assert rows[STANDBY] == rows[ALL].with_also(Change(("--model-control", "explicit"), standby=True))
+    assert rows[LOADED] == rows[ALL].with_also(Change(("--standby",), in_line=True))
 
 
 def test_strategies_are_those_of_the_worker() -> None:
