@@ -60,6 +60,14 @@ class Conditions:
             await asyncio.sleep(self._every_s)
         return False
 
+    async def healthy(self, files: ModelFiles) -> bool:
+        """Return whether what ``files`` depend on is well now."""
+        return not (files.depends_on and await self._amiss(files.depends_on))
+
+    async def has_memory(self, files: ModelFiles) -> bool:
+        """Return whether ``files`` may be loaded now."""
+        return not self.governor.refuses(await asyncio.to_thread(size_bytes, files))
+
     async def until_memory(self, replica: HeldReplica, files: ModelFiles, given_up: Callable[[], bool]) -> bool:
         """Wait until there is memory for ``files``; False where that was given up, or took too long."""
         began, told = self._clock(), False
@@ -96,9 +104,20 @@ class Conditions:
 
 
 def size_bytes(files: ModelFiles) -> int:
-    """Return the bytes of a version's files: about what a session that keeps its own copy of the weights takes."""
+    """Return the bytes of what is loaded: about what a session that keeps its own copy of the weights takes.
+
+    Of a shard, its slices; of packed files, what they take packed.
+    """
     if files.directory is None:
         return 0
+    if files.shard is not None:
+        from worker.sharding import ShardError
+        from worker.sharding.manifest import read_manifest, shard_bytes
+
+        try:
+            return shard_bytes(read_manifest(files.directory), files.shard.index)
+        except ShardError:  # its load says so
+            return 0
     total = 0
     for path in files.directory.rglob("*"):
         try:

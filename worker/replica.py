@@ -17,6 +17,7 @@ from router.wire import ModelEvent
 from worker.building import Builder, BuildError, close
 from worker.engines import Cancellation, EngineError, GivenUpError
 from worker.execution import binding
+from worker.expectation import check_expected
 from worker.gate import Gate
 from worker.lifecycle import Lifecycle, Transition
 from worker.memory import HostMemory
@@ -228,10 +229,12 @@ class HeldReplica:
             self._lifecycle.to(State.WARMING, self._clock())
             try:
                 await asyncio.to_thread(warm_up, copy.model, shape_classes(self.files), cancellation, lambda _: None)
+                await asyncio.to_thread(check_expected, copy.model, self.files, cancellation)
             except GivenUpError:
                 return
-            except (EngineError, WarmupError) as error:
-                self.lose(str(error))
+            except Exception as error:  # noqa: BLE001 - whatever broke, it must not stay between two states
+                known = isinstance(error, EngineError | WarmupError)
+                self.lose(str(error) if known else f"{type(error).__name__}: {error}")
                 return
             if self._lifecycle.state is State.WARMING:  # else it was drained meanwhile
                 self.gate.open()

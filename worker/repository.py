@@ -355,8 +355,11 @@ class Repository:
     async def _make_good(self, replica: HeldReplica, files: ModelFiles, *, again: bool) -> None:
         """Have a replica loaded as ``files`` say, where it is not."""
         if replica.lost:
-            return  # once it serves again, the next look takes over what is new
-        if replica.state is State.WARM:
+            if replica.files.signature == files.signature or not await self._conditions.healthy(files):
+                return  # once what it depends on is back, it serves again, and the next look takes over what is new
+            await self._rest(replica, Rest.UNLOADED, "its files changed while what it depends on was amiss")
+            await self._bring_up(replica, files)
+        elif replica.state is State.WARM:
             if replica.files.signature != files.signature:
                 await self._when_allowed(replica, files, lambda: replica.swap(files))
                 self._note(files, failed=replica.files is not files and bool(replica.reason))
@@ -397,10 +400,14 @@ class Repository:
         def given_up() -> bool:
             return self._given_up_on(replica)
 
-        if await self._conditions.until_healthy(replica, files, given_up):
+        # What is waited for is waited for outside of the turn: others have memory enough, or depend on nothing.
+        while await self._conditions.until_healthy(replica, files, given_up) and await self._conditions.until_memory(
+            replica, files, given_up
+        ):
             async with self._turn:
-                if await self._conditions.until_memory(replica, files, given_up):
+                if await self._conditions.has_memory(files):
                     await load()
+                    return
 
     def _given_up_on(self, replica: HeldReplica) -> bool:
         return self._stop.is_set() or replica.name in self._unwanted

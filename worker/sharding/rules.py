@@ -4,6 +4,9 @@
   divisible by the number of shards.
 - The up- and gate-projections of an MLP are split on dimension 1, padded with zeros to a multiple of the number of
   shards; what is computed from the padding is cropped after.
+- What follows them takes in what they give out, and is split along that: an attention's output projection on dimension
+  1, the down-projection of an MLP on dimension 0, both padded. Their biases are whole: they are added to the sum.
+- Embeddings and the head over the vocabulary are split by its entries, dimension 0, padded.
 - Everything else is whole on every shard.
 
 Rules of one's own come before these: ``rules: [{match: REGEX, dim: 0 or 1, pad: true}]``.
@@ -35,11 +38,27 @@ class Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     dim: Annotated[int, msgspec.Meta(ge=0, le=1)] | None
     pad: bool = False
     """Whether a size that the shards do not divide is padded; else it is refused."""
+    vectors: bool = True
+    """Whether vectors of that name (biases) are split, too."""
+
+
+_HEADS = r"((q|k|v|qkv|query|key|value|query_key_value|c_attn|Wqkv)(_?proj)?|in_proj)"
+_UP = r"(up|gate|gate_up|fc1|c_fc|w1|w3|dense_h_to_4h|intermediate[._/]dense)(_?proj)?"
+_ATTENTION_OUT = r"(o_proj|out_proj|attn[._/]c_proj|attention[._/](output|dense|output[._/]dense))"
+_DOWN = r"(down(_?proj)?|fc2|mlp[._/]c_proj|w2|dense_4h_to_h|output[._/]dense)"
+_VOCABULARY = r"(embed_tokens|tok_embeddings|word_embeddings|wte|token_embedding|embedding|lm_head|embed_out)"
+
+
+def _named(names: str) -> str:
+    return rf"(^|[._/]){names}([._/]|$)"
 
 
 BUILT_IN: Final = (
-    Rule(r"(^|[._/])((q|k|v|qkv|query|key|value|query_key_value|c_attn|Wqkv)(_?proj)?|in_proj)([._/]|$)", 0),
-    Rule(r"(^|[._/])(up|gate|gate_up|fc1|c_fc|w1|w3|dense_h_to_4h|intermediate[._/]dense)(_?proj)?([._/]|$)", 1, True),
+    Rule(_named(_HEADS), 0),
+    Rule(_named(_UP), 1, pad=True),
+    Rule(_named(_ATTENTION_OUT), 1, pad=True, vectors=False),
+    Rule(_named(_DOWN), 0, pad=True, vectors=False),
+    Rule(_named(_VOCABULARY), 0, pad=True),
 )
 
 
@@ -67,6 +86,8 @@ def split_for(tensor: TensorInfo, shards: int, rules: Sequence[Rule] = ()) -> Sp
     """
     rule = next((rule for rule in (*rules, *BUILT_IN) if _search(rule, tensor.name)), None)
     if rule is None or rule.dim is None or not tensor.shape:
+        return Split()
+    if len(tensor.shape) == 1 and not rule.vectors:
         return Split()
     dim = 0 if len(tensor.shape) == 1 else rule.dim
     size = tensor.shape[dim]

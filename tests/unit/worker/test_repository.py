@@ -76,6 +76,7 @@ class Bench:
         control: Control = Control.NONE,
         versions: Versions | None = None,
         names: tuple[str, ...] = (),
+        memory_wait_s: float = 0.0,
         **behaviour: object,
     ) -> None:
         self.root = root
@@ -94,7 +95,7 @@ class Bench:
             conditions=Conditions(
                 self.log,
                 lambda: self.now,
-                Governor([Place("host", lambda: self.memory)], wait_s=0.0),
+                Governor([Place("host", lambda: self.memory)], wait_s=memory_wait_s),
                 amiss=self._amiss,
                 every_s=0.0,
             ),
@@ -641,3 +642,35 @@ async def test_new_content_of_a_model_that_lost_its_dependencies_is_taken_over_w
         await until(lambda: bench.states["d@1"] is State.WARM, "its return")
         await bench.repository.look_again()
         await until(lambda: bench.engine.open == ["two"], "the new content")
+
+
+@in_loop
+async def test_a_model_that_lost_its_dependencies_serves_once_it_needs_them_no_more(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("d", "1", "one")
+    source = root / "d" / "1" / "model.yaml"
+    source.write_text("depends_on: ['tcp://127.0.0.1:9']")
+    async with bench.running():
+        bench.amiss = "the sun is down"
+        await until(lambda: bench.models.find("d").lost, "the loss")
+        source.unlink()
+        await bench.look_twice()
+        await until(lambda: bench.states["d@1"] is State.WARM, "its return")
+        assert bench.engine.open == ["one"]
+
+
+@in_loop
+async def test_what_is_held_back_for_memory_holds_up_no_other_model(root: Path) -> None:
+    bench = Bench(root, Control.POLL, memory_wait_s=HOUR_S)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        bench.memory = Memory(50, 100)
+        bench.put("huge", "1", "x" * 60)
+        looking = asyncio.create_task(bench.look_twice())
+        await until(lambda: any("held back" in one.reason for one in bench.models.of("huge")), "why it waits")
+        bench.put("m", "1", "two")
+        await bench.look_twice()
+        assert bench.answering == {"m": "two"}
+        bench.memory = Memory(100, 100)
+        await until(lambda: bench.states["huge@1"] is State.WARM, "the model that waited")
+        await looking

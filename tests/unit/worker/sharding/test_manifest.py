@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.tensors import arrays, write_onnx, write_safetensors
+from worker.bench.synthetic import write_model
 from worker.sharding import ShardError, onnx_file, safetensors
 from worker.sharding.manifest import (
     Manifest,
@@ -101,9 +102,13 @@ def test_parts_cover_a_dimension_once(shards: int, times: int, rows: int, column
         ("model.layers.3.mlp.gate_proj.weight", 1),
         ("bert.encoder.layer.0.intermediate.dense.weight", 1),
         ("transformer.h.0.mlp.c_fc.weight", 1),
-        ("model.layers.3.mlp.down_proj.weight", None),
-        ("model.layers.3.self_attn.o_proj.weight", None),
-        ("model.embed_tokens.weight", None),
+        ("model.layers.3.mlp.down_proj.weight", 0),
+        ("bert.encoder.layer.0.output.dense.weight", 0),
+        ("model.layers.3.self_attn.o_proj.weight", 1),
+        ("bert.encoder.layer.0.attention.output.dense.weight", 1),
+        ("model.embed_tokens.weight", 0),
+        ("lm_head.weight", 0),
+        ("model.position_embeddings", None),
         ("model.layers.3.input_layernorm.weight", None),
         ("monkey.weight", None),
         ("setup_projection.weight", None),
@@ -113,6 +118,20 @@ def test_layers_are_known_by_their_names(name: str, dim: int | None) -> None:
     assert split_for(TensorInfo(name, "F32", (8, 8), Path("f"), 0, 256), 4).dim == dim
 
 
+def test_a_bias_that_is_added_to_the_sum_is_whole() -> None:
+    for name, dim in (("h.mlp.down_proj.bias", None), ("h.attn.o_proj.bias", None), ("h.attn.q_proj.bias", 0)):
+        assert split_for(TensorInfo(name, "F32", (8,), Path("f"), 0, 32), 4).dim == dim
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_no_shard_of_a_transformer_reads_more_than_its_part_and_a_tenth(tmp_path: Path, shards: int) -> None:
+    write_model(tmp_path, 2 << 20)
+    manifest = split(tmp_path, shards)
+    for shard in range(shards):
+        assert shard_bytes(manifest, shard) <= (1 / shards + 0.10) * all_bytes(manifest)
+        assert read_shard(tmp_path, manifest, shard).bytes >= shard_bytes(manifest, shard)
+
+
 def test_rules_of_ones_own_come_first() -> None:
     tensor = TensorInfo("h.q_proj.weight", "F32", (6, 8), Path("f"), 0, 192)
     assert split_for(tensor, 4, [Rule("q_proj", None)]).dim is None
@@ -120,6 +139,13 @@ def test_rules_of_ones_own_come_first() -> None:
     assert split_for(tensor, 4, [Rule("q_proj", 0, True)]).padded == 8
     with pytest.raises(ShardError, match=r"rules: match: '[(]': missing"):
         split_for(tensor, 4, [Rule("(", 0)])
+
+
+@pytest.mark.parametrize("pad", [1, 8])
+def test_scalars_are_read(tmp_path: Path, pad: int) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"scale": np.array(0.5, np.float32)}, pad)
+    (scale,) = read_shard(tmp_path, split(tmp_path, 2), 1).arrays.values()
+    assert (scale.shape, float(scale)) == ((), 0.5)
 
 
 def test_output_channels_that_do_not_divide_are_refused_with_the_layer(tmp_path: Path) -> None:
