@@ -204,7 +204,7 @@ def test_a_model_that_gives_no_row_for_each_is_found_out() -> None:
     files = ModelFiles("m", "1", warmup=(ShapeClass("two", {"x": (2, 2)}),), batching=TERMS)
     model = DoublingModel()
     check_batching(model, files, Cancellation())
-    assert [one["x"].shape for one in model.ran] == [(4, 2)]
+    assert [one["x"].shape for one in model.ran] == [(2, 2), (2, 2), (4, 2)]
     with pytest.raises(EngineError) as refused:
         check_batching(SummingModel(), files, Cancellation())
     assert str(refused.value) == (
@@ -212,3 +212,72 @@ def test_a_model_that_gives_no_row_for_each_is_found_out() -> None:
         " rows; only models that give one row for each they take can be batched; take batching away"
     )
     assert Y.shape[0] == -1
+
+
+class MixingModel(DoublingModel):
+    """Softmax over the rows: as many come back, and each depends on all."""
+
+    def compute(self, values: Any) -> Any:
+        powers = np.exp(values.astype(np.float32))
+        return powers / powers.sum(axis=0, keepdims=True)
+
+
+class PickyMixingModel(MixingModel):
+    def compute(self, values: Any) -> Any:
+        if len(values) == 1 and values.any():
+            raise EngineError("only zeros")
+        return super().compute(values)
+
+
+class RandomModel(DoublingModel):
+    rng = np.random.default_rng(7)
+
+    def compute(self, values: Any) -> Any:
+        return self.rng.random(values.shape).astype(np.float32)
+
+
+class NearlyModel(DoublingModel):
+    """Sums in another order where there are more rows, and knows no number beside."""
+
+    def compute(self, values: Any) -> Any:
+        return np.asarray(values * 2 + 1e-4 * len(values) + np.array([1, np.nan], np.float32), np.float32)
+
+
+@pytest.mark.parametrize("model", [MixingModel(), PickyMixingModel()], ids=["mixing", "picky"])
+def test_a_model_whose_rows_depend_on_each_other_is_found_out(model: DoublingModel) -> None:
+    with pytest.raises(EngineError) as refused:
+        check_batching(model, ModelFiles("m", "1", batching=TERMS), Cancellation())
+    text = str(refused.value)
+    assert text.startswith(
+        "None/model.yaml: batching: two requests of shape class 'batch-1', joined, gave output 'y'[0, 0] 0."
+    )
+    assert text.endswith(
+        " where it is 1.0 alone; only models of which each row of an answer depends on its own row of the inputs can be"
+        " batched; take batching away"
+    )
+
+
+@pytest.mark.parametrize("kind", [Datatype.BF16, Datatype.FP16, Datatype.INT64, Datatype.BOOL, Datatype.BYTES])
+def test_each_datatype_is_compared(kind: Datatype) -> None:
+    spec = TensorSpec("x", kind, (-1, 2))
+
+    class Rolling(DoublingModel):
+        def compute(self, values: Any) -> Any:
+            return np.roll(values, 1, axis=0) if self.rolling else values
+
+        rolling = False
+
+    model = Rolling((spec,), (TensorSpec("y", kind, (-1, 2)),))
+    files = ModelFiles("m", "1", batching=TERMS)
+    check_batching(model, files, Cancellation())
+    model.rolling = True
+    if kind is Datatype.BYTES:  # there are no other texts to be sure of
+        check_batching(model, files, Cancellation())
+        return
+    with pytest.raises(EngineError, match=r"'y'\[0, 0\] \S+ where it is \S+ alone; only models"):
+        check_batching(model, files, Cancellation())
+
+
+@pytest.mark.parametrize("model", [RandomModel(), NearlyModel()], ids=["random", "nearly"])
+def test_what_says_nothing_of_other_rows_is_no_reason(model: DoublingModel) -> None:
+    check_batching(model, ModelFiles("m", "1", batching=TERMS), Cancellation())
