@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import sys
 import threading
 import time
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
     from types import CodeType, FrameType
+
+    from aiohttp.typedefs import Handler
 
     from worker.alarms import Alarms
 
@@ -52,7 +55,7 @@ class DebugPages:
 
     def application(self) -> web.Application:
         """Return the application that serves the pages."""
-        app = web.Application(client_max_size=1)
+        app = web.Application(middlewares=[_same_host], client_max_size=1)
         app.router.add_get("/debug/tasks", self.tasks)
         app.router.add_get("/debug/memory", self.memory)
         app.router.add_get("/debug/profile", self.profile)
@@ -143,6 +146,29 @@ class DebugServer:
     async def stop(self) -> None:
         """End, and whatever measures with it."""
         await self._runner.cleanup()
+
+
+@web.middleware
+async def _same_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse requests under another name: a web page that has its DNS name point at 127.0.0.1 is no user."""
+    said = request.headers.getall("Host", [])
+    if len(said) != 1 or not is_loopback_name(said[0]):
+        raise web.HTTPForbidden(text="the Host header must name a loopback address: 127.0.0.1, [::1] or localhost\n")
+    return await handler(request)
+
+
+def is_loopback_name(text: str) -> bool:
+    """Whether a Host header's value, with a port or without, names this machine's loopback."""
+    if text.startswith("["):
+        name = text[1:].partition("]")[0]
+    else:
+        name = text.rpartition(":")[0] if text.count(":") == 1 else text
+    if name.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def describe_tasks(tasks: set[asyncio.Task[Any]], rows: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tests.support.worker_surface import until
 from worker.alarms import Alarms
 from worker.debug import DebugPages
 
-Ask = Callable[[str], Coroutine[Any, Any, tuple[int, str]]]
+Ask = Callable[..., Coroutine[Any, Any, tuple[int, str]]]
 
 
 def asked(check: Callable[[Ask], Awaitable[None]], pages: DebugPages | None = None) -> None:
@@ -28,8 +28,9 @@ def asked(check: Callable[[Ask], Awaitable[None]], pages: DebugPages | None = No
         try:
             async with ClientSession() as session:
 
-                async def ask(path: str) -> tuple[int, str]:
-                    async with session.get(server.make_url(path)) as answer:
+                async def ask(path: str, host: str | None = None) -> tuple[int, str]:
+                    named = {} if host is None else {"Host": host}
+                    async with session.get(server.make_url(path), headers=named) as answer:
                         return answer.status, await answer.text()
 
                 await asyncio.wait_for(check(ask), 20)
@@ -138,6 +139,27 @@ def test_one_measurement_at_a_time_and_one_that_nobody_waits_for_ends() -> None:
 def test_bounds(path: str, error: str) -> None:
     async def check(ask: Ask) -> None:
         assert await ask(path) == (400, error)
+
+    asked(check)
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "10.0.0.1", "127.0.0.1.evil.example", "[::2]:1", ""]
+)
+def test_a_page_of_the_web_that_points_its_name_here_gets_nothing(host: str) -> None:
+    async def check(ask: Ask) -> None:
+        text = "the Host header must name a loopback address: 127.0.0.1, [::1] or localhost\n"
+        assert await ask("/debug/tasks", host) == (403, text)
+
+    asked(check)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST.:9201", "127.0.0.1", "127.8.9.1:80", "[::1]", "[::1]:80", "::1"]
+)
+def test_loopback_by_any_name(host: str) -> None:
+    async def check(ask: Ask) -> None:
+        assert (await ask("/debug/tasks", host))[0] == 200
 
     asked(check)
 
