@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import random
 import secrets
@@ -43,7 +44,7 @@ from worker.loading.model_loader import ModelLoader
 from worker.loading.prefetch import prefetcher
 from worker.loading.settings import PeerListenError
 from worker.loading.shm import ShmStore
-from worker.log import EventLog
+from worker.log import EventLog, LibraryLog
 from worker.memory import HostMemory, one_heap
 from worker.metrics import Metrics
 from worker.models import Models
@@ -101,11 +102,15 @@ def main(argv: list[str], follow_parent: Callable[[int], bool] | None = None) ->
     except OSError as error:
         log.error("worker.failed", error=f"--listen {options.host}:{options.port}: {error.strerror or error}")
         return _USAGE
+    libraries = LibraryLog(log)
+    logging.getLogger().addHandler(libraries)
     try:
         return uvloop.run(_run(options, sock, log, standby))
     except (StoreError, EngineError, BaselineError, PeerListenError) as error:
         log.error("worker.failed", error=str(error))
         return _USAGE
+    finally:
+        logging.getLogger().removeHandler(libraries)
 
 
 async def _run(options: Options, sock: socket.socket | None, log: EventLog, standby: Standby | None) -> int:
@@ -263,7 +268,7 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
     grpc = None
     if options.grpc_listen is not None:
         try:
-            api = RepositoryApi(repository, bodies, lambda: inference.draining)
+            api = RepositoryApi(repository, bodies, lambda: inference.draining, log)
             grpc = _grpc_class()(
                 identity,
                 models,

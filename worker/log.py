@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -10,6 +12,10 @@ import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+EVERY_S = 10.0
+MAX_LOGGERS = 32
+MAX_TEXT_CHARS = 512
 
 
 def _wall_clock() -> datetime:
@@ -52,3 +58,43 @@ class EventLog:
                 self._stream.flush()
         except (OSError, ValueError):
             pass  # whoever read our standard error is gone: no reason to stop serving
+
+
+class LibraryLog(logging.Handler):
+    """Writes what libraries log, from warnings on, as events ``library.log``: of each logger one in ten seconds.
+
+    A caller may have a library complain as often as it likes.
+    """
+
+    def __init__(self, log: EventLog, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock``: monotonic seconds."""
+        super().__init__(logging.WARNING)
+        self._log = log
+        self._clock = clock
+        self._loggers: dict[str, tuple[float, int]] = {}
+        """When each may be heard again, and how much it said since it was."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one, or count it for the next of its logger. Called by one thread at a time."""
+        name = record.name if record.name in self._loggers or len(self._loggers) < MAX_LOGGERS else "others"
+        now = self._clock()
+        again_at, dropped = self._loggers.get(name, (now, 0))
+        if now < again_at:
+            self._loggers[name] = (again_at, dropped + 1)
+            return
+        self._loggers[name] = (now + EVERY_S, 0)
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001 - text and arguments are the library's
+            text = str(record.msg)
+        fields: dict[str, Any] = {"logger": name, "message": _line(text)}
+        raised = record.exc_info[1] if record.exc_info else None
+        if raised is not None:
+            fields["error"] = _line(f"{type(raised).__name__}: {raised}")
+        if dropped:
+            fields["dropped"] = dropped
+        (self._log.error if record.levelno >= logging.ERROR else self._log.warning)("library.log", **fields)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:MAX_TEXT_CHARS]

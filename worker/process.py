@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from worker.serving.http_server import Runner
+
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine, Sequence
@@ -98,8 +100,9 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         for number in signals:
             loop.add_signal_handler(number, self.stop)
-        runner = web.AppRunner(
+        runner = Runner(
             self._serving.application(),
+            self._serving.refuse,
             handle_signals=False,
             handler_cancellation=True,
             access_log=None,

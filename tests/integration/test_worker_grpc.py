@@ -159,6 +159,13 @@ def test_a_message_over_the_limit_and_one_that_is_none(shared: GrpcWorker) -> No
         grpc.StatusCode.INVALID_ARGUMENT,
         "inference request: the message is no ModelInferRequest",
     )
+    for path in (SERVICE + "ModelMetadata", SERVICE + "RepositoryIndex", "/grpc.health.v1.Health/Check"):
+        status, text, trailers = failure(shared.channel.unary_unary(path), b"\xff")
+        assert status is grpc.StatusCode.INVALID_ARGUMENT
+        assert text.startswith("the message is no "), text
+        assert "Health" in path or trailers == {"warmroute-worker": "w1"}
+    reports = shared.channel.unary_stream("/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")
+    assert failure(lambda *given, **options: list(reports(*given, **options)), b"\xff")[0].name == "INVALID_ARGUMENT"
     large = infer(values=(1.0,) * 20_000)  # read in a thread
     assert len(shared.stub.ModelInfer(large).raw_output_contents[0]) == 80_000
 

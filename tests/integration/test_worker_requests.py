@@ -15,6 +15,8 @@ from tests.support.worker_surface import (
     SPECS,
     TOGETHER,
     Surface,
+    begin,
+    head,
     one,
     outputs,
     served,
@@ -348,18 +350,6 @@ def test_over_the_queue_is_503_with_retry_after() -> None:
         assert stats["models"]["m"]["rejected"] == 1
 
     served(check, hold=hold)
-
-
-def head(length: int) -> bytes:
-    return f"POST /v2/models/m/infer HTTP/1.1\r\nHost: w\r\nContent-Length: {length}\r\n\r\n".encode()
-
-
-async def begin(surface: Surface, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Send the beginning of a request, and leave it at that."""
-    assert surface.server.port is not None
-    reader, writer = await asyncio.open_connection("127.0.0.1", surface.server.port)
-    writer.write(sent)
-    return reader, writer
 
 
 def test_a_place_is_taken_before_the_body_is_read() -> None:

@@ -125,3 +125,15 @@ def without(field: str) -> dict[str, Any]:
 
 def outputs(*wanted: Any) -> dict[str, Any]:
     return {**one(), "outputs": list(wanted)}
+
+
+def head(length: int) -> bytes:
+    return f"POST /v2/models/m/infer HTTP/1.1\r\nHost: w\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+async def begin(surface: Surface, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send the beginning of a request, and leave it at that."""
+    assert surface.server.port is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", surface.server.port)
+    writer.write(sent)
+    return reader, writer

@@ -10,6 +10,7 @@ import msgspec
 from worker.datatypes import Datatype, datatype_of
 from worker.serving.binary import encode_binary
 from worker.serving.classification import classify
+from worker.serving.errors import RequestError
 from worker.serving.tensors import encode
 
 if TYPE_CHECKING:
@@ -33,8 +34,11 @@ def answered(output: RequestedOutput, array: Array, labels: tuple[str, ...]) -> 
 
     Raises:
         KeyError: the array is of a type that the protocol has no name for.
+        RequestError: classes were asked for, and there are none.
     """
     if output.classes:
+        if not array.ndim or not array.shape[-1]:
+            raise RequestError(f"output {output.spec.name!r}: shape {list(array.shape)} holds no scores to classify by")
         return Datatype.BYTES, classify(array, output.classes, labels)
     return datatype_of(output.spec.datatype, array.dtype), array
 

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from worker.serving.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from aiohttp import web
 
     from worker.execution.buffers import Buffers
     from worker.execution.joining import Empty
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _BYTE = np.dtype(np.uint8)
 IDLE_S = 30.0
 """How long a caller may send nothing in the middle of a body: it holds a place in the queue meanwhile."""
+
+WHOLE_S, LEAST_BYTES_PER_S = 60.0, 64 << 10
+"""A whole body may take the first, and a second more for each so many bytes that came. So long it holds its place."""
 
 ALIGNED_BYTES = 64
 """Binary tensors begin at a multiple of this: as long as a cache line, and as any vector instruction wants it."""
@@ -91,6 +94,8 @@ class Body:
     def __init__(self, bodies: Bodies, request: web.Request) -> None:
         self._bodies = bodies
         self._request = request
+        self._began = asyncio.get_running_loop().time()
+        self._came_bytes = 0
         self.share_bytes = 0
 
     def grow(self, to_bytes: int) -> None:
@@ -104,7 +109,8 @@ class Body:
         """Return it whole. What comes after its first ``json_bytes`` lies where every datatype can be read in place.
 
         Raises:
-            RequestError: it is too large, there is no room for it, or its caller stopped sending.
+            RequestError: it is too large, there is no room for it, its caller stopped sending or is too slow, or its
+                encoding is not what its head says.
         """
         length = self._request.content_length
         if json_bytes is not None and length and "Content-Encoding" not in self._request.headers:
@@ -125,11 +131,19 @@ class Body:
         return data[:done]
 
     async def _piece(self) -> bytes:
+        allowed_s = WHOLE_S + self._came_bytes / LEAST_BYTES_PER_S
+        left_s = self._began + allowed_s - asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(IDLE_S):
-                return await self._request.content.readany()
+            async with asyncio.timeout(min(IDLE_S, left_s)):
+                piece = await self._request.content.readany()
         except TimeoutError:
-            raise RequestError(f"no more of the body came for {IDLE_S:g} s", 408) from None
+            if left_s > IDLE_S:
+                raise RequestError(f"no more of the body came for {IDLE_S:g} s", 408) from None
+            raise RequestError(f"the body is too slow: {self._came_bytes} bytes in {allowed_s:.3g} s", 408) from None
+        except (HttpProcessingError, web.RequestPayloadError) as error:
+            raise RequestError(f"the body cannot be read: {str(error)[:256]}") from None
+        self._came_bytes += len(piece)
+        return piece
 
     def _check_length(self, length: int) -> None:
         limit = self._bodies.each_bytes

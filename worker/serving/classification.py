@@ -34,7 +34,7 @@ def requested_classes(spec: TensorSpec, value: object) -> int:
 def classify(scores: Array, count: int, labels: tuple[str, ...]) -> Array:
     """Return the ``count`` best classes along the last dimension as a tensor of BYTES, best first, ties by index.
 
-    ``labels`` are used where there is one for each class.
+    The last dimension is not 0. ``labels`` are used where there is one for each class.
     """
     classes = scores.shape[-1]
     count = min(count, classes)

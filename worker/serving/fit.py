@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 MAX_TENSORS = 256
 MAX_PARAMETERS = 64
 MAX_ID_CHARS = 1024
+MAX_EMPTY = 1 << 26
+"""What the other dimensions of a shape with a 0 multiply to at most: no data bounds them, and what is computed of
+nothing may be as large as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,12 @@ def check_shape(spec: TensorSpec, datatype: str, given: Sequence[int]) -> tuple[
     if any(dim < 0 for dim in shape):
         raise RequestError(f"input {spec.name!r}: shape {list(shape)} has a negative dimension; {expected(spec)}")
     check_fit(spec, datatype, shape)
+    others = math.prod(dim for dim in shape if dim) if 0 in shape else 0
+    if others > MAX_EMPTY:
+        raise RequestError(
+            f"input {spec.name!r}: shape {list(shape)} is empty, and its other dimensions multiply to {others}, "
+            f"at most {MAX_EMPTY}"
+        )
     return shape
 
 

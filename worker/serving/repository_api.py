@@ -10,10 +10,12 @@ from aiohttp import web
 from worker.models import UnknownModelError
 from worker.repository import LoadFailedError, RefusedError
 from worker.serving.errors import RequestError
+from worker.serving.reading import reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from worker.log import EventLog
     from worker.repository import Repository
     from worker.serving.body import Bodies
 
@@ -36,10 +38,11 @@ class _Change(msgspec.Struct, frozen=True):
 class RepositoryApi:
     """Handlers over one repository."""
 
-    def __init__(self, repository: Repository, bodies: Bodies, draining: Callable[[], bool]) -> None:
+    def __init__(self, repository: Repository, bodies: Bodies, draining: Callable[[], bool], log: EventLog) -> None:
         self._repository = repository
         self._bodies = bodies
         self._draining = draining
+        self._log = log
 
     def routes(self) -> list[web.RouteDef]:
         """Return what is answered where."""
@@ -110,12 +113,17 @@ class RepositoryApi:
             raise RequestError(str(error), 500) from None
 
     async def _read(self, request: web.Request, kind: type[_T]) -> _T:
-        with self._bodies.hold(request) as body:
-            data = await body.read()
-        try:
-            return msgspec.json.decode(data or b"{}", type=kind)
-        except msgspec.MsgspecError as error:
-            raise RequestError(f"{request.path[:256]}: {error}") from None
+        with reading(self._log, request.path), self._bodies.hold(request) as body:
+            return _decoded(await body.read(), request.path, kind)
+
+
+def _decoded(data: bytearray | memoryview, path: str, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(data or b"{}", type=kind)
+    except msgspec.MsgspecError as error:
+        raise RequestError(f"{path[:256]}: {error}") from None
+    except RecursionError:
+        raise RequestError(f"{path[:256]}: the body is nested too deep") from None
 
 
 def _why_not(parameter: str) -> str:

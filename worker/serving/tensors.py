@@ -52,7 +52,7 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: msgspec.
     raw = bytes(data)
     depth = _depth(raw)
     if depth == 0:
-        raise RequestError(f"input {name!r}: 'data' is {_kind(msgspec.json.decode(raw))}, expected an array")
+        raise RequestError(f"input {name!r}: 'data' is {_kind(_anything(name, raw))}, expected an array")
     if depth != 1 and depth != len(shape):
         deep = "flat" if len(shape) < 2 else f"flat or nested {len(shape)} deep"
         raise RequestError(f"input {name!r}: 'data' is nested {depth} deep, expected {deep} for shape {list(shape)}")
@@ -165,11 +165,19 @@ def _decoder(element: type, depth: int) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
+def _anything(name: str, raw: bytes) -> Any:
+    """Read JSON of any kind, which the decoder of the whole body has passed over and had no need to take apart."""
+    try:
+        return msgspec.json.decode(raw)
+    except RecursionError:
+        raise RequestError(f"input {name!r}: 'data' is nested too deep") from None
+
+
 def _misfit(name: str, datatype: Datatype, depth: int, raw: bytes) -> RequestError:
     """Find the first element that ``datatype`` cannot hold, and say so. Slow: only for what is refused anyway."""
     where = f"input {name!r}: "
     try:
-        data = msgspec.json.decode(raw)
+        data = _anything(name, raw)
     except msgspec.DecodeError as error:
         return RequestError(f"{where}'data': {error}")
     found = _find(data, datatype, depth, "data")
@@ -180,7 +188,7 @@ def _misfit_in_piece(name: str, datatype: Datatype, shape: tuple[int, ...], piec
     """Do as :func:`_misfit` in one piece of a tensor, which begins with its element ``first`` in row-major order."""
     where = f"input {name!r}: "
     try:
-        data = msgspec.json.decode(piece)
+        data = _anything(name, piece)
     except msgspec.DecodeError:
         return RequestError(f"{where}'data' is ragged or nested otherwise, its shape is {list(shape)}")
     for index, value in enumerate(data, first):

@@ -36,7 +36,9 @@ MAX_TENANT_CHARS: Final = 128
 QUICK_BYTES: Final = 64 << 10
 """In JSON that is longer, parameters are first seen by the thread that executes it."""
 _TIMEOUT, _PRIORITY = "timeout", "priority"
-_WHOLE: Final = re.compile(r"[0-9]{1,15}")
+_WHOLE: Final = re.compile(r"[0-9]{1,20}")
+_MOST: Final = (1 << 64) - 1
+"""What a parameter counts as that is more."""
 
 
 class _Parameters(msgspec.Struct, frozen=True):
@@ -108,9 +110,15 @@ def take_out(parameters: Parameters) -> None:
 
 def _whole(name: str, parameters: Mapping[str, object]) -> int:
     value = parameters.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise RequestError(f"inference request: parameter {name!r} is {repr(value)[:64]}, expected a whole number")
-    return value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise RequestError(f"inference request: parameter {name!r} is {_shown(value)}, expected a whole number")
+    return min(value, _MOST)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict | list):  # which may be nested too deep to be shown
+        return "an object" if isinstance(value, dict) else "an array"
+    return repr(value)[:64]
 
 
 def _level(said: int) -> int:

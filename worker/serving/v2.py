@@ -19,6 +19,7 @@ from worker.serving.answer import write
 from worker.serving.description import Identity, configuration, metadata, statistics
 from worker.serving.errors import RequestError
 from worker.serving.inference import WORKER_HEADER, Inference
+from worker.serving.reading import reading
 from worker.serving.repository_api import RepositoryApi
 from worker.serving.request import HEADER_LENGTH, header_length, parse
 from worker.serving.terms import DEADLINE_HEADER, QUICK_BYTES, TENANT_HEADER, of_head, of_json
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from worker.alarms import Alarms
+    from worker.engines import LoadedModel
     from worker.execution import Executor
     from worker.execution.pool import Pool
     from worker.load_report import LoadProbe
@@ -35,8 +37,13 @@ if TYPE_CHECKING:
     from worker.replica import HeldReplica
     from worker.repository import Repository
     from worker.serving.body import Bodies
+    from worker.serving.fit import InferRequest
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+SERVER = "warmroute-worker"
+"""What calls itself so in the header of that name."""
 
 
 class Serving:
@@ -101,7 +108,7 @@ class Serving:
         app.router.add_get("/stats", self.stats)
         app.router.add_get("/metrics", self.metrics)
         if self._repository is not None:
-            app.add_routes(RepositoryApi(self._repository, self._bodies, lambda: self.draining).routes())
+            app.add_routes(RepositoryApi(self._repository, self._bodies, lambda: self.draining, self._log).routes())
         return app
 
     @property
@@ -119,7 +126,7 @@ class Serving:
     async def _sign(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         response = await self._answered(request, handler)
         response.headers[WORKER_HEADER] = self._identity.id
-        response.headers["Server"] = "warmroute-worker"
+        response.headers["Server"] = SERVER
         form = request.headers.get(FORMAT_HEADER, self._report_form)
         if form is not None and self._load is not None:
             report = report_header(self._load.read(), form)
@@ -145,6 +152,13 @@ class Serving:
         except Exception as error:  # noqa: BLE001 - the caller gets the protocol's error, the log the cause
             self._log.error("request.failed", path=request.path[:256], error=f"{type(error).__name__}: {error}")
             return _error("an error inside the worker", 500)
+
+    def refuse(self, text: str, status: int) -> web.Response:
+        """Return the answer to what could not be read as a request: its error, and who says so."""
+        answer = _error(text, status)
+        answer.headers[WORKER_HEADER] = self._identity.id
+        answer.headers["Server"] = SERVER
+        return answer
 
     # --- health and metadata --------------------------------------------------------------------------------------
 
@@ -220,14 +234,18 @@ class Serving:
             self.inference.admit(name, version, ticket) as admitted,
             self._bodies.hold(request) as body,
         ):
-            json_bytes = header_length(request.headers.getall(HEADER_LENGTH, []))
-            held = [await body.read(json_bytes)]
-            text = held[0] if json_bytes is None else memoryview(held[0])[:json_bytes]
-            parameters, quick = of_json(text), len(text) <= QUICK_BYTES
-            del text
-            answer = await admitted.run(
-                lambda model: parse(held.pop(), model, json_bytes), write, parameters, quick=quick
-            )
+            with reading(self._log, request.path):
+                json_bytes = header_length(request.headers.getall(HEADER_LENGTH, []))
+                held = [await body.read(json_bytes)]
+                text = held[0] if json_bytes is None else memoryview(held[0])[:json_bytes]
+                parameters, quick = of_json(text), len(text) <= QUICK_BYTES
+                del text
+
+            def read(model: LoadedModel) -> InferRequest:
+                with reading(self._log, request.path):
+                    return parse(held.pop(), model, json_bytes)
+
+            answer = await admitted.run(read, write, parameters, quick=quick)
         if answer.json_bytes is None:
             return web.Response(body=answer.body, content_type="application/json")
         response = web.Response(body=answer.body, content_type="application/octet-stream")

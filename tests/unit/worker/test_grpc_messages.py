@@ -21,6 +21,7 @@ I8 = TensorSpec("i", Datatype.INT8, (-1,))
 S = TensorSpec("s", Datatype.BYTES, (-1,))
 B = TensorSpec("b", Datatype.BF16, (-1,))
 FILES = ModelFiles("m", "3", labels=("cat", "dog"))
+WIDE = TensorSpec("f", Datatype.FP32, (-1, -1))
 F2 = struct.pack("<2f", 1, 2.5)
 
 
@@ -116,6 +117,16 @@ MALFORMED: dict[str, tuple[tuple[TensorSpec, ...], oip.ModelInferRequest, str]] 
         request(fp32(), raw=(b"123",)),
         "input 'f': FP32 of shape [1, 2] takes 8 bytes, given 3",
     ),
+    "a huge shape of nothing, raw": (
+        (WIDE,),
+        request(("f", "FP32", (0, 2**62), {}), raw=(b"",)),
+        f"input 'f': shape [0, {2**62}] is empty, and its other dimensions multiply to {2**62}, at most {1 << 26}",
+    ),
+    "a huge shape of nothing, typed": (
+        (WIDE,),
+        request(("f", "FP32", (2**40, 0), {})),
+        f"input 'f': shape [{2**40}, 0] is empty, and its other dimensions multiply to {2**40}, at most {1 << 26}",
+    ),
     "unknown output": (
         (F,),
         request(fp32(fp32_contents=[1, 2]), outputs=[oip.ModelInferRequest.InferRequestedOutputTensor(name="z")]),
@@ -149,6 +160,13 @@ def test_what_does_not_fit(specs: tuple[TensorSpec, ...], message: oip.ModelInfe
 def test_bytes_that_are_no_message() -> None:
     with pytest.raises(RequestError, match="the message is no ModelInferRequest"):
         decode(b"\xff\xff")
+
+
+def test_classes_of_nothing() -> None:
+    got = read(asked(classification={"int64_param": 2}), model(WIDE))
+    with pytest.raises(RequestError, match=r"output 'f': shape \[1, 0\] holds no scores to classify by") as refused:
+        write(FILES, got, [np.empty((1, 0), np.float32)])
+    assert refused.value.status == 400
 
 
 VALUES: dict[Datatype, list[Any]] = {

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from datetime import UTC, datetime
 
-from worker.log import EventLog
+from tests.support.worker_parts import ReadableLog
+from worker.log import EVERY_S, MAX_LOGGERS, EventLog, LibraryLog
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
@@ -37,3 +39,35 @@ def test_a_reader_that_is_gone_stops_nothing() -> None:
     out.close()
     log.info("a")
     assert out.closed
+
+
+def complaint(name: str, text: str, *arguments: object, error: Exception | None = None) -> logging.LogRecord:
+    raised = None if error is None else (type(error), error, None)
+    return logging.LogRecord(name, logging.ERROR, __file__, 1, text, arguments, raised)
+
+
+def test_what_libraries_log_is_an_event_and_no_more_than_one_in_a_while() -> None:
+    log, now = ReadableLog(), [100.0]
+    libraries = LibraryLog(log, lambda: now[0])
+    libraries.handle(complaint("a.server", "of %s", "w\nx", error=ValueError("two\nlines")))
+    for _ in range(3):
+        libraries.handle(complaint("a.server", "again"))
+    libraries.handle(complaint("b", "two %s", 1, 2))
+    now[0] += EVERY_S
+    libraries.handle(complaint("a.server", "later"))
+    told = [{name: row[name] for name in row if name not in ("ts", "event", "level")} for row in log.events()]
+    assert told == [
+        {"logger": "a.server", "message": "of w x", "error": "ValueError: two lines"},
+        {"logger": "b", "message": "two %s"},
+        {"logger": "a.server", "message": "later", "dropped": 3},
+    ]
+    assert {row["event"] for row in log.events()} == {"library.log"}
+
+
+def test_the_loggers_of_libraries_are_bounded() -> None:
+    log = ReadableLog()
+    libraries = LibraryLog(log, lambda: 0.0)
+    for number in range(MAX_LOGGERS + 10):
+        libraries.handle(complaint(f"n{number}", "x"))
+    assert len(log.events()) == MAX_LOGGERS + 1
+    assert log.events()[-1]["logger"] == "others"

@@ -22,6 +22,7 @@ NOW = 50.0
         ({"warmroute-queue-priority": "1"}, Ticket(level=1)),
         ({"warmroute-queue-priority": "0"}, DEFAULT_TICKET),
         ({"warmroute-queue-priority": "4000"}, Ticket(level=10)),
+        ({"warmroute-queue-priority": str(2**64 - 1)}, Ticket(level=10)),
         ({"who": "a" * 200}, Ticket(tenant="a" * 128)),
         ({"warmroute-background": "1"}, Ticket(background=True)),
         ({"warmroute-background": "0"}, DEFAULT_TICKET),
@@ -56,18 +57,28 @@ def test_heads_that_are_not_as_they_should_be(fields: dict[str, str], text: str)
         (Ticket(level=2, tenant="a"), {"priority": 7}, Ticket(level=7, tenant="a")),
         (Ticket(level=2), {"priority": 0}, Ticket(level=2)),
         (Ticket(level=2), {"priority": 11}, Ticket(level=10)),
+        (Ticket(level=2), {"priority": 2**64 - 1}, Ticket(level=10)),
+        (DEFAULT_TICKET, {"timeout": 10**400}, Ticket(deadline=NOW + (2**64 - 1) / 1e6)),
     ],
 )
 def test_parameters(ticket: Ticket, parameters: dict[str, Any], expected: Ticket) -> None:
     assert with_parameters(ticket, parameters, NOW) == expected
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, "1", True, 1 << 63])
+@pytest.mark.parametrize("value", [-1, 1.5, "1", True, None])
 @pytest.mark.parametrize("name", ["timeout", "priority"])
 def test_parameters_that_are_no_whole_numbers(name: str, value: Any) -> None:
     with pytest.raises(RequestError) as refused:
         with_parameters(DEFAULT_TICKET, {name: value}, NOW)
     assert str(refused.value) == f"inference request: parameter {name!r} is {value!r}, expected a whole number"
+
+
+def test_a_parameter_that_is_nested_deeper_than_can_be_shown() -> None:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(RequestError, match="parameter 'timeout' is an array, expected a whole number"):
+        with_parameters(DEFAULT_TICKET, {"timeout": value}, NOW)
 
 
 @pytest.mark.parametrize(

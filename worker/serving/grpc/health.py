@@ -12,6 +12,7 @@ import grpc
 from warmroute_pb.v1 import beside_pb2 as beside
 
 from worker.serving.errors import RequestError
+from worker.serving.grpc.messages import received
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -47,13 +48,12 @@ class Health:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what a server registers."""
-        reads = beside.HealthCheckRequest.FromString
         writes = beside.HealthCheckResponse.SerializeToString
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Check": grpc.unary_unary_rpc_method_handler(self._check, reads, writes),
-                "Watch": grpc.unary_stream_rpc_method_handler(self._watch, reads, writes),
+                "Check": grpc.unary_unary_rpc_method_handler(self._check, None, writes),
+                "Watch": grpc.unary_stream_rpc_method_handler(self._watch, None, writes),
             },
         )
 
@@ -69,17 +69,15 @@ class Health:
             return _UNKNOWN if error.status == 404 else _NOT_SERVING
         return _SERVING
 
-    async def _check(
-        self, request: beside.HealthCheckRequest, context: grpc.aio.ServicerContext
-    ) -> beside.HealthCheckResponse:
+    async def _check(self, data: bytes, context: grpc.aio.ServicerContext) -> beside.HealthCheckResponse:
+        request = await received(beside.HealthCheckRequest, data, context)
         status = self.status(request.service)
         if status == _UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no such service or model: {request.service[:128]!r}")
         return beside.HealthCheckResponse(status=status)
 
-    async def _watch(
-        self, request: beside.HealthCheckRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[beside.HealthCheckResponse]:
+    async def _watch(self, data: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[beside.HealthCheckResponse]:
+        request = await received(beside.HealthCheckRequest, data, context)
         if self._watchers >= MAX_WATCHERS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHERS} others watch already")
         self._watchers += 1

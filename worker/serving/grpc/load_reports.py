@@ -9,6 +9,7 @@ import grpc
 from warmroute_pb.v1 import beside_pb2 as beside
 
 from worker.load_report import report_message
+from worker.serving.grpc.messages import received
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -36,14 +37,12 @@ class LoadReports:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what a server registers."""
-        reads = beside.OrcaLoadReportRequest.FromString
         return grpc.method_handlers_generic_handler(
-            SERVICE, {"StreamCoreMetrics": grpc.unary_stream_rpc_method_handler(self._stream, reads)}
+            SERVICE, {"StreamCoreMetrics": grpc.unary_stream_rpc_method_handler(self._stream)}
         )
 
-    async def _stream(
-        self, request: beside.OrcaLoadReportRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[bytes]:
+    async def _stream(self, data: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        request = await received(beside.OrcaLoadReportRequest, data, context)
         if self._streams >= MAX_STREAMS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} others are told already")
         self._streams += 1

@@ -7,10 +7,11 @@ did, but as bytes where a tensor has no typed form.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import grpc
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from warmroute_pb.v1 import open_inference_pb2 as oip
 
 from worker.datatypes import NUMPY, Datatype
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
     from worker.engines import Array, LoadedModel, Parameters, TensorSpec
     from worker.store import ModelFiles
+
+_Kind = TypeVar("_Kind", bound=Message)
 
 CONTENTS: dict[Datatype, str] = {
     Datatype.BOOL: "bool_contents",
@@ -66,15 +69,36 @@ _CARRIERS: dict[str, np.dtype[Any]] = {
 
 
 def decode(data: bytes) -> oip.ModelInferRequest:
-    """Return the message that ``data`` holds.
+    """Return the inference request that ``data`` holds.
 
     Raises:
         RequestError: it holds none.
     """
     try:
-        return oip.ModelInferRequest.FromString(data)
+        return decode_as(oip.ModelInferRequest, data)
+    except RequestError as error:
+        raise RequestError(f"inference request: {error}") from None
+
+
+def decode_as(kind: type[_Kind], data: bytes) -> _Kind:
+    """Return the message of that ``kind`` that ``data`` holds.
+
+    Raises:
+        RequestError: it holds none.
+    """
+    try:
+        return kind.FromString(data)
     except DecodeError:
-        raise RequestError("inference request: the message is no ModelInferRequest") from None
+        raise RequestError(f"the message is no {kind.DESCRIPTOR.name}") from None
+
+
+async def received(kind: type[_Kind], data: bytes, context: grpc.aio.ServicerContext) -> _Kind:
+    """Return the message of a call to a service that has no other errors of its own; ends the call where it is none."""
+    try:
+        return decode_as(kind, data)
+    except RequestError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        raise
 
 
 def read(message: oip.ModelInferRequest, model: LoadedModel) -> InferRequest:

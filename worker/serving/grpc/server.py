@@ -18,8 +18,9 @@ from worker.serving.description import configuration, metadata, statistics
 from worker.serving.errors import RequestError
 from worker.serving.grpc.health import Health
 from worker.serving.grpc.load_reports import LoadReports
-from worker.serving.grpc.messages import decode, in_stream, read, request_parameters, write
+from worker.serving.grpc.messages import decode, decode_as, in_stream, read, request_parameters, write
 from worker.serving.inference import WORKER_HEADER
+from worker.serving.reading import reading
 from worker.serving.terms import QUICK_BYTES, TENANT_HEADER, of_head
 
 if TYPE_CHECKING:
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from worker.engines import LoadedModel
     from worker.load_report import LoadProbe
     from worker.log import EventLog
     from worker.models import Models
     from worker.serving.body import Bodies
     from worker.serving.description import Identity
+    from worker.serving.fit import InferRequest
     from worker.serving.inference import Inference
     from worker.serving.repository_api import RepositoryApi
 
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     Call = Callable[[Any, Context], Awaitable[Message | bytes]]
 
 SERVICE = "inference.GRPCInferenceService"
+INFER = f"{SERVICE}/ModelInfer"
 STREAM = f"{SERVICE}/ModelStreamInfer"
 RECEIVE_S = 60.0
 """From a call's head to the end of its message."""
@@ -146,7 +150,7 @@ class GrpcSurface:
             "RepositoryModelUnload": (self._repository_unload, oip.RepositoryModelUnloadRequest),
         }
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._answered(call), kind.FromString, _bytes)
+            name: grpc.unary_unary_rpc_method_handler(self._answered(call, kind), None, _bytes)
             for name, (call, kind) in methods.items()
         }
         # On the wire one message is a stream of one; only so a call can be refused before its message is received.
@@ -154,9 +158,16 @@ class GrpcSurface:
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
-    def _answered(self, call: Call) -> Callable[[Any, Context], Awaitable[Message | bytes]]:
+    def _answered(
+        self, call: Call, kind: type[Message] | None = None
+    ) -> Callable[[Any, Context], Awaitable[Message | bytes]]:
+        """Return ``call`` with its errors as statuses. ``kind``: that of its message, which is read here."""
+
         async def answer(request: Any, context: Context) -> Message | bytes:
             try:
+                if kind is not None:
+                    with reading(self._log, SERVICE):
+                        request = decode_as(kind, request)
                 reply = await call(request, context)
             except RequestError as error:
                 await context.abort(_STATUSES[error.status], str(error), self._trailers(context, error.retry_after_s))
@@ -232,7 +243,7 @@ class GrpcSurface:
 
     async def _infer(self, data: bytes, context: Context) -> bytes:
         with self._bodies.share(len(data)):
-            return await self._run(await _decoded(data), context)
+            return await self._run(await self._decoded(data), context)
 
     async def _run(self, message: oip.ModelInferRequest, context: Context) -> bytes:
         now = time.monotonic()
@@ -242,8 +253,18 @@ class GrpcSurface:
             ticket = replace(ticket, deadline=now + left_s)
         name, version = message.model_name, message.model_version or None
         with self._inference.admit(name, version, ticket) as admitted:
-            said, quick = request_parameters(message), message.ByteSize() <= QUICK_BYTES
-            return await admitted.run(lambda model: read(message, model), write, said, quick=quick)
+            with reading(self._log, INFER):
+                said, quick = request_parameters(message), message.ByteSize() <= QUICK_BYTES
+
+            def checked(model: LoadedModel) -> InferRequest:
+                with reading(self._log, INFER):
+                    return read(message, model)
+
+            return await admitted.run(checked, write, said, quick=quick)
+
+    async def _decoded(self, data: bytes) -> oip.ModelInferRequest:
+        with reading(self._log, INFER):
+            return decode(data) if len(data) <= QUICK_BYTES else await asyncio.to_thread(decode, data)
 
     async def _stream(self, _: object, context: Context) -> None:
         """Answer one request of a stream after the other. What fails is an answer, too, and the stream goes on."""
@@ -269,7 +290,7 @@ class GrpcSurface:
         asked = ""
         try:
             with self._bodies.share(len(data)):
-                message = await _decoded(data)
+                message = await self._decoded(data)
                 asked = message.id
                 return in_stream(await self._run(message, context))
         except RequestError as error:
@@ -289,10 +310,6 @@ async def _next(context: Context, timeout_s: float | None, *ending: asyncio.Futu
         return reading.result() if reading.done() else None
     finally:
         reading.cancel()
-
-
-async def _decoded(data: bytes) -> oip.ModelInferRequest:
-    return decode(data) if len(data) <= QUICK_BYTES else await asyncio.to_thread(decode, data)
 
 
 def _holds(check: Callable[[], object]) -> bool:

@@ -1,0 +1,65 @@
+"""aiohttp's server with the protocol's form for what it answers by itself, before there is a request to route."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Refusal = Callable[[str, int], web.Response]
+
+MAX_TEXT_CHARS = 256
+
+
+class Runner(web.AppRunner):
+    """Runs an application. What is no HTTP, or over the limits of a head, is answered by ``refusal``."""
+
+    __slots__ = ("_refusal",)
+
+    def __init__(self, app: web.Application, refusal: Refusal, **settings: Any) -> None:
+        """``refusal`` makes the answer of a text and a status; ``settings`` are those of :class:`web.AppRunner`."""
+        super().__init__(app, **settings)
+        self._refusal = refusal
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        return _Server(made.request_handler, self._refusal, request_factory=made.request_factory, **self._kwargs)
+
+
+class _Server(web.Server):
+    """Makes connections that ask for the form of an error."""
+
+    def __init__(self, handler: Any, refusal: Refusal, **settings: Any) -> None:
+        super().__init__(handler, **settings)
+        self.refusal = refusal
+
+    def __call__(self) -> _Connection:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
+    __slots__ = ("_refusal",)
+
+    def __init__(self, server: _Server, **settings: Any) -> None:
+        super().__init__(server, **settings)
+        self._refusal = server.refusal
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what could not be read, or what a handler did not answer; closes the connection."""
+        if status >= 500:
+            self.logger.error("a request was not answered", exc_info=exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun already")
+        text = " ".join((message or "").split())[:MAX_TEXT_CHARS]
+        answer = self._refusal(text or "an error inside the worker", status)
+        answer.force_close()
+        return answer
