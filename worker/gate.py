@@ -6,8 +6,12 @@ whether what it depends on answers, and its warm-up runs succeeded once it is re
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Step(StrEnum):
@@ -43,6 +47,7 @@ class Gate:
         self._model = model
         self._retry_after_s = retry_after_s
         self._reason: str | None = "not loaded yet"
+        self._again_in_s: Callable[[], float] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -53,9 +58,10 @@ class Gate:
         """Let requests in: the model is proven warm."""
         self._reason = None
 
-    def close(self, reason: str) -> None:
-        """Keep requests out, and tell them ``reason``."""
+    def close(self, reason: str, again_in_s: Callable[[], float] | None = None) -> None:
+        """Keep requests out, and tell them ``reason``, and after how many seconds it is worth asking again."""
         self._reason = reason
+        self._again_in_s = again_in_s
 
     def check(self) -> None:
         """Do nothing where the gate is open.
@@ -64,4 +70,7 @@ class Gate:
             GateClosedError: the gate is closed.
         """
         if self._reason is not None:
-            raise GateClosedError(f"model {self._model!r} is not ready: {self._reason}", self._retry_after_s)
+            again_in_s = 0 if self._again_in_s is None else math.ceil(self._again_in_s())
+            raise GateClosedError(
+                f"model {self._model!r} is not ready: {self._reason}", max(self._retry_after_s, again_in_s)
+            )

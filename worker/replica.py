@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from worker.store import ModelFiles, ShapeClass
 
 PROGRESS_EVERY_S = 0.2
+FIRST_AGAIN_S, MOST_AGAIN_S = 1.0, 60.0
+"""How long after a load that failed a request has it tried again: twice as long after each, up to the most."""
 
 
 class AtLimitError(Exception):
@@ -120,6 +122,9 @@ class HeldReplica:
         self._busy = asyncio.Lock()
         self._cancellation = Cancellation()
         self.rest: Rest | None = None
+        self._on_request = False
+        self._failures = 0
+        self._again_at: float | None = None
         self._ended = False
         self._trouble = ""
         self._requests = 0
@@ -177,13 +182,26 @@ class HeldReplica:
 
     @property
     def can_be_wanted(self) -> bool:
-        """A request for it has it loaded."""
+        """A request for it has it loaded: it rests until one comes, or the load for the last one failed a while ago."""
+        if self.state is State.FAILED and self._again_at is not None:
+            return self._clock() >= self._again_at
         return self.rest in (Rest.LAZY, Rest.IDLE)
 
     def lay_to_rest(self, rest: Rest, why: str) -> None:
         """Say that it is cold on purpose."""
         self.rest = rest
+        self._on_request = rest is not Rest.UNLOADED
+        self._failures, self._again_at = 0, None
         self.gate.close(why)
+
+    def want(self) -> None:
+        """Say that it is about to be loaded, because a request came for it."""
+        self.rest = None
+        self._again_at = None
+        self.gate.close("it is being loaded")
+
+    def _again_in_s(self) -> float:
+        return 0.0 if self._again_at is None else self._again_at - self._clock()
 
     def hold_back(self, why: str) -> None:
         """Say what it waits for before it is loaded, or before new content takes over; then it serves on."""
@@ -270,6 +288,7 @@ class HeldReplica:
                 self._fail(str(error))
                 return False
             self._copy = copy
+            self._failures, self._again_at = 0, None
             self._last_used = self._clock()
             self.gate.open()
             self._lifecycle.to(State.WARM, self._clock())
@@ -329,7 +348,10 @@ class HeldReplica:
     def _fail(self, why: str) -> None:
         self._starts.failed()
         self._news.add(ModelEvent.LOAD_FAILED, self.name, self.version, why)
-        self.gate.close(f"loading failed: {why}")
+        if self._on_request:
+            self._again_at = self._clock() + min(MOST_AGAIN_S, FIRST_AGAIN_S * 2.0 ** min(self._failures, 16))
+            self._failures += 1
+        self.gate.close(f"loading failed: {why}", self._again_in_s)
         self._lifecycle.to(State.FAILED, self._clock(), why)
 
     def _loaded(self) -> None:

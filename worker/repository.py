@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from router.model import State
@@ -272,9 +272,8 @@ class Repository:
                         known.files = files
 
     def _wanted(self, replica: HeldReplica) -> None:
-        """Load a replica that rested until a request came for it."""
-        replica.rest = None
-        replica.gate.close("it is being loaded")
+        """Load a replica that rested until a request came for it, or try again what failed for an earlier one."""
+        replica.want()
         self._log.info("model.wanted", model=replica.name, version=replica.version)
         self._start(self._bring_up_alone(replica), f"load {replica.name}@{replica.version}")
 
@@ -301,7 +300,10 @@ class Repository:
                     chosen = await self._look(name)
                 except StoreError:
                     continue
-                now = [(files.version, files.signature, files.config_revision) for files in chosen]
+                now = [
+                    (files.version, files.signature, files.config_revision, files.lazy, files.idle_unload_s)
+                    for files in chosen
+                ]
                 before, self._seen[name] = self._seen.get(name, _NEVER), now
                 if before != now:
                     continue
@@ -343,7 +345,13 @@ class Repository:
             if self._stop.is_set() or name in self._unwanted:
                 return
             replica = self._held(name, files.version) or self._put(files)
-            if again or self._tried.get((name, files.version)) != files.signature:
+            was_lazy = self._lazy(replica.files)
+            if (replica.files.lazy, replica.files.idle_unload_s) != (files.lazy, files.idle_unload_s):
+                # When it is loaded and unloaded is no part of its content: that holds whatever becomes of the content.
+                replica.files = replace(replica.files, lazy=files.lazy, idle_unload_s=files.idle_unload_s)
+            if replica.rest is Rest.LAZY and was_lazy and not self._lazy(files):
+                await self._bring_up(replica, files)
+            elif again or self._tried.get((name, files.version)) != files.signature:
                 await self._make_good(replica, files, again=again)
         kept = [replica for replica in self.models.of(name) if replica.version in versions]
         answers = any(replica.state is State.WARM or replica.rest is not None for replica in kept)

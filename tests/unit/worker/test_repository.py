@@ -19,6 +19,7 @@ from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, 
 from worker.conditions import Conditions
 from worker.control import Behaviour, Control, Source
 from worker.engines import EngineError
+from worker.gate import GateClosedError
 from worker.governor import Governor, Place
 from worker.memory import Memory
 from worker.models import Models, UnknownModelError
@@ -507,6 +508,72 @@ async def test_a_lazy_model_is_loaded_by_the_first_request_for_it(root: Path) ->
         await until(lambda: bench.states["m@1"] is State.WARM, "the model")
         assert len(bench.engine.loaded) == 1
         assert len(bench.log.events("model.wanted")) == 1
+
+
+@in_loop
+async def test_a_lazy_model_that_failed_is_tried_again_by_later_requests_ever_more_rarely(root: Path) -> None:
+    bench = Bench(root, lazy=True)
+    bench.put("m", "1", "bad")
+
+    def retry_after_s() -> int:
+        with pytest.raises(GateClosedError, match="not a model") as caught:
+            bench.models.find("m").gate.check()
+        return caught.value.retry_after_s
+
+    def failures() -> int:
+        return sum(event["to"] == "failed" for event in bench.log.events("model.state"))
+
+    async with bench.running():
+        await turns()
+        for tries, wait_s in enumerate((1, 2, 4, 8, 16, 32, 60, 60), 1):
+            bench.models.wanted("m")
+            await until(lambda tries=tries: failures() == tries, "the failure")  # type: ignore[misc]
+            assert retry_after_s() == wait_s
+            bench.now += wait_s - 0.5
+            bench.models.wanted("m")
+            await turns()
+            assert len(bench.log.events("model.wanted")) == tries, "it is not tried before its time"
+            assert retry_after_s() == 1
+            bench.now += 0.5
+        bench.put("m", "1", "good")
+        await turns()
+        assert bench.states == {"m@1": State.FAILED}, "nobody asked for it"
+        for _ in range(2):
+            bench.models.wanted("m")
+        await until(lambda: bench.answering == {"m": "good"}, "the model")
+        assert len(bench.log.events("model.wanted")) == 9
+
+
+@in_loop
+async def test_what_is_no_longer_to_be_loaded_by_requests_is_not_tried_again_by_them(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT, lazy=True, startup=("*",))
+    bench.put("m", "1", "bad")
+    async with bench.running():
+        bench.models.wanted("m")
+        await until(lambda: bench.states["m@1"] is State.FAILED, "the failure")
+        await bench.repository.unload("m")
+        bench.now = 100.0
+        assert not bench.models.wanted("m").can_be_wanted
+        await turns()
+        assert len(bench.log.events("model.wanted")) == 1
+
+
+@in_loop
+async def test_polling_follows_when_a_model_is_to_be_loaded_and_unloaded(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("m", "1", "one")
+    bench.put("z", "1", "two")
+    (root / "z" / "model.yaml").write_text("lazy: true")
+    async with bench.running():
+        assert bench.engine.open == ["one"]
+        (root / "z" / "model.yaml").write_text("lazy: false")
+        (root / "m" / "model.yaml").write_text("idle_unload_s: 5")
+        await bench.look_twice()
+        assert bench.engine.open == ["one", "two"]
+        assert len(bench.engine.loaded) == 2, "what serves is not loaded anew for it"
+        bench.now = 6.0
+        bench.repository.unload_idle()
+        await until(lambda: bench.engine.open == ["two"], "the unload")
 
 
 @in_loop
