@@ -141,7 +141,8 @@ class Body:
                 raise RequestError(f"no more of the body came for {IDLE_S:g} s", 408) from None
             raise RequestError(f"the body is too slow: {self._came_bytes} bytes in {allowed_s:.3g} s", 408) from None
         except (HttpProcessingError, web.RequestPayloadError) as error:
-            raise RequestError(f"the body cannot be read: {str(error)[:256]}") from None
+            why = " ".join(str(error).split()).removeprefix("400, message: ")
+            raise RequestError(f"the body cannot be read: {why[:256]}") from None
         self._came_bytes += len(piece)
         return piece
 

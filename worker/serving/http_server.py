@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,11 @@ class _Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
     def __init__(self, server: _Server, **settings: Any) -> None:
         super().__init__(server, **settings)
         self._refusal = server.refusal
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log what went wrong, unless it is a body's fault: whoever sent it was told, and no operator can mend it."""
+        if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError):
+            super().log_exception(*args, **kw)
 
     def handle_error(
         self,
