@@ -53,7 +53,7 @@ from worker.numa import Placer
 from worker.options import GRPC_ID_SUFFIX, Options, parse
 from worker.process import DrainTimes, WorkerProcess
 from worker.processor import CpuLoad, usable_cores
-from worker.recording import Recorder, recorded
+from worker.recording import Recorder, Recordings
 from worker.replica import HeldReplica
 from worker.report import TTL_S, RecordBuilder, Reporter, Reporters
 from worker.repository import Repository
@@ -115,10 +115,11 @@ def main(argv: list[str], follow_parent: Callable[[int], bool] | None = None) ->
 
 async def _run(options: Options, sock: socket.socket | None, log: EventLog, standby: Standby | None) -> int:
     kind = find_kind(options.engine)
-    source = Source(options.models, options.model, kind.file_name, options.versions, options.shard, options.warmup_dir)
+    recordings = Recordings(options.warmup_dir, log)
+    source = Source(options.models, options.model, kind.file_name, options.versions, options.shard, recordings)
     strict = options.behaviour.control is Control.NONE
     found = scan(options.models, options.model, kind.file_name, options.versions, options.shard) if strict else []
-    found = [recorded(options.warmup_dir, files) for files in found]
+    found = [recordings.of(files) for files in found]
     memory = HostMemory()
     settings = EngineSettings(
         log,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from worker.engines import Cancellation, Engine, LoadedModel
-    from worker.loading import Loader, Progress
+    from worker.loading import Loaded, Loader, Progress
     from worker.memory import MemoryProbe
     from worker.stages import Stages
     from worker.store import ModelFiles, ShapeClass
@@ -91,8 +91,10 @@ class Builder:
         try:
             _go_on(cancellation)
             model = await asyncio.to_thread(self._engine.load, brought.placed(files), cancellation, stages)
-        except BaseException:
+        except BaseException as error:
             await asyncio.to_thread(brought.release)
+            if isinstance(error, EngineError) and not isinstance(error, GivenUpError):
+                raise EngineError(_as_in_repository(str(error), files, brought)) from error
             raise
         copy = LoadedCopy(files, model, brought, stages)
         try:
@@ -134,6 +136,14 @@ async def close(copy: LoadedCopy) -> None:
 def _go_on(cancellation: Cancellation) -> None:
     if cancellation.cancelled:
         raise GivenUpError("given up meanwhile")
+
+
+def _as_in_repository(text: str, files: ModelFiles, brought: Loaded) -> str:
+    """Return what an engine said of a copy of the files, such as one in shared memory, with the files' own names."""
+    copy, own = brought.model_file, files.model_file
+    if copy is None or own is None:
+        return text
+    return text.replace(str(copy), str(own)).replace(f"{copy.parent}/", f"{own.parent}/")
 
 
 def _check_labels(files: ModelFiles, model: LoadedModel) -> None:

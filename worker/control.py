@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from worker.recording import recorded
 from worker.store import NAME, ModelFiles, ShardPlace, Versions, choose, names_in
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from worker.recording import Recordings
 
 POLL_S = 15.0
 LEAST_POLL_S = 0.1
@@ -34,8 +35,8 @@ class Source:
     file_name: str | None
     versions: Versions
     place: ShardPlace | None = None
-    warmup_dir: Path | None = None
-    """Where warm-up inputs were recorded."""
+    recordings: Recordings | None = None
+    """Of warm-up inputs."""
 
     def listed(self) -> list[str]:
         """Return the models that may be loaded.
@@ -54,11 +55,14 @@ class Source:
         if not NAME.fullmatch(name) or (self.names and name not in self.names):
             return []
         if self.root is None:
-            return [recorded(self.warmup_dir, ModelFiles(name, "1"))] if name in self.names else []
+            return [self._recorded(ModelFiles(name, "1"))] if name in self.names else []
         if not (self.root / name).is_dir() and (self.file_name is not None or name not in self.names):
             return []
         chosen = choose(self.root, name, self.file_name, self.versions, self.place)
-        return [recorded(self.warmup_dir, files) for files in chosen]
+        return [self._recorded(files) for files in chosen]
+
+    def _recorded(self, files: ModelFiles) -> ModelFiles:
+        return files if self.recordings is None else self.recordings.of(files)
 
 
 @dataclass(frozen=True, slots=True)

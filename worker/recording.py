@@ -85,13 +85,44 @@ def _class_name(inputs: Mapping[str, Array], number: int) -> str:
     return f"recorded-{number}"
 
 
-def recorded(directory: Path | None, files: ModelFiles) -> ModelFiles:
-    """Return ``files`` with what was recorded of them as their shape classes, where they name none themselves."""
-    if directory is None or files.warmup:
-        return files
-    place = directory / files.name / files.version
-    try:
-        found = sorted(path for path in place.iterdir() if _FILE.fullmatch(path.name) and not path.name.startswith("."))
-    except OSError:
-        return files
-    return replace(files, warmup=tuple(ShapeClass(path.stem, file=path) for path in found[:MAX_RECORDED]))
+class Recordings:
+    """What was recorded below a directory, as the shape classes of models that name none themselves."""
+
+    def __init__(self, directory: Path | None, log: EventLog) -> None:
+        """``directory``: where a :class:`Recorder` wrote; None: nowhere."""
+        self._directory = directory
+        self._log = log
+        self._looked: dict[Path, tuple[tuple[int, int], bool]] = {}
+
+    def of(self, files: ModelFiles) -> ModelFiles:
+        """Return ``files`` with what was recorded of them; a file that cannot be read is told of and passed over."""
+        if self._directory is None or files.warmup:
+            return files
+        place = self._directory / files.name / files.version
+        try:
+            found = sorted(path for path in place.iterdir() if _FILE.fullmatch(path.name) and path.name[0] != ".")
+        except OSError:
+            return files
+        usable = [path for path in found[:MAX_RECORDED] if self._is_usable(files, path)]
+        return replace(files, warmup=tuple(ShapeClass(path.stem, file=path) for path in usable))
+
+    def _is_usable(self, files: ModelFiles, path: Path) -> bool:
+        """Whether a file can be read; looked at once for as long as it is not written again."""
+        from worker.stored import read_inputs
+
+        key, error = (0, 0), ""
+        try:
+            status = path.stat()
+            key = (status.st_size, status.st_mtime_ns)
+            known = self._looked.get(path)
+            if known is not None and known[0] == key:
+                return known[1]
+            read_inputs(path)
+        except (OSError, ValueError) as refused:
+            error = str(refused)
+        self._looked[path] = (key, not error)
+        if error:
+            self._log.warning(
+                "warmup.passed_over", model=files.name, version=files.version, file=str(path), error=error
+            )
+        return not error

@@ -49,7 +49,7 @@ def read_inputs(path: Path) -> dict[str, Array]:
         raise ValueError(f"over {MAX_BYTES} bytes")
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as stored:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:  # numpy leaves a bad one open
                 found = {name: stored[name] for name in stored.files}
             if not found:
                 raise ValueError("no array; name each after its input")

@@ -51,6 +51,8 @@ def warm_up(
             if cancellation.cancelled:
                 raise
             raise WarmupError(f"warm-up run {shape_class.name!r} failed: {error}") from error
+        except MemoryError as error:
+            raise WarmupError(f"warm-up run {shape_class.name!r} failed: out of memory: {error}") from error
         if len(outputs) != len(names):
             raise WarmupError(f"warm-up run {shape_class.name!r} gave {len(outputs)} outputs, not {len(names)}")
         proven(shape_class)
@@ -94,6 +96,21 @@ def _stored(shape_class: ShapeClass, path: Path) -> dict[str, Array]:
 
 
 def _made(spec: TensorSpec, shape: tuple[int, ...], shape_class: ShapeClass) -> Array:
+    """Make an input.
+
+    Raises:
+        WarmupError: it is larger than memory.
+    """
+    try:
+        return _filled(spec, shape, shape_class)
+    except (MemoryError, ValueError, OverflowError) as error:
+        raise WarmupError(
+            f"warm-up {shape_class.name!r}: input {spec.name!r}: shape {list(shape)} is too big: {error}; name a "
+            f"smaller one, of a size that callers send"
+        ) from error
+
+
+def _filled(spec: TensorSpec, shape: tuple[int, ...], shape_class: ShapeClass) -> Array:
     """Make an input. Random ones are the same at each start: small whole numbers, or fractions below 1."""
     if shape_class.fill == "zeros" or spec.datatype is Datatype.BYTES:
         return zeros(spec.datatype, shape)

@@ -58,6 +58,17 @@ def test_a_relative_repository_is_hashed_and_brought_in_as_any_other(version: Pa
         assert "its SHA-256 is" in worker.event("model.state", to="failed")["reason"]
 
 
+def test_what_is_wrong_with_a_copy_in_shared_memory_is_said_of_the_repositorys_file(version: Path) -> None:
+    (version / "model.onnx").write_bytes(b"no graph")
+    root = version.parents[2]
+    with WorkerProcess(
+        "--models", str(root / "models"), "--shm-dir", str(root / "shm"), "--shm", "--id", "w"
+    ) as worker:
+        reason = worker.event("model.state", to="failed")["reason"]
+    assert reason.startswith(f"{version}/model.onnx: ")
+    assert str(root / "shm") not in reason
+
+
 def test_packed_models_are_served(version: Path) -> None:
     plain = start(version)
     for path in list(version.iterdir()):

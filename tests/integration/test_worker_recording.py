@@ -23,5 +23,5 @@ def test_a_worker_is_proven_by_what_another_was_asked(tmp_path: Path) -> None:
     (tmp_path / "m" / "1" / "batch-3-1.npz").write_bytes(b"no zip")
     with WorkerProcess(*flags) as worker:
         worker.listening()
-        failed = worker.event("model.state", to="failed")
-        assert "warm-up 'batch-3-1': " in failed["reason"]
+        assert worker.event("warmup.passed_over")["file"] == str(tmp_path / "m" / "1" / "batch-3-1.npz")
+        worker.warm("m")

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
 from tests.support.worker_parts import DoublingModel, X
 from worker.datatypes import Datatype
 from worker.engines import Cancellation, EngineError, GivenUpError, TensorSpec
-from worker.store import ModelFiles, ShapeClass
+from worker.store import Fill, ModelFiles, ShapeClass
 from worker.warmup import DEFAULT_CLASS, WarmupError, shape_classes, warm_up
+
+if TYPE_CHECKING:
+    from worker.engines import Array
 
 
 def test_the_default_is_batch_1_of_zeros() -> None:
@@ -44,6 +49,24 @@ def test_a_class_that_does_not_fit_the_model(shapes: dict[str, tuple[int, ...]],
         warm_up(model, (ShapeClass("c", shapes),), Cancellation(), lambda _: None)
     assert str(caught.value) == error
     assert model.ran == []
+
+
+@pytest.mark.parametrize("fill", ["zeros", "ones", "random"])
+def test_a_class_that_no_memory_holds_is_named(fill: Fill) -> None:
+    with pytest.raises(WarmupError) as caught:
+        warm_up(DoublingModel(), (ShapeClass("c", {"x": (1 << 62, 2)}, fill=fill),), Cancellation(), lambda _: None)
+    text = str(caught.value)
+    assert text.startswith(f"warm-up 'c': input 'x': shape [{1 << 62}, 2] is too big: ")
+    assert text.endswith("; name a smaller one, of a size that callers send")
+
+
+def test_a_run_that_no_memory_holds_is_named() -> None:
+    class Huge(DoublingModel):
+        def run(self, *_: object) -> list[Array]:
+            raise MemoryError("too many")
+
+    with pytest.raises(WarmupError, match=r"^warm-up run 'c' failed: out of memory: too many$"):
+        warm_up(Huge(), (ShapeClass("c"),), Cancellation(), lambda _: None)
 
 
 def test_a_failing_run_proves_nothing_and_stops() -> None:

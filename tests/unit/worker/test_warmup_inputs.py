@@ -13,7 +13,7 @@ import pytest
 from tests.support.worker_parts import DoublingModel, ReadableLog, X
 from worker.datatypes import Datatype
 from worker.engines import Cancellation, TensorSpec
-from worker.recording import MAX_REQUEST_BYTES, Recorder, recorded
+from worker.recording import MAX_REQUEST_BYTES, Recorder, Recordings
 from worker.store import ModelFiles, ShapeClass, StoreError, scan
 from worker.warmup import WarmupError, warm_up
 
@@ -117,16 +117,38 @@ def test_the_first_request_of_each_shape_proves_the_next_start(tmp_path: Path) -
     recorder = Recorder(tmp_path, 3, log)
     for rows, value in ((1, 5.0), (1, 6.0), (4, 7.0)):
         recorder.note(FILES, {"x": np.full((rows, 2), value, np.float32)})
-    again = recorded(tmp_path, FILES)
+    recordings = Recordings(tmp_path, log)
+    again = recordings.of(FILES)
     assert [one.name for one in again.warmup] == ["batch-1-1", "batch-4-2"]
     assert [event["shape_class"] for event in log.events("warmup.recorded")] == ["batch-1-1", "batch-4-2"]
     assert run(again.warmup[0])["x"].tolist() == [[5.0, 5.0]]
     assert again.warmup[0].file is not None
     assert stat.S_IMODE(again.warmup[0].file.stat().st_mode) == 0o600
-    assert recorded(tmp_path, ModelFiles("m", "4")).warmup == ()
+    assert recordings.of(ModelFiles("m", "4")).warmup == ()
     declared = ModelFiles("m", "3", warmup=(ShapeClass("mine"),))
-    assert recorded(tmp_path, declared) is declared
-    assert recorded(None, FILES) is FILES
+    assert recordings.of(declared) is declared
+    assert Recordings(None, log).of(FILES) is FILES
+
+
+def test_a_recorded_file_that_cannot_be_read_is_passed_over_and_told_once(tmp_path: Path) -> None:
+    log = ReadableLog()
+    recorder = Recorder(tmp_path, 3, log)
+    for rows in (1, 2):
+        recorder.note(FILES, {"x": np.ones((rows, 2), np.float32)})
+    broken = tmp_path / "m" / "3" / "batch-1-1.npz"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[: len(whole) // 2])
+    recordings = Recordings(tmp_path, log)
+    for _ in range(2):
+        assert [one.name for one in recordings.of(FILES).warmup] == ["batch-2-2"]
+    (event,) = log.events("warmup.passed_over")
+    assert (event["model"], event["version"], event["file"]) == ("m", "3", str(broken))
+    assert event["error"]
+    broken.write_bytes(whole)
+    assert [one.name for one in recordings.of(FILES).warmup] == ["batch-1-1", "batch-2-2"]
+    for path in (tmp_path / "m" / "3").iterdir():
+        path.write_bytes(b"")
+    assert recordings.of(FILES).warmup == (), "the default proves it then"
 
 
 def test_what_is_kept_is_bounded_and_strings_are_not(tmp_path: Path) -> None:
