@@ -1,7 +1,8 @@
 """What a worker holds follows its model repository: at the start, when told to, or whenever something changed there.
 
 One model is changed by one task at a time, and one model is loaded at a time: two at once would take each other's disk
-and cores. Whatever goes wrong with a model leaves what served before serving, and the others untouched.
+and cores. Beside it one may be fetched, which takes neither for most of its time. Whatever
+goes wrong with a model leaves what served before serving, and the others untouched.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Repository:
         self._conditions = Conditions(log, time.monotonic) if conditions is None else conditions
         self._locks: dict[str, asyncio.Lock] = {}
         self._turn = asyncio.Lock()
+        self._fetch_turn = asyncio.Lock()
         self._tried: dict[tuple[str, str], str] = {}
         self._seen: dict[str, object] = {}
         self._unwanted: set[str] = set()
@@ -412,7 +414,7 @@ class Repository:
         while await self._conditions.until_healthy(replica, files, given_up) and await self._conditions.until_memory(
             replica, files, given_up
         ):
-            async with self._turn:
+            async with self._fetch_turn if await _to_be_fetched(files) else self._turn:
                 if await self._conditions.has_memory(files):
                     await load()
                     return
@@ -515,6 +517,18 @@ class Repository:
 
 
 _NEVER = object()
+
+
+async def _to_be_fetched(files: ModelFiles) -> bool:
+    """Whether loading it mostly waits for the network, for which those that are here need not wait."""
+    if not files.load.fetches:
+        return False
+    from worker.loading.fetching import to_be_fetched
+
+    try:
+        return await asyncio.to_thread(to_be_fetched, files)
+    except OSError:
+        return False  # its load says what is wrong
 
 
 def _unloaded(name: str) -> str:

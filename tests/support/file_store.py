@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
@@ -19,7 +21,7 @@ class FileStore:
     a status for every request. ``ranges``: whether parts are answered. Requests are in ``seen``: method, path, range.
     """
 
-    def __init__(self, files: dict[str, bytes]) -> None:
+    def __init__(self, files: dict[str, bytes], tls: ssl.SSLContext | None = None) -> None:
         self.files = files
         self.cut_after: int | None = None
         self.cuts = 1 << 30
@@ -38,7 +40,9 @@ class FileStore:
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self.address = f"127.0.0.1:{self._server.server_address[1]}"
-        self.url = f"http://{self.address}"
+        self.url = f"http{'s' if tls else ''}://{self.address}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -57,6 +61,10 @@ class FileStore:
 class _Handler(BaseHTTPRequestHandler):
     files: FileStore
     protocol_version = "HTTP/1.1"
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):  # who asked has gone, over TLS without a word
+            super().handle()
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)

@@ -101,7 +101,7 @@ class Fetcher:
             GivenUpError: ``cancellation`` said so.
         """
         directory = files.directory
-        if directory is None or not files.load.fetches or not _missing(files, directory):
+        if directory is None or not to_be_fetched(files):
             return None
         began = time.perf_counter()
         with stages.measure(Stage.FETCH):
@@ -131,7 +131,15 @@ class Fetcher:
         return fetched
 
 
-def _missing(files: ModelFiles, directory: Path) -> bool:
+def to_be_fetched(files: ModelFiles) -> bool:
+    """Whether a version names a source and is not here yet; blocks.
+
+    Raises:
+        OSError: its directory cannot be looked at.
+    """
+    directory = files.directory
+    if directory is None or not files.load.fetches:
+        return False
     if files.model_file is not None:  # which is moved to its place last: where it is, all others are
         plain = files.model_file
         return not any(path.is_file() for path in (plain, *(plain.with_name(plain.name + suffix) for suffix in PACKED)))

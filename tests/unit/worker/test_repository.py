@@ -30,6 +30,7 @@ from worker.store import StoreError, Versions
 if TYPE_CHECKING:
     from worker.dependencies import Dependency
     from worker.engines import Cancellation
+    from worker.loading import Loaded, Progress
     from worker.stages import Stages
     from worker.store import ModelFiles
 
@@ -670,6 +671,36 @@ async def test_new_content_for_which_there_is_no_memory_leaves_the_old_one_servi
         bench.memory = Memory(100, 100)
         await bench.repository.load("m")
         assert (bench.answering, bench.models.find("m").reason) == ({"m": "two"}, "")
+
+
+class WaitingLoader(EmptyLoader):
+    """Brings nothing in until it is given up, as one that fetches from a source that is slow."""
+
+    def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation, stages: Stages) -> Loaded:
+        while True:
+            cancellation.wait(0.005)
+
+
+@in_loop
+async def test_what_is_fetched_holds_up_no_other_model_and_is_unloaded_at_once(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT)
+    (root / "f" / "1").mkdir(parents=True)
+    (root / "f" / "1" / "model.yaml").write_text("load: {source: 'http://127.0.0.1:9/f'}")
+    make = bench._make
+    bench.repository._make = lambda files: (
+        HeldReplica(files, bench.engine, WaitingLoader(), bench.log, lambda: bench.now, lambda: None)
+        if files.name == "f"
+        else make(files)
+    )
+    bench.put("m", "1", "one")
+    async with bench.running():
+        fetching = asyncio.create_task(bench.repository.load("f"))
+        await until(lambda: bench.states["f@1"] is State.LOADING, "the fetch")
+        await bench.repository.load("m")
+        assert bench.answering == {"m": "one"}
+        await bench.repository.unload("f")
+        with pytest.raises(LoadFailedError):
+            await fetching
 
 
 @in_loop

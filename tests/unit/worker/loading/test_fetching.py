@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.certificates import Authority, write
 from tests.support.file_store import FileStore
 from tests.support.worker_parts import ReadableLog
 from worker.engines import Cancellation, GivenUpError
@@ -330,6 +332,35 @@ class TestDripping:
             HttpSource(server.url, stall_s=0.2).sums()
         assert str(caught.value) == "SHA256SUMS: no answer within 0.2 s"
         server.close()
+
+
+def test_a_version_is_fetched_over_tls_and_a_handshake_is_ended_too(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority()
+    monkeypatch.setenv("SSL_CERT_FILE", write(tmp_path / "ca.pem", authority.pem))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("127.0.0.1").write(tmp_path, "server"))
+    rig.put(BIG)
+    with FileStore(rig.store.files, context) as store:
+        rig.describe(f"{store.url}/m/1")
+        rig.load()
+        assert store.url.startswith("https://")
+    assert rig.here() == BIG
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        source = HttpSource(f"https://127.0.0.1:{silent.getsockname()[1]}")
+
+        def close() -> None:
+            with silent.accept()[0] as taken:
+                taken.recv(1)
+                source.close()
+                taken.recv(4096)
+
+        threading.Thread(target=close).start()
+        began = time.monotonic()
+        with pytest.raises(SourceError):
+            source.sums()
+        assert time.monotonic() - began < 5
 
 
 def test_nobody_there(rig: Rig) -> None:
