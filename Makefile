@@ -76,17 +76,11 @@ demo: model
 system-packages:
 	@tools/system_packages.sh
 
-# What gives way to everything else, so that tests that measure do not notice it.
-IDLE := $(shell command -v chrt >/dev/null 2>&1 && echo chrt --idle 0 || echo nice -n 19)
-
 # Tests that measure, or that drive a whole product, run alone: they are marked serial (tests/conftest.py).
 test:
 	@$(MAKE) --no-print-directory -j2 --output-sync=target check system-packages model $(CLIENTS)/clients.stamp
 	$(BIN)/pytest -n $(JOBS) -m "not serial"
-	@echo "$(BIN)/pytest -m serial   (and beside it, in idle time: compiling)"
-	@$(IDLE) $(BIN)/python -m tools.compiled > $(VENV)/compiled.log 2>&1 & build=$$!; \
-	  trap "kill $$build 2>/dev/null" INT TERM; \
-	  $(BIN)/pytest -m serial; status=$$?; wait $$build; cat $(VENV)/compiled.log; exit $$status
+	$(BIN)/pytest -m serial
 	$(MAKE) --no-print-directory test-compiled
 
 # Clients that others wrote, to drive a worker with: they want an older protobuf than we do. Where they cannot be installed,
