@@ -112,9 +112,9 @@ def test_a_killed_worker_costs_no_request_and_comes_back_warm_before_it_is_asked
         asked = [answer for answer in load.answers if answer.worker == victim and answer.ended > killed_at + 0.1]
         assert min(answer.began for answer in asked) >= warm_at - 0.1
         early, late = (
-            share(load.between(warm_at + start, warm_at + end), victim) for start, end in ((0, 2), (RAMP_S, RAMP_S + 4))
+            share(load.between(warm_at + start, warm_at + end), victim) for start, end in ((0, 1), (RAMP_S, RAMP_S + 4))
         )
-        # two are drawn by weight and the less busy one is taken: a ramp of r is a share of up to 1 - 1 / (1 + r)**2
+        # with a ramp of r it is compared in 4r / (1 + r) of choices, and then taken in its turn or if less busy
         assert 0 < early < 0.4, (early, late)
         assert 0.4 < late < 0.6, (early, late)
         assert late - early > 0.08, (early, late)
