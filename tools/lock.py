@@ -38,7 +38,7 @@ def main() -> int:
             subprocess.run(
                 [
                     *(python, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--generate-hashes"),
-                    *("--no-header", "--no-annotate", "--no-emit-index-url", "--python-version", OLDEST_PYTHON),
+                    *("--no-header", "--no-annotate", "--python-version", OLDEST_PYTHON),
                     *(*upgrade, *arguments, "--output-file", str(LOCKS / name)),
                 ],
                 input=requirements,

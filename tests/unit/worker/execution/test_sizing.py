@@ -119,10 +119,14 @@ readings = st.builds(
 )
 
 
+SIXTEENTHS = st.integers(1, 90 * 16).map(lambda number: number / 16)
+"""Seconds whose sums are exact: what is compared here are differences of them."""
+
+
 @given(
     least=st.integers(1, 8),
     more=st.integers(1, 32),
-    steps=st.lists(st.tuples(readings, st.floats(0.1, 90.0)), max_size=80),
+    steps=st.lists(st.tuples(readings, SIXTEENTHS), max_size=80),
 )
 def test_it_keeps_its_bounds_and_says_every_change(least: int, more: int, steps: list[tuple[Reading, float]]) -> None:
     sizer, now, lent_at = Sizer(least, least + more, 0.0), 0.0, -1000.0
