@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from worker.options import choices, has_flag
+from worker.flags import choices, has_flag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.options import _parser, parse
+from worker.flags import make_parser
+from worker.options import parse
 from worker.state_address import StateAddress
 from worker.store import Versions
 
@@ -155,7 +156,7 @@ def test_a_shown_url_has_no_secret(url: str, shown: str) -> None:
 
 
 def test_every_flag_is_documented() -> None:
-    flags = {flag for action in _parser()._actions for flag in action.option_strings if flag.startswith("--")}
+    flags = {flag for action in make_parser()._actions for flag in action.option_strings if flag.startswith("--")}
     documented = set(re.findall(r"^\| `(--[a-z-]+)", DOC.read_text(encoding="utf-8"), re.MULTILINE))
     assert documented == flags - {"--help"}
 

@@ -38,8 +38,8 @@ from worker.bench.results import REST, BesideSample, Machine, Results, quantile
 from worker.bench.samples import Sample, Steady
 from worker.bench.synthetic import write_model
 from worker.bench.tables import report, table
+from worker.flags import make_parser
 from worker.loading import StrategyName
-from worker.options import _parser
 
 SMALL = 1 << 18
 
@@ -104,7 +104,7 @@ def test_strategies_are_those_of_the_worker() -> None:
 def test_every_flag_of_a_row_is_one_of_the_worker() -> None:
     for row in contenders(available(MEASURES), strategies()):
         if row.change is not None:
-            _parser().parse_args(["--models", "m", *(flag.format(kept="x", id="x") for flag in row.change.flags)])
+            make_parser().parse_args(["--models", "m", *(flag.format(kept="x", id="x") for flag in row.change.flags)])
 
 
 def test_a_measure_that_the_worker_does_not_have_takes_no_part() -> None:
