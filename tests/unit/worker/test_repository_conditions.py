@@ -1,0 +1,142 @@
+"""What must hold before a worker loads what its repository has."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from router.model import State
+from tests.support.loops import in_loop, turns, until
+from tests.support.worker_parts import EmptyLoader
+from worker.control import Control
+from worker.memory import Memory
+from worker.replica import HeldReplica
+from worker.repository import LoadFailedError
+
+if TYPE_CHECKING:
+    from worker.engines import Cancellation
+    from worker.loading import Loaded, Progress
+    from worker.stages import Stages
+    from worker.store import ModelFiles
+
+from tests.support.repository_rig import HOUR_S, Bench
+
+
+@in_loop
+async def test_new_content_for_which_there_is_no_memory_leaves_the_old_one_serving(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT, startup=("*",))
+    bench.put("m", "1", "one")
+    async with bench.running():
+        bench.put("m", "1", "two")
+        bench.memory = Memory(1, 100)
+        with pytest.raises(LoadFailedError, match="version 1: the new content was not taken over: there was no memory"):
+            await bench.repository.load("m")
+        assert bench.models.find("m").gate.is_open
+        assert (bench.answering, bench.engine.open) == ({"m": "one"}, ["one"])
+        bench.memory = Memory(100, 100)
+        await bench.repository.load("m")
+        assert (bench.answering, bench.models.find("m").reason) == ({"m": "two"}, "")
+
+
+class WaitingLoader(EmptyLoader):
+    """Brings nothing in until it is given up, as one that fetches from a source that is slow."""
+
+    def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation, stages: Stages) -> Loaded:
+        while True:
+            cancellation.wait(0.005)
+
+
+@in_loop
+async def test_what_is_fetched_holds_up_no_other_model_and_is_unloaded_at_once(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT)
+    (root / "f" / "1").mkdir(parents=True)
+    (root / "f" / "1" / "model.yaml").write_text("load: {source: 'http://127.0.0.1:9/f'}")
+    make = bench._make
+    bench.repository._make = lambda files: (
+        HeldReplica(files, bench.engine, WaitingLoader(), bench.log, lambda: bench.now, lambda: None)
+        if files.name == "f"
+        else make(files)
+    )
+    bench.put("m", "1", "one")
+    async with bench.running():
+        fetching = asyncio.create_task(bench.repository.load("f"))
+        await until(lambda: bench.states["f@1"] is State.LOADING, "the fetch")
+        await bench.repository.load("m")
+        assert bench.answering == {"m": "one"}
+        await bench.repository.unload("f")
+        with pytest.raises(LoadFailedError):
+            await fetching
+
+
+@in_loop
+async def test_what_waits_for_its_dependencies_holds_up_no_other_model(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        bench.amiss = "the sun is down"
+        bench.put("d", "1", "depends")
+        (root / "d" / "1" / "model.yaml").write_text("depends_on: ['tcp://127.0.0.1:9']")
+        bench.put("m", "1", "two")
+        await bench.look_twice()
+        assert bench.answering == {"m": "two"}
+        await until(lambda: any("the sun is down" in one.reason for one in bench.models.of("d")), "why it waits")
+        bench.put("m", "1", "three")
+        await bench.look_twice()
+        assert bench.answering == {"m": "three"}
+        bench.amiss = ""
+        await until(lambda: bench.states["d@1"] is State.WARM, "the model that waited")
+
+
+@in_loop
+async def test_new_content_of_a_model_that_lost_its_dependencies_is_taken_over_when_it_has_them_again(
+    root: Path,
+) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("d", "1", "one")
+    (root / "d" / "1" / "model.yaml").write_text("depends_on: ['tcp://127.0.0.1:9']")
+    async with bench.running():
+        bench.amiss = "the sun is down"
+        await until(lambda: bench.models.find("d").lost, "the loss")
+        bench.put("d", "1", "two")
+        await bench.look_twice()
+        await turns()
+        assert bench.engine.open == ["one"]
+        bench.amiss = ""
+        await until(lambda: bench.states["d@1"] is State.WARM, "its return")
+        await bench.repository.look_again()
+        await until(lambda: bench.engine.open == ["two"], "the new content")
+
+
+@in_loop
+async def test_a_model_that_lost_its_dependencies_serves_once_it_needs_them_no_more(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("d", "1", "one")
+    source = root / "d" / "1" / "model.yaml"
+    source.write_text("depends_on: ['tcp://127.0.0.1:9']")
+    async with bench.running():
+        bench.amiss = "the sun is down"
+        await until(lambda: bench.models.find("d").lost, "the loss")
+        source.unlink()
+        await bench.look_twice()
+        await until(lambda: bench.states["d@1"] is State.WARM, "its return")
+        assert bench.engine.open == ["one"]
+
+
+@in_loop
+async def test_what_is_held_back_for_memory_holds_up_no_other_model(root: Path) -> None:
+    bench = Bench(root, Control.POLL, memory_wait_s=HOUR_S)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        bench.memory = Memory(50, 100)
+        bench.put("huge", "1", "x" * 60)
+        looking = asyncio.create_task(bench.look_twice())
+        await until(lambda: any("held back" in one.reason for one in bench.models.of("huge")), "why it waits")
+        bench.put("m", "1", "two")
+        await bench.look_twice()
+        assert bench.answering == {"m": "two"}
+        bench.memory = Memory(100, 100)
+        await until(lambda: bench.states["huge@1"] is State.WARM, "the model that waited")
+        await looking

@@ -1,0 +1,137 @@
+"""What a worker holds follows its repository: by polling."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from router.model import State
+from tests.support.loops import in_loop, until
+from worker.control import Behaviour, Control
+
+if TYPE_CHECKING:
+    pass
+
+from tests.support.repository_rig import Bench
+
+
+@in_loop
+async def test_polling_follows_what_comes_changes_and_goes(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        bench.put("n", "1", "n")
+        await bench.look_twice()
+        assert bench.answering == {"m": "one", "n": "n"}
+        bench.put("m", "1", "one again")
+        await bench.look_twice()
+        assert bench.answering == {"m": "one again", "n": "n"}
+        bench.put("m", "2", "two")
+        await bench.look_twice()
+        assert (bench.states, bench.answering["m"]) == ({"m@2": State.WARM, "n@1": State.WARM}, "two")
+        shutil.rmtree(root / "m" / "2")
+        await bench.look_twice()
+        assert bench.answering["m"] == "one again"
+        shutil.rmtree(root / "n")
+        await bench.look_twice()
+        assert list(bench.states) == ["m@1"]
+        assert bench.engine.open == ["one again"]
+
+
+@in_loop
+async def test_what_may_be_half_there_is_left_alone_until_it_stood_still_for_two_looks(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        await bench.repository.look_again()
+        for content in ("two", "three", "four"):
+            bench.put("m", "1", content)
+            await bench.repository.look_again()
+            assert bench.answering == {"m": "one"}
+        await bench.repository.look_again()
+        assert bench.answering == {"m": "four"}
+        assert [model.content for model in bench.engine.loaded] == ["one", "four"]
+
+
+@in_loop
+async def test_what_fails_is_tried_once_and_again_when_it_changed(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("m", "1", "one")
+    bench.put("b", "1", "bad")
+    async with bench.running():
+        bench.put("m", "1", "bad")
+        for _ in range(4):
+            await bench.repository.look_again()
+        assert len(bench.log.events("model.swap_failed")) == 1
+        assert [event["to"] for event in bench.log.events("model.state") if event["model"] == "b"] == [
+            "loading",
+            "failed",
+        ]
+        assert bench.answering == {"m": "one"}
+        bench.put("m", "1", "two")
+        bench.put("b", "1", "good")
+        await bench.look_twice()
+        assert bench.answering == {"m": "two", "b": "good"}
+        assert bench.models.find("m").reason == ""
+
+
+@in_loop
+async def test_a_new_version_that_fails_leaves_the_one_before(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        bench.put("m", "2", "bad")
+        await bench.look_twice()
+        assert (bench.states, bench.answering) == ({"m@2": State.FAILED, "m@1": State.WARM}, {"m": "one"})
+
+
+@in_loop
+async def test_a_description_that_cannot_be_read_changes_nothing_and_is_told_once(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        (root / "m" / "model.yaml").write_text("version: 1")
+        for _ in range(3):
+            await bench.repository.look_again()
+        assert bench.answering == {"m": "one"}
+        (refused,) = bench.log.events("model.refused")
+        assert refused["reason"].startswith(f"{root}/m/model.yaml: Object contains unknown field")
+        (root / "m" / "model.yaml").write_text("versions: all")
+        bench.put("m", "2", "two")
+        await bench.look_twice()
+        assert bench.engine.open == ["one", "two"]
+        assert bench.models.refused == {}
+
+
+@in_loop
+async def test_a_model_that_never_could_be_read_is_forgotten_with_its_directory(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    (root / "broken" / "v1").mkdir(parents=True)
+    async with bench.running():
+        await bench.repository.look_again()
+        assert list(bench.models.refused) == ["broken"]
+        shutil.rmtree(root / "broken")
+        await bench.look_twice()
+        assert bench.models.refused == {}
+
+
+@in_loop
+async def test_a_repository_that_cannot_be_looked_at_changes_nothing(root: Path) -> None:
+    bench = Bench(root / "models", Control.POLL)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        (root / "models").rename(root / "elsewhere")
+        await bench.look_twice()
+        assert bench.answering == {"m": "one"}
+        assert "not a directory" in bench.log.events("repository.unreadable")[0]["error"]
+
+
+@in_loop
+async def test_polling_looks_when_its_time_has_come(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.repository._behaviour = Behaviour(Control.POLL, poll_s=0.01)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        bench.put("m", "1", "two")
+        await until(lambda: bench.answering == {"m": "two"}, "the new content")
