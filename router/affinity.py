@@ -11,7 +11,8 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from router.balancers import Anyone, load_bound, load_of
+from router.balancers import load_bound, load_of
+from router.fits import Anyone
 from router.protocols import Sample
 
 if TYPE_CHECKING:

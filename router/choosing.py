@@ -10,8 +10,8 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, cast
 
-from router.balancers import FitAt, FitBeside
 from router.breaker import GuardState
+from router.fits import FitAt, FitBeside
 from router.hedging import HedgeDenied, may_hedge
 from router.learning import Learning
 from router.model import HTTP

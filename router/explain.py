@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from router.balancers import Anyone
 from router.evidence import BreakerRow, breaker_row
+from router.fits import Anyone
 from router.model import WHOLE, StoreMode
 from router.nobody import nobody
 from router.outcomes import Reason

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
+from tests.support.sidecars import until as wait_until
 from tests.support.worker_process import WorkerProcess
 from tests.support.worker_surface import until
 from worker.alarms import Alarms
@@ -170,8 +171,9 @@ def test_they_are_on_an_address_of_their_own_and_nowhere_else() -> None:
         assert worker.ask("/debug/tasks")[0] == 404
         assert worker.ask("/stats")[1]["alarms"] == []
         worker.address = worker.event("worker.listening")["debug"]
-        status, said, _ = worker.ask("/debug/tasks")
-        assert status == 200
-        assert {"AlarmWatch.run", "Repository.run"} <= said["kinds"].keys()
+        assert worker.ask("/debug/tasks")[0] == 200
+        wait_until(
+            lambda: {"AlarmWatch.run", "Repository.run"} <= worker.ask("/debug/tasks")[1]["kinds"].keys(), "both run"
+        )
         worker.terminate()
         assert worker.wait() == 0

@@ -73,7 +73,7 @@ def test_one_that_stands_by_ends_when_it_is_told_to(tmp_path: Path) -> None:
 def test_what_is_served_is_handed_over_before_a_drain_ends(tmp_path: Path) -> None:
     with ExitStack() as stack:
         line = Line(tmp_path, stack)
-        first = line.join("--id", "first", "--service-ms", "1500")
+        first = line.join("--id", "first", "--service-ms", "8000")  # longer than a busy machine takes to hand over
         first.listening()
         second = line.join("--id", "second")
         second.event("worker.stands_by")

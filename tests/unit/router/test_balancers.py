@@ -10,6 +10,7 @@ from router import balancers
 from router.balancers import Keyed, Warm, balancer_for, hash_of
 from router.cluster import Cluster
 from router.explain import Explanation
+from router.fits import Anyone
 from router.model import EndpointHeld, EndpointSeen, PeerObserved, StoreChanged, StoreMode
 from router.outcomes import AttemptResult
 from router.pickers import mixed
@@ -48,9 +49,9 @@ def test_each_has_its_name_and_says_what_it_goes_by(name: BalancerName) -> None:
     assert made.name == made.twin().name == name
     assert made.goes_by
     made.arrange([], [])
-    assert made.pick(balancers.Anyone(), lambda: 0.0, None) is None
-    assert made.pick(balancers.Anyone(), lambda: 0.0, b"key") is None
-    assert made.sample(balancers.Anyone(), lambda: 0.0, b"key") is None
+    assert made.pick(Anyone(), lambda: 0.0, None) is None
+    assert made.pick(Anyone(), lambda: 0.0, b"key") is None
+    assert made.sample(Anyone(), lambda: 0.0, b"key") is None
     assert (made.shares(None), made.shares(b"key"), made.measures(None), made.measures(b"key")) == ([], [], [], [])
 
 
