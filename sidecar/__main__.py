@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sidecar.settings import Settings
 
-ROLES = ("control", "data", "supervise", "janitor")
+ROLES = ("control", "data", "supervise", "janitor", "faults")
 _USAGE = f"usage: python -P -m sidecar {{{','.join(ROLES)}}} --plan-fd N\n(started by warmroute, not by hand)\n"
 
 
@@ -27,6 +27,10 @@ def main(arguments: list[str]) -> int:
         from sidecar.up.janitor import run_janitor
 
         return run_janitor(fd)
+    if role == "faults":
+        from sidecar.faults.processes.keeping import run_keeper
+
+        return run_keeper(fd)
     return _run_planned(role, fd)
 
 

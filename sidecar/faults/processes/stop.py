@@ -1,0 +1,32 @@
+"""Stop: SIGSTOP. Connections stay open, the kernel accepts new ones, nothing answers."""
+
+from __future__ import annotations
+
+import signal
+from typing import ClassVar
+
+from sidecar.faults.processes.fault import Memo, ProcessFault
+from sidecar.faults.processes.target import identified, refuse_stopped, send
+
+
+class Stop:
+    """Stops the process until the end."""
+
+    SUBJECT: ClassVar[str] = "running"
+    PARAMETERS: ClassVar[tuple[str, ...]] = ()
+    UNDONE: ClassVar[str] = "the process goes on"
+
+    def begin(self, fault: ProcessFault) -> Memo:
+        """Stop it."""
+        memo = identified(fault)
+        refuse_stopped(fault.kind, memo)
+        send(memo, signal.SIGSTOP)
+        return memo
+
+    def step(self, memo: Memo, now: float) -> float | None:
+        """Nothing is to do in between."""
+        return None
+
+    def end(self, memo: Memo) -> bool:
+        """Let it go on."""
+        return send(memo, signal.SIGCONT)

@@ -1,0 +1,202 @@
+"""Faults of processes, on real ones, and the keeper that ends them whatever becomes of who asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sidecar.faults.processes import FaultKeeper, ProcessFault, ProcessFaultError
+from sidecar.pids import start_ticks
+from tests.support.sidecars import gone, until
+
+COUNTS = "import itertools\nfor number in itertools.count():\n    print(number, flush=True)"
+DRILL = """
+import sys, time
+from sidecar.faults.processes import FaultKeeper, ProcessFault
+keeper = FaultKeeper()
+kept = keeper.begin(ProcessFault(sys.argv[1], pid=int(sys.argv[2]), for_s=float(sys.argv[3])))
+print(keeper.pid, flush=True)
+time.sleep(300)
+"""
+
+
+class Counting:
+    """A process that counts as fast as its reader reads."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-I", "-S", "-c", COUNTS], stdout=subprocess.PIPE)
+        self.count()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def count(self) -> int:
+        """Return the next number; waits for it as long as the process stands."""
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+    @property
+    def stopped(self) -> bool:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def target() -> Iterator[Counting]:
+    counting = Counting()
+    try:
+        yield counting
+    finally:
+        counting.end()
+
+
+@pytest.fixture
+def keeper() -> Iterator[FaultKeeper]:
+    with FaultKeeper() as keeper:
+        yield keeper
+
+
+def test_a_stopped_process_goes_on_at_the_end(keeper: FaultKeeper, target: Counting) -> None:
+    kept = keeper.begin(ProcessFault("stop", pid=target.pid))
+    until(lambda: target.stopped, "it stands")
+    assert keeper.in_force() == (kept.number,)
+    assert kept.undone == "the process goes on"
+    assert kept.end()
+    assert not target.stopped
+    assert keeper.in_force() == ()
+    assert not kept.end(), "there is nothing left to undo"
+
+
+def test_a_fault_ends_at_its_lifetime(keeper: FaultKeeper, target: Counting) -> None:
+    kept = keeper.begin(ProcessFault("stop", pid=target.pid, for_s=0.2))
+    until(lambda: target.stopped, "it stands")
+    until(lambda: not kept.in_force, "the fault ended by itself")
+    assert not target.stopped
+
+
+def test_a_slow_process_stands_and_goes_in_turn(keeper: FaultKeeper, target: Counting) -> None:
+    kept = keeper.begin(ProcessFault("slow", pid=target.pid, share=0.5))
+    for _ in range(3):
+        until(lambda: target.stopped, "it stands")
+        until(lambda: not target.stopped, "it goes")
+    kept.end()
+    assert not target.stopped
+
+
+def test_a_killed_process_is_killed(keeper: FaultKeeper, target: Counting) -> None:
+    kept = keeper.begin(ProcessFault("kill", pid=target.pid))
+    assert target.process.wait(10) == -signal.SIGKILL
+    assert "warmroute up" in kept.undone
+    assert not kept.end()
+
+
+@pytest.mark.parametrize("kind", ["stop", "slow"])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_stays_when_the_drill_dies(kind: str, signum: signal.Signals, target: Counting) -> None:
+    drill = subprocess.Popen(
+        [sys.executable, "-P", "-c", DRILL, kind, str(target.pid), "300"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert drill.stdout is not None
+    try:
+        keeper = int(drill.stdout.readline())
+        until(lambda: target.stopped, "the fault is in force")
+        os.killpg(drill.pid, signum)  # all that the terminal would reach
+    finally:
+        drill.kill()
+        drill.wait()
+        drill.stdout.close()
+    until(lambda: gone(keeper), "the keeper has left")
+    assert not target.stopped
+    target.count()
+
+
+def test_nothing_stays_while_the_drill_stands(target: Counting) -> None:
+    drill = subprocess.Popen([sys.executable, "-P", "-c", DRILL, "stop", str(target.pid), "1"], stdout=subprocess.PIPE)
+    assert drill.stdout is not None
+    try:
+        drill.stdout.readline()
+        drill.send_signal(signal.SIGSTOP)
+        until(lambda: not target.stopped, "the fault ended at its lifetime")
+    finally:
+        drill.kill()
+        drill.wait()
+        drill.stdout.close()
+
+
+def test_what_a_killed_keeper_began_is_undone_from_here(target: Counting) -> None:
+    with FaultKeeper() as keeper:
+        kept = keeper.begin(ProcessFault("stop", pid=target.pid))
+        os.kill(keeper.pid, signal.SIGKILL)
+        until(lambda: gone(keeper.pid), "the keeper is killed")
+        until(lambda: target.stopped, "it stands")
+        assert kept.in_force
+        with pytest.raises(ProcessFaultError, match="the keeper of faults is gone: start another"):
+            keeper.begin(ProcessFault("stop", pid=target.pid))
+        assert kept.end()
+        assert not target.stopped
+
+
+def test_closing_undoes_what_a_killed_keeper_began(target: Counting) -> None:
+    keeper = FaultKeeper()
+    keeper.begin(ProcessFault("slow", pid=target.pid))
+    os.kill(keeper.pid, signal.SIGKILL)
+    keeper.close()
+    assert not target.stopped
+    keeper.close()
+
+
+def test_only_what_is_named_and_ours_is_touched(keeper: FaultKeeper, target: Counting) -> None:
+    ticks = start_ticks(target.pid)
+    assert ticks is not None
+    for fault, text in (
+        (ProcessFault("stop", pid=target.pid, ticks=ticks + 1), "the process that was meant is gone"),
+        (ProcessFault("stop", pid=os.getpid()), "name the process of a worker or of a state store"),
+        (ProcessFault("kill", pid=keeper.pid), "name the process of a worker or of a state store"),
+        (ProcessFault("kill", pid=1), "name the process of a worker or of a state store"),
+        (ProcessFault("kill"), "name the process of a worker or of a state store"),
+        (ProcessFault("kill", pid=2**30), "there is no such process"),
+        (ProcessFault("slow", pid=target.pid, share=1.5), "share 1.5: must be from 0.02 to 0.95"),
+    ):
+        with pytest.raises(ProcessFaultError, match=text):
+            keeper.begin(fault)
+    assert keeper.in_force() == ()
+    assert not target.stopped
+    assert keeper.begin(ProcessFault("stop", pid=target.pid, ticks=ticks)).in_force
+
+
+def test_a_process_that_somebody_else_stopped_is_left_alone(keeper: FaultKeeper, target: Counting) -> None:
+    target.process.send_signal(signal.SIGSTOP)
+    until(lambda: target.stopped, "it is stopped")
+    with pytest.raises(ProcessFaultError, match=rf"is stopped already \(kill -CONT {target.pid} lets it go on\)"):
+        keeper.begin(ProcessFault("stop", pid=target.pid))
+    keeper.close()
+    until(lambda: target.stopped, "it stands")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a process of another user")
+def test_a_process_of_another_user_is_left_alone(keeper: FaultKeeper) -> None:
+    other = subprocess.Popen(["/bin/sleep", "60"], user=65534, group=65534, extra_groups=[])
+    try:
+        with pytest.raises(
+            ProcessFaultError, match=rf"pid {other.pid}: belongs to user 65534, not to the one who asks"
+        ):
+            keeper.begin(ProcessFault("kill", pid=other.pid))
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
