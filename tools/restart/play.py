@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -17,16 +18,20 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from sidecar.traffic.arrivals import poisson
+from sidecar.traffic.requests import Timed
+from sidecar.traffic.sender import Sender
+from sidecar.traffic.summary import Summary, quantile
 from tools.bench.processes import free_port, running
-from tools.restart.load import Load, arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tools.restart.load import Account
     from tools.restart.setups import Setup
 
 WORKER = Path(__file__).with_name("worker.py")
+GIVE_UP_S = 20.0
+MOST_CONNECTIONS = 4096
 
 
 @dataclass(frozen=True)
@@ -144,37 +149,43 @@ def play(setup: Setup, plan: Plan, *, lying: bool, cores: tuple[int, int] = (0, 
         argv = setup.argv(directory, port, workers.ports)
         with running(setup.name.split(",")[0].lower(), argv, port, proxy_core, directory, answered):
             time.sleep(plan.load_s + plan.settle_s)  # by then every worker has loaded, and every check has seen it
-            account = uvloop.run(_drive(port, workers, plan))
-    return outcome(account)
+            summary = uvloop.run(_drive(port, workers, plan))
+    return outcome(summary)
 
 
-async def _drive(port: int, workers: Workers, plan: Plan) -> Account:
+async def _drive(port: int, workers: Workers, plan: Plan) -> Summary:
     async def roll() -> None:
         await asyncio.sleep(plan.lead_s)
         for worker in workers.ports:
             await asyncio.gather(workers.restart(worker), asyncio.sleep(plan.period_s))
 
     rolling = asyncio.create_task(roll())
-    account = await Load(port).run(arrivals(plan.rate, plan.duration_s, plan.seed))
+    summary = Summary()
+    address = f"http://127.0.0.1:{port}"
+    sender = Sender(address, summary.add, max_connections=MOST_CONNECTIONS, timeout_s=GIVE_UP_S)
+    json_type = (("Content-Type", "application/json"),)
+    times = poisson(plan.rate, plan.duration_s, random.Random(plan.seed))  # noqa: S311
+    await sender.run(Timed(at_s, "POST", "/v2/models/m/infer", json_type, b"{}") for at_s in times)
     await rolling
-    return account
+    return summary
 
 
-def outcome(account: Account) -> Outcome:
-    """Sum an account up. A request that failed has no time; it counts among the failures."""
-    took = sorted(account.took_s)
+def outcome(summary: Summary) -> Outcome:
+    """Read a summary. A request that failed has no time; it counts among the failures."""
+    took = sorted(summary.latencies_s)
 
-    def ms(quantile: float) -> float:
-        return 1000 * took[min(len(took) - 1, int(quantile * len(took)))] if took else float("inf")
+    def ms(q: float) -> float:
+        took_s = quantile(took, q)
+        return float("inf") if took_s is None else 1000 * took_s
 
     return Outcome(
-        account.begun,
-        account.failures,
-        account.errors,
+        summary.requests,
+        summary.failures,
+        dict(summary.errors),
         ms(0.5),
         ms(0.99),
         ms(0.999),
-        1000 * account.late_s,
+        1000 * max(summary.lags_s, default=0.0),
     )
 
 

@@ -64,6 +64,15 @@ def test_no_process_of_a_sidecar_loads_grpc(module: str) -> None:
     assert "grpc" not in loaded_by(module)
 
 
+def test_no_process_of_a_sidecar_loads_what_makes_traffic() -> None:
+    processes = "import sidecar.start, sidecar.control, sidecar.data, sidecar.grpc.plane"
+    code = f"import sys; {processes}; print([n for n in sys.modules if n.startswith('sidecar.traffic')])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "[]"
+
+
 def test_carrying_grpc_loads_no_client_of_anything() -> None:
     assert loaded_by("sidecar.grpc.plane") & DATA_PATH_NEVER == set()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
 
-from tools.restart.load import Account, arrivals
+from sidecar.traffic.samples import Ended
+from sidecar.traffic.summary import Summary
 from tools.restart.play import Outcome, Plan, outcome, rows
 from tools.restart.report import table, verdicts
 from tools.restart.setups import SETUPS, Setup
@@ -23,19 +24,15 @@ def judged(played: dict[tuple[Setup, bool], Outcome]) -> dict[str, bool]:
     return {verdict.figure: verdict.met for verdict in verdicts(played)}
 
 
-def test_arrivals_have_the_rate_and_are_the_same_for_a_seed() -> None:
-    times = arrivals(480.0, 100.0, 1)
-    assert times == arrivals(480.0, 100.0, 1) == sorted(times)
-    assert len(times) == pytest.approx(48_000, rel=0.02)
+def test_the_load_is_what_the_page_says() -> None:
     assert Plan().rate == 480.0
 
 
 def test_quantiles_are_of_answers_and_failures_are_counted_apart() -> None:
-    account = Account([number / 1000 for number in range(1, 1001)], begun=1002)
-    account.failed("status 503")
-    account.failed("status 503")
-    found = outcome(account)
-    assert (found.p50_ms, found.p99_ms, found.p999_ms) == (501.0, 991.0, 1000.0)
+    summary = Summary([number / 1000 for number in range(1, 1001)], ends=Counter({Ended.OK: 1000, Ended.STATUS_5XX: 2}))
+    summary.errors["status 503"] = 2
+    found = outcome(summary)
+    assert (found.p50_ms, found.p99_ms, found.p999_ms) == (500.0, 990.0, 999.0)
     assert (found.requests, found.failures, found.errors) == (1002, 2, {"status 503": 2})
 
 

@@ -1,0 +1,98 @@
+"""Requests that have their moment, and how each is written to the wire."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from sidecar.traffic.samples import Ended
+
+REQUEST_ID: Final = "x-request-id"
+NOT_SENT: Final = frozenset(
+    {
+        "connection",
+        "content-length",
+        "expect",
+        "http2-settings",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+"""Fields that belong to a connection or to framing: the sender makes its own (RFC 9110 7.6.1)."""
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET: Final = re.compile(r"/[!\"$-~\x80-\xff]*|\*")
+_VALUE: Final = re.compile(r"[\t -~\x80-\xff]*")
+_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One request and the moment it is meant for.
+
+    ``at_s``: seconds from the beginning of the run; of a request in ``then``, seconds of thinking after the one before
+    it has ended. ``ends_with``: what a whole body ends with, as ``data: [DONE]`` and two line ends; one that ends in
+    order without it has been cut by somebody. ``timeout_s``: from the intended moment, the sender's where it is None.
+    ``hang_up_s``: the caller hangs up that long after sending, None: not. ``name`` says what it is, in reports.
+    ``recorded``: how it ended when it was recorded, None where that is not known.
+    """
+
+    at_s: float
+    method: str = "GET"
+    target: str = "/"
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+    name: str = ""
+    ends_with: bytes = b""
+    timeout_s: float | None = None
+    hang_up_s: float | None = None
+    recorded: Ended | None = None
+    then: tuple[Timed, ...] = ()
+
+
+def check(request: Timed) -> str:
+    """Return what is wrong with a request, or nothing where it can be sent."""
+    if not _TOKEN.fullmatch(request.method) or request.method == "CONNECT":
+        return f"method {request.method[:40]!r} cannot be sent"
+    if not _TARGET.fullmatch(request.target):
+        return f"target {request.target[:80]!r} must begin with / and hold no blanks, control characters or #"
+    for name, value in request.headers:
+        if not _TOKEN.fullmatch(name):
+            return f"header name {name[:40]!r} is none"
+        if not _VALUE.fullmatch(value):
+            return f"header {name}: its value holds a line end or a control character, or is not latin-1"
+    return ""
+
+
+def head_of(request: Timed, host: str, request_id: str) -> tuple[bytes, str]:
+    """Return the head to send, and the request's id: its own ``x-request-id`` where it has one.
+
+    Raises:
+        ValueError: it cannot be sent (:func:`check`).
+    """
+    wrong = check(request)
+    if wrong:
+        raise ValueError(wrong)
+    lines = [f"{request.method} {request.target} HTTP/1.1"]
+    named = ""
+    hosted = False
+    for name, value in request.headers:
+        lowered = name.lower()
+        if lowered in NOT_SENT:
+            continue
+        if lowered == REQUEST_ID:
+            named = named or value
+            continue
+        hosted = hosted or lowered == "host"
+        lines.append(f"{name}: {value}")
+    if not hosted:
+        lines.insert(1, f"Host: {host}")
+    lines.append(f"{REQUEST_ID}: {named or request_id}")
+    if request.body or request.method in _WITH_BODY:
+        lines.append(f"Content-Length: {len(request.body)}")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"), named or request_id

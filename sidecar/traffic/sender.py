@@ -1,0 +1,351 @@
+"""An open loop over HTTP/1.1: requests go out at their moments, whatever became of those before.
+
+A closed loop asks again only after an answer, so while a server stalls it asks less, and the stall shows in few of its
+latencies (what Gil Tene named coordinated omission). Here each latency counts from the moment that the request was
+meant for: where all connections are busy it waits for one, and that waiting is part of what its caller saw.
+
+Nothing is sent a second time: what fails has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING, Final
+
+from sidecar.traffic.connection import Connection
+from sidecar.traffic.reading import Reading
+from sidecar.traffic.requests import REQUEST_ID, Timed, head_of
+from sidecar.traffic.samples import Ended, Sample
+from sidecar.upstreams.pool import SECURE, split_address
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Iterable
+
+TIMEOUT_S: Final = 30.0
+MAX_CONNECTIONS: Final = 256
+IDLE_S: Final = 4.0
+"""How long a connection is used again after its last answer: servers close them after 5 s and more, and a request that
+crosses such a close would fail by the sender's fault."""
+KEPT: Final = frozenset({"age", "cache-status", "retry-after", "warmroute-degraded", "warmroute-outcome"})
+"""Fields of answers that samples keep."""
+_HOST_OF_SOCKETS: Final = "localhost"
+_EMPTY: Final = Reading("GET")
+
+
+class Sender:
+    """Sends timed requests to one address and tells what became of each.
+
+    At most ``max_connections`` are open at once. ``take`` is called once for each request, in the order in which they
+    end; it must be quick. ``keep`` names the answers' fields that samples have, in lower case. ``prefix`` begins the
+    ids of requests that bring none. ``tls`` is for ``https://`` addresses.
+
+    A sender runs once.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        take: Callable[[Sample], None],
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        timeout_s: float = TIMEOUT_S,
+        idle_s: float = IDLE_S,
+        keep: frozenset[str] = KEPT,
+        prefix: str = "",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """``address``: ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:/PATH``.
+
+        Raises:
+            ValueError: it is none of them, or a limit is not above 0.
+        """
+        if address.startswith(("grpc", SECURE) if tls is None else "grpc"):
+            raise ValueError(f"address {address!r}: must be http://HOST:PORT or unix:/PATH, or https:// with tls")
+        if max_connections < 1 or timeout_s <= 0:
+            raise ValueError("max_connections and timeout_s must be above 0")
+        self._name, self._port, self._socket = split_address(address)
+        self._host = address.partition("://")[2].rstrip("/") or _HOST_OF_SOCKETS
+        self._tls = tls if address.startswith(SECURE) else None
+        self._take = take
+        self._max = max_connections
+        self._timeout_s = timeout_s
+        self._idle_s = idle_s
+        self.keep = keep | {REQUEST_ID}
+        self._prefix = prefix or secrets.token_hex(4)
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()  # those that are being opened too
+        self._later: list[tuple[float, int, Timed, tuple[Timed, ...]]] = []  # what follows in flows, a heap
+        self._waiter: asyncio.Future[None] | None = None
+        self._calls: set[_Call] = set()
+        self._error: BaseException | None = None
+        self._stopping = False
+        self._numbers = 0
+        self.began = 0.0
+        """The monotonic time of moment 0."""
+        self.begun = 0
+        """Requests whose moment has come."""
+        self.ended = 0
+        self.unasked_answers = 0
+        """Times that something came which answered nothing: an answer sent twice, for one."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way."""
+        return len(self._calls)
+
+    def now_s(self) -> float:
+        """Return the seconds since moment 0."""
+        return time.monotonic() - self.began
+
+    def stop(self) -> None:
+        """Begin nothing more; what is under way may end."""
+        self._stopping = True
+        self._wake()
+
+    async def run(self, requests: Iterable[Timed]) -> None:
+        """Send them and wait until each has ended. Moments must not decrease; what comes late is sent at once.
+
+        ``requests`` is taken from as moments come, so it may be long and made on the way. Where this is cancelled,
+        connections are closed and what was under way has no sample.
+
+        Raises:
+            ValueError: a request cannot be sent.
+        """
+        self._loop = asyncio.get_running_loop()
+        self.began = time.monotonic()
+        source = iter(requests)
+        upcoming = next(source, None)
+        try:
+            while self._error is None and not self._stopping:
+                if self._later and (upcoming is None or self._later[0][0] <= upcoming.at_s):
+                    at_s, number, request, rest = self._later[0]
+                    if await self._reached(at_s, request) and self._later[0][1] == number:
+                        heapq.heappop(self._later)
+                        self._begin(request, at_s, rest)
+                elif upcoming is not None:
+                    if await self._reached(upcoming.at_s, upcoming):
+                        self._begin(upcoming, upcoming.at_s, upcoming.then)
+                        upcoming = next(source, None)
+                elif not self._calls:
+                    break
+                else:
+                    await self._change()
+            while self._calls and self._error is None:
+                await self._change()
+            if self._error is not None:
+                raise self._error
+        finally:
+            self._close()
+
+    async def _reached(self, at_s: float, request: Timed) -> bool:
+        """Wait for a moment, and then for a connection; return False where something changed before both were there.
+
+        Where the request's time is over it waits for none.
+        """
+        wait_s = at_s - self.now_s()
+        if wait_s > 0:
+            await self._change(math.ceil(1000 * wait_s) / 1000)  # loops count in milliseconds: rather late than twice
+            return False
+        while self._idle and time.monotonic() - self._idle[-1].idle_since > self._idle_s:
+            self._idle.pop().drop()
+        left_s = at_s + self._time_s(request) - self.now_s()
+        if self._idle or len(self._open) < self._max or left_s <= 0:
+            return True
+        await self._change(left_s)
+        return False
+
+    def _time_s(self, request: Timed) -> float:
+        return self._timeout_s if request.timeout_s is None else request.timeout_s
+
+    async def _change(self, within_s: float | None = None) -> None:
+        self._waiter = self._loop.create_future()
+        handle = None if within_s is None else self._loop.call_later(within_s, self._wake)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if handle is not None:
+                handle.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _begin(self, request: Timed, at_s: float, rest: tuple[Timed, ...]) -> None:
+        self._numbers += 1
+        self.begun += 1
+        head, request_id = head_of(request, self._host, f"{self._prefix}-{self._numbers}")
+        call = _Call(self, self._numbers, request, request_id, at_s, rest)
+        self._calls.add(call)
+        left_s = at_s + self._time_s(request) - self.now_s()
+        if left_s <= 0:
+            call.finish(Ended.UNSENT, "its time was over before it could be sent", _EMPTY)
+            return
+        call.timer = self._loop.call_later(left_s, call.time_out)
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closing:
+                call.send(connection, head)
+                return
+        connection = Connection(self, time.monotonic)
+        self._open.add(connection)
+        call.connecting = asyncio.create_task(self._connect(connection, call, head), name=f"connect-{self._numbers}")
+
+    async def _connect(self, connection: Connection, call: _Call, head: bytes) -> None:
+        try:
+            if self._socket is not None:
+                await self._loop.create_unix_connection(lambda: connection, self._socket)
+            else:
+                await self._loop.create_connection(lambda: connection, self._name, self._port, ssl=self._tls)
+        except OSError as error:
+            self._open.discard(connection)
+            call.connecting = None
+            call.finish(Ended.NO_CONNECTION, _plain(error), _EMPTY)
+        except asyncio.CancelledError:
+            self._open.discard(connection)
+            raise
+        else:
+            call.connecting = None
+            call.send(connection, head)
+
+    def idle(self, connection: Connection) -> None:
+        """Keep it for the next request."""
+        self._idle.append(connection)
+        self._wake()
+
+    def gone(self, connection: Connection) -> None:
+        """Another may be opened in its place."""
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        self._wake()
+
+    def unasked(self) -> None:
+        """Count it."""
+        self.unasked_answers += 1
+
+    def over(self, call: _Call, sample: Sample) -> None:
+        """A call has ended: tell it, and let what follows in its flow have its moment."""
+        self._calls.discard(call)
+        self.ended += 1
+        if call.rest and not self._stopping:
+            following, *rest = call.rest
+            entry = (sample.ended_s + following.at_s, sample.number, following, tuple(rest))
+            heapq.heappush(self._later, entry)
+        try:
+            self._take(sample)
+        except Exception as error:  # noqa: BLE001 (raised again by run)
+            self._error = error
+        self._wake()
+
+    def _close(self) -> None:
+        for call in list(self._calls):
+            call.abandon()
+        self._calls.clear()
+        for connection in self._idle:
+            connection.drop()
+        self._idle.clear()
+
+
+def _plain(error: OSError) -> str:
+    """Return what the system says; asyncio's own words name the address once more."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error) or type(error).__name__
+
+
+class _Call:
+    """One request under way."""
+
+    def __init__(
+        self, sender: Sender, number: int, request: Timed, request_id: str, at_s: float, rest: tuple[Timed, ...]
+    ) -> None:
+        self._sender = sender
+        self._number = number
+        self.request = request
+        self._id = request_id
+        self._at_s = at_s
+        self.rest = rest
+        self.first_byte_at: float | None = None
+        self._sent_s: float | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self._hang_up: asyncio.TimerHandle | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+
+    def send(self, connection: Connection, head: bytes) -> None:
+        """Send it on a connection that is free."""
+        self._connection = connection
+        self._sent_s = self._sender.now_s()
+        if self.request.hang_up_s is not None:
+            self._hang_up = asyncio.get_running_loop().call_later(self.request.hang_up_s, self._leave)
+        connection.begin(self, head)
+
+    def time_out(self) -> None:
+        """Its time is over."""
+        self.finish(Ended.TIMED_OUT, "nothing whole in time", self._let_go())
+
+    def answered(self, reading: Reading) -> None:
+        """Judge a whole answer."""
+        self._connection = None
+        echoed = reading.fields(frozenset({REQUEST_ID})).get(REQUEST_ID, self._id)
+        status = reading.status
+        if echoed != self._id:
+            self.finish(Ended.WRONG, f"the answer to {echoed[:80]!r}", reading)
+        elif status >= 400:
+            self.finish(Ended.STATUS_5XX if status >= 500 else Ended.STATUS_4XX, "", reading)
+        elif not reading.tail.endswith(self.request.ends_with):
+            self.finish(Ended.FALSE_END, "ended without its end mark", reading)
+        else:
+            self.finish(Ended.OK, "", reading)
+
+    def failed(self, ended: Ended, error: str, reading: Reading) -> None:
+        """It has no whole answer."""
+        self._connection = None
+        self.finish(ended, error, reading)
+
+    def finish(self, ended: Ended, error: str, reading: Reading) -> None:
+        """Make its sample."""
+        self._cancel_timers()
+        sender = self._sender
+        first = None if self.first_byte_at is None else self.first_byte_at - sender.began
+        sample = Sample(
+            number=self._number,
+            name=self.request.name,
+            request_id=self._id,
+            intended_s=self._at_s,
+            sent_s=self._sent_s,
+            first_byte_s=first,
+            ended_s=sender.now_s(),
+            ended=ended,
+            status=reading.status,
+            recorded=self.request.recorded,
+            body_bytes=reading.body_bytes,
+            error=error,
+            headers=reading.fields(sender.keep),
+        )
+        sender.over(self, sample)
+
+    def abandon(self) -> None:
+        """End without a sample."""
+        self._cancel_timers()
+        self._let_go()
+
+    def _leave(self) -> None:
+        self.finish(Ended.HUNG_UP, "", self._let_go())
+
+    def _let_go(self) -> Reading:
+        if self.connecting is not None:
+            self.connecting.cancel()
+            self.connecting = None
+        connection, self._connection = self._connection, None
+        return _EMPTY if connection is None else connection.drop()
+
+    def _cancel_timers(self) -> None:
+        for timer in (self.timer, self._hang_up):
+            if timer is not None:
+                timer.cancel()
