@@ -34,6 +34,7 @@ from sidecar.state.embedded import EmbeddedRedis, EmbeddedRedisError
 from sidecar.up.announce import Places, WorkerPlace, tries, write_request
 from sidecar.up.ask import ask, ask_json
 from sidecar.up.fleet import OUTPUT, LogTail, SidecarView, WorkerView
+from sidecar.up.hold import held
 from sidecar.up.janitor import Janitor
 from sidecar.up.ready_file import ReadyFile, ReadyFileError
 
@@ -48,6 +49,8 @@ MAX_FAILED_STARTS = 3
 """A worker or sidecar that fails this often on start, before all was ready once, ends ``up``."""
 STOP_MARGIN_S = 6.0
 """How long the sidecar may take to stop beyond its grace period: the supervisor kills what overstays before that."""
+STORE_AGAIN_S = 1.0
+"""Once all is ready, a store that does not start again is tried again this much later: requests go on without it."""
 WORKER_DRAIN_S = 10.0
 CUT_SHORT_S = 1.5
 _POLICY = RestartPolicy()
@@ -120,6 +123,7 @@ class Up:
         self._sidecar: Watched | None = None
         self._plan_fd = -1
         self._drain_s = 0.0
+        self._store_due = 0.0
         self._ready = False
         self._told_to_stop = 0
         self._killed = False
@@ -236,6 +240,19 @@ class Up:
             raise UpError(str(error)) from error
         self._record(self._redis.pid)
 
+    def _restart_store(self) -> None:
+        if self._clock() < self._store_due:
+            return
+        try:
+            self._start_store()
+        except UpError as error:
+            if not self._ready:
+                raise
+            self._store_due = self._clock() + STORE_AGAIN_S
+            self._show.note(f"state store: {error}; again in {STORE_AGAIN_S:g} s", "yellow")
+        else:
+            self._show.note("state store: died; started again, empty", "yellow")
+
     def _record(self, pid: int | None) -> None:
         if pid is not None and self._janitor is not None:
             self._janitor.process(pid)
@@ -257,9 +274,8 @@ class Up:
         for watched in self._everybody():
             self._read_log(watched)
             self._restart(watched)
-        if self._redis is not None and not self._redis.running:
-            self._show.note("state store: died; started again, empty", "yellow")
-            self._start_store()
+        if self._redis is not None and not self._redis.running and not held(self._redis.socket_path):
+            self._restart_store()
         if not self._ready:
             self._show.workers(self._worker_views())
             self._try_ready()

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.faults.processes import FaultKeeper, ProcessFault
 from tests.support.sidecars import Process, gone, until
 
 MODEL = "toy"
@@ -208,6 +210,31 @@ def test_a_killed_store_is_started_again_and_requests_go_on(tmp_path: Path) -> N
         up.process.send(signal.SIGTERM)
         assert up.process.wait() == 0
         up.assert_nothing_is_left()
+
+
+def test_a_store_that_a_fault_keeps_away_comes_back_when_nobody_keeps_it(tmp_path: Path) -> None:
+    again = "state store: died; started again, empty"
+    with fleet(tmp_path, "--workers", "1", "--processes", "1") as up:
+        fault = ProcessFault("store_stop", url=f"unix://{up.places['redis_socket']}", for_s=300)
+        with FaultKeeper() as keeper:
+            kept = keeper.begin(fault)
+            assert kept.memo["pid"] == up.places["redis_pid"]
+            for _ in range(5):
+                os.kill(up.process.pid, signal.SIGCHLD)  # it looks after its children
+                assert up.infer() == 200
+            assert again not in up.output()
+            kept.end()
+            until(lambda: again in up.output(), "the store is back")
+            until(lambda: there(up.places["redis_socket"]), "it answers")
+            keeper.begin(fault)
+            os.kill(keeper.pid, signal.SIGKILL)
+            until(lambda: up.output().count(again) == 2, "the store is back")
+        assert up.infer() == 200
+
+
+def there(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        return sock.connect_ex(path) == 0
 
 
 def test_a_killed_control_process_costs_no_request_and_is_back(tmp_path: Path) -> None:

@@ -27,15 +27,19 @@ class ProcessFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One fault of one process.
 
     ``kind`` is one of ``KINDS``. ``pid`` names the process; ``ticks``, its start as :func:`sidecar.pids.start_ticks`
-    gives it, tells it from another that got the same pid later (0: whichever runs when the fault begins). ``for_s`` is
-    the lifetime in seconds, after which it ends by itself. ``share`` belongs to kind ``slow``.
+    gives it, tells it from another that got the same pid later (0: whichever runs when the fault begins). A state store
+    is named by ``url`` as well (``unix:///PATH``, ``redis://127.0.0.1:PORT``); without ``pid`` it is the process that
+    serves there. ``for_s`` is the lifetime in seconds, after which it ends by itself. ``share`` belongs to kind
+    ``slow``, ``headroom_mb`` to ``out_of_memory``.
     """
 
     kind: str
     pid: int = 0
     for_s: float = DEFAULT_FOR_S
     ticks: int = 0
+    url: str = ""
     share: float | None = None
+    headroom_mb: float | None = None
 
 
 class Act(Protocol):
@@ -77,7 +81,7 @@ def checked(fault: ProcessFault, kinds: Mapping[str, Act]) -> Act:
         raise ProcessFaultError(f"no process fault of kind {fault.kind!r}; there are: {', '.join(sorted(kinds))}")
     if not isfinite(fault.for_s) or not 0 < fault.for_s <= MAX_FOR_S:
         raise ProcessFaultError(f"{fault.kind}: for_s {fault.for_s:g}: must be above 0, at most {MAX_FOR_S:g} seconds")
-    for field in ("share",):
+    for field in ("share", "headroom_mb"):
         if getattr(fault, field) is not None and field not in kind.PARAMETERS:
             raise ProcessFaultError(f"{fault.kind}: {field} does not belong to it; leave it out")
     return kind

@@ -11,7 +11,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from sidecar.faults.processes.fault import ProcessFaultError, checked
+from sidecar.faults.processes.servers import pid_of
 from sidecar.faults.processes.wire import MAX_MESSAGE_BYTES, REQUESTS, Begin, End, Reply, encode
 
 if TYPE_CHECKING:
@@ -62,12 +65,12 @@ class Keeping:
         return Reply(asked.call, error="; ".join(self._left.values()), in_force=tuple(self._faults))
 
     def _begin(self, asked: Begin) -> _InForce:
-        fault = asked.fault
-        act = checked(fault, self._kinds)
+        act = checked(asked.fault, self._kinds)
+        fault = self._found(asked.fault)
         if len(self._faults) >= MAX_FAULTS:
             raise ProcessFaultError(f"{fault.kind}: {MAX_FAULTS} process faults are in force already: end some first")
         for one in self._faults.values():
-            if one.act.SUBJECT == act.SUBJECT and _same_subject(one.fault, fault):
+            if one.act.SUBJECT == act.SUBJECT and one.fault.pid == fault.pid:
                 raise ProcessFaultError(
                     f"{fault.kind}: pid {fault.pid}: {one.fault.kind} is in force there: end it first"
                 )
@@ -76,6 +79,12 @@ class Keeping:
         one = _InForce(fault, act, memo, now + fault.for_s, now)
         self._faults[asked.number] = one
         return one
+
+    def _found(self, fault: ProcessFault) -> ProcessFault:
+        """Return the fault with its process, where only the URL of a state store names that."""
+        if fault.pid or not fault.url:
+            return fault
+        return msgspec.structs.replace(fault, pid=pid_of(fault.kind, fault.url))
 
     def _end(self, number: int) -> bool:
         one = self._faults.pop(number, None)
@@ -115,10 +124,6 @@ class Keeping:
             self._end(number)
         except ProcessFaultError:
             return  # it is among what is left
-
-
-def _same_subject(one: ProcessFault, other: ProcessFault) -> bool:
-    return one.pid == other.pid
 
 
 def run_keeper(fd: int) -> int:
