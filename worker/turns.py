@@ -116,6 +116,9 @@ class Turns:
         self._log = log
         self._clock = clock
         self._broken = False
+        self._users = 0
+        self._state = -1
+        """Says how this worker is placed, as long as one of its models waits for a turn or has one."""
 
     @asynccontextmanager
     async def turn(self, given_up: Callable[[], bool]) -> AsyncIterator[bool]:
@@ -127,6 +130,7 @@ class Turns:
             yield True
             return
         held: list[int] = []
+        self._users += 1
         try:
             try:
                 got = await self._wait(held, given_up)
@@ -137,18 +141,23 @@ class Turns:
         finally:
             for descriptor in held:
                 os.close(descriptor)  # and with it the lock
+            self._users -= 1
+            if not self._users and self._state >= 0:
+                os.close(self._state)
+                self._state = -1
 
     async def _wait(self, held: list[int], given_up: Callable[[], bool]) -> bool:
         until = self._clock() + self._options.wait_s
         with PrivateDirectory(self._path) as directory:
             mine = f"preload:{self._options.instance}:state.{os.getpid()}"
-            state = _locked(directory, mine)
-            if state is None:
-                raise UntrustedError(f"{self._path / mine}: somebody holds it")
-            held.append(state)
+            if self._state < 0:
+                state = _locked(directory, mine)
+                if state is None:
+                    raise UntrustedError(f"{self._path / mine}: somebody holds it")
+                self._state = state
             while not given_up():
-                os.ftruncate(state, 0)
-                os.pwrite(state, msgspec.json.encode(self._standing()), 0)
+                os.ftruncate(self._state, 0)
+                os.pwrite(self._state, msgspec.json.encode(self._standing()), 0)
                 if self._take(directory, held):
                     return True
                 if self._clock() >= until:

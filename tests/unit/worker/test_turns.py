@@ -72,6 +72,20 @@ async def has_turn(turns: Turns) -> bool:
         return got
 
 
+def test_models_of_one_worker_have_turns_of_their_own(tmp_path: Path) -> None:
+    log = ReadableLog()
+    mine = turns(tmp_path, 2, log=log)
+
+    async def scenario() -> list[bool]:
+        async with mine.turn(lambda: False) as first, mine.turn(lambda: False) as second:
+            third = await has_turn(mine)
+            return [first, second, third]
+
+    assert asyncio.run(scenario()) == [True, True, False]
+    assert asyncio.run(has_turn(mine)), "they were given back"
+    assert log.events() == []
+
+
 HOLD = """
 import asyncio, sys
 from pathlib import Path
