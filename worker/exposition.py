@@ -186,6 +186,11 @@ def of_process(
                 "Starts that took longer, or shorter, than the baseline's band.",
                 counts.outside_band,
             ),
+            (
+                "warmroute_worker_preloads_fell_back_total",
+                "Preloads that took longer than --preload-turn-s.",
+                counts.fell_back,
+            ),
         ):
             yield _one(name, _C, text, value)
         yield _one("warmroute_worker_in_flight", _G, "Requests that run or wait.", executor.in_flight)

@@ -33,6 +33,7 @@ from worker.loading.settings import add_flags
 from worker.recording import MAX_RECORDED
 from worker.serving.terms import TENANT_HEADER
 from worker.starts import OBJECTIVE_S
+from worker.turns import TURN_S
 from worker.turns import WAIT_S as TURN_WAIT_S
 
 MAX_BODY_BYTES = 64 << 20
@@ -94,6 +95,14 @@ def make_parser() -> argparse.ArgumentParser:
         default=TURN_WAIT_S,
         metavar="S",
         help="how long a preload waits for its turn; after that the model is loaded by its first request",
+    )
+    add(
+        "--preload-turn-s",
+        type=seconds,
+        default=TURN_S,
+        metavar="S",
+        help="how long a preload may take in its turn; after that it goes on without, and what need not be read before "
+        "the model serves comes when it is used; 0: as long as it takes",
     )
     add(
         "--warmup-dir",

@@ -166,7 +166,9 @@ def parse(argv: list[str]) -> Options:
         start_objective_s=given.start_objective_s,
         baseline=given.baseline,
         standby=given.standby,
-        turns=TurnOptions(given.preload_limit, given.preload_instance or own_id, given.preload_wait_s),
+        turns=TurnOptions(
+            given.preload_limit, given.preload_instance or own_id, given.preload_wait_s, given.preload_turn_s
+        ),
         warmup_dir=given.warmup_dir,
         record_warmup=given.record_warmup,
         memory_mark_ratio=given.memory_mark,

@@ -127,6 +127,7 @@ class HeldReplica:
         self._again_at: float | None = None
         self._ended = False
         self._trouble = ""
+        self._fell_back = ""
         self._requests = 0
         self._no_requests = asyncio.Event()
         self._last_used = clock()
@@ -152,7 +153,7 @@ class HeldReplica:
 
     @property
     def reason(self) -> str:
-        """Why it is in this state, or why it still has its old content; empty where there is nothing to say."""
+        """Why it is in this state, or has its old content, or not all pages; empty where there is nothing to say."""
         return self._lifecycle.reason or self._trouble
 
     @property
@@ -190,6 +191,7 @@ class HeldReplica:
     def lay_to_rest(self, rest: Rest, why: str) -> None:
         """Say that it is cold on purpose."""
         self.rest = rest
+        self._fell_back = ""
         self._on_request = rest is not Rest.UNLOADED
         self._failures, self._again_at = 0, None
         self.gate.close(why)
@@ -217,9 +219,30 @@ class HeldReplica:
         if self._copy is not None:
             self._not_taken_over(why)
             return
-        self._trouble = ""
+        self._trouble = self._fell_back = ""
         self._lifecycle.to(State.LOADING, self._clock())
         self._fail(why)
+
+    def fall_back(self, after_s: float) -> None:
+        """Have a preload whose turn of ``after_s`` seconds is over go on as ``lazy``, begun or not.
+
+        What need not be read before it serves then comes when it is used. What must be hashed is read all the same, and
+        it is warm once its warm-up runs have succeeded.
+        """
+        if self._ended or self.state not in (State.COLD, State.LOADING, State.WARMING):
+            return
+        why = (
+            f"it was not warm after {after_s:g} s of its turn to be preloaded; what need not be read before it serves "
+            f"comes when it is used"
+        )
+        progress = self._progress
+        self._starts.fell_back(self.name, self.version, self.state, after_s, progress.bytes_read, progress.bytes_total)
+        if self.state is State.COLD:
+            self._fell_back = why
+            return
+        self._trouble = why
+        self._cancellation.hasten()
+        self._on_change()
 
     @property
     def serves(self) -> bool:
@@ -270,11 +293,14 @@ class HeldReplica:
                 return self.state is State.WARM
             self.files = files or self.files
             self.rest = None
-            self._trouble = ""
+            self._trouble, self._fell_back = self._fell_back, ""
             stages = self.stages = Stages(self._clock)
             self._starts.begin(stages)
             self._began = self._clock() - sum(stages.seconds().values())
             self._cancellation = Cancellation()
+            self._progress = _Progress()
+            if self._trouble:
+                self._cancellation.hasten()
             self._warmth = {shape_class.name: 0.0 for shape_class in shape_classes(self.files)}
             self._lifecycle.to(State.LOADING, self._clock())
             self.expected_s = await asyncio.to_thread(self._starts.expected_s, self.files)

@@ -1,8 +1,7 @@
 """What a worker holds follows its model repository: at the start, when told to, or whenever something changed there.
 
-One model is changed by one task at a time, and one model is loaded at a time: two at once would take each other's disk
-and cores. Beside it one may be fetched, which takes neither for most of its time. Whatever
-goes wrong with a model leaves what served before serving, and the others untouched.
+One model is changed by one task at a time, and loaded in its turn (:mod:`worker.loading_turns`). Whatever goes wrong
+with a model leaves what served before serving, and the others untouched.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from router.model import State
 from worker.conditions import Conditions
 from worker.control import Control
 from worker.engines import Cancellation
+from worker.loading_turns import LoadingTurns, ended_or
 from worker.models import UnknownModelError
 from worker.replica import Rest
 from worker.store import StoreError
@@ -91,8 +91,7 @@ class Repository:
         self._prefetch = prefetch
         self._conditions = Conditions(log, time.monotonic) if conditions is None else conditions
         self._locks: dict[str, asyncio.Lock] = {}
-        self._turn = asyncio.Lock()
-        self._fetch_turn = asyncio.Lock()
+        self._own_turns = LoadingTurns(self._conditions.has_memory)
         self._tried: dict[tuple[str, str], str] = {}
         self._seen: dict[str, object] = {}
         self._unwanted: set[str] = set()
@@ -132,25 +131,45 @@ class Repository:
 
     async def run(self) -> None:
         """Bring up what is not at rest, the newest version of each model first, and follow changes until stopped."""
+        late = await self._preload_all()
+        watches = [self._poll()] if self.control is Control.POLL else []
+        if self._prefetch is not None:
+            watches.append(self._prefetch_cold(self._prefetch, late))
+        if self._may_idle():
+            watches.append(self._watch_idle())
+        await asyncio.gather(*watches, *late)
+
+    async def _preload_all(self) -> list[asyncio.Task[None]]:
+        """Bring up what is not at rest; returns what goes on after its turn."""
+        late = []
+        beside: set[str] = set()
         ranked = [(rank, replica) for name in self.models.names for rank, replica in enumerate(self.models.of(name))]
         for _, replica in sorted(ranked, key=lambda row: row[0]):
             if self._stop.is_set():
-                return
-            if replica.rest is not None or replica.state is not State.COLD:
+                break
+            if not self._is_to_come(replica):
                 continue
-            if replica.files.depends_on:  # others need not wait for what it waits for
-                self._start(self._preload(replica), f"load {replica.name}@{replica.version}")
-            else:
-                await self._preload(replica)
-        watches = [self._poll()] if self.control is Control.POLL else []
-        if self._prefetch is not None:
-            watches.append(self._prefetch_cold(self._prefetch))
-        if self._may_idle():
-            watches.append(self._watch_idle())
-        await asyncio.gather(*watches)
+            over = asyncio.Event()
+            task = self._start(self._preload(replica, over), f"load {replica.name}@{replica.version}")
+            if replica.files.depends_on or replica.name in beside:
+                beside.add(replica.name)  # others need not wait for what it waits for
+                continue
+            await ended_or(task, over)
+            if not task.done():
+                beside.add(replica.name)
+                late.append(task)
+        return late
 
-    async def _prefetch_cold(self, prefetch: Callable[[ModelFiles, Cancellation], None]) -> None:
-        """Have the files of what is not loaded read ahead, now that everything else is up."""
+    @staticmethod
+    def _is_to_come(replica: HeldReplica) -> bool:
+        return replica.rest is None and replica.state is State.COLD
+
+    async def _prefetch_cold(
+        self, prefetch: Callable[[ModelFiles, Cancellation], None], late: list[asyncio.Task[None]]
+    ) -> None:
+        """Have the files of what is not loaded read ahead, once everything else is up."""
+        if late:
+            await asyncio.wait(late)
         for replica in self.models:
             if replica.state is State.COLD and not self._stop.is_set():
                 await asyncio.to_thread(prefetch, replica.files, self._given_up)
@@ -380,32 +399,59 @@ class Repository:
         elif replica.state in (State.COLD, State.FAILED):
             await self._bring_up(replica, files)
 
-    async def _preload(self, replica: HeldReplica) -> None:
-        """Bring up a replica in this machine's turn; where none comes in time, its first request does."""
+    async def _preload(self, replica: HeldReplica, over: asyncio.Event) -> None:
+        """Bring up a replica in this machine's turn; where none comes in time, its first request does.
+
+        A load that takes longer than a turn goes on without, and brings in no more than it must; ``over`` is set then.
+        """
         if self._turns is None:
             await self._bring_up_alone(replica)
             return
+        async with self._lock(replica.name):  # what it waits for is waited for before it has the turn of others
+            if not self._is_to_come(replica):
+                return
+            if not await self._conditions.until_healthy(replica, replica.files, lambda: self._given_up_on(replica)):
+                self._brought_up(replica, replica.files)
+                return
         async with self._turns.turn(self._stop.is_set) as got:
-            if got:
-                await self._bring_up_alone(replica)
-            elif not self._stop.is_set():
-                replica.lay_to_rest(Rest.LAZY, "its turn to be preloaded did not come; a request has it loaded")
-                self._log.warning("preload.no_turn", model=replica.name, version=replica.version)
+            if not got:
+                if not self._stop.is_set() and self._is_to_come(replica):
+                    replica.lay_to_rest(Rest.LAZY, "its turn to be preloaded did not come; a request has it loaded")
+                    self._log.warning("preload.no_turn", model=replica.name, version=replica.version)
+                return
+            work = self._bring_up_alone(replica, over)
+            load = self._start(work, f"load {replica.name}@{replica.version} in its turn")
+            await asyncio.wait({load}, timeout=self._turns.turn_s)
+            if not load.done():
+                replica.fall_back(self._turns.turn_s or 0.0)
+                over.set()
+        await load
 
-    async def _bring_up_alone(self, replica: HeldReplica) -> None:
+    async def _bring_up_alone(self, replica: HeldReplica, over: asyncio.Event | None = None) -> None:
         async with self._lock(replica.name):
-            await self._bring_up(replica, replica.files)
+            await self._bring_up(replica, replica.files, over)
 
-    async def _bring_up(self, replica: HeldReplica, files: ModelFiles) -> None:
-        await self._when_allowed(replica, files, lambda: replica.bring_up(files))
+    async def _bring_up(self, replica: HeldReplica, files: ModelFiles, over: asyncio.Event | None = None) -> None:
+        await self._when_allowed(replica, files, lambda: replica.bring_up(files), over)
+        self._brought_up(replica, files)
+
+    def _brought_up(self, replica: HeldReplica, files: ModelFiles) -> None:
+        """A load has ended, or was not begun."""
         if not self._given_up_on(replica):
             self._note(files, failed=replica.state is State.FAILED)
             self._follow_if_needed(replica)
 
     async def _when_allowed(
-        self, replica: HeldReplica, files: ModelFiles, load: Callable[[], Coroutine[Any, Any, bool]]
+        self,
+        replica: HeldReplica,
+        files: ModelFiles,
+        load: Callable[[], Coroutine[Any, Any, bool]],
+        over: asyncio.Event | None = None,
     ) -> None:
-        """Load once what ``files`` depend on is well, it is this model's turn, and there is memory."""
+        """Load once what ``files`` depend on is well, it is this model's turn, and there is memory.
+
+        Once ``over`` is set the next model has its turn, whether this one is done or not.
+        """
 
         def given_up() -> bool:
             return self._given_up_on(replica)
@@ -414,10 +460,8 @@ class Repository:
         while await self._conditions.until_healthy(replica, files, given_up) and await self._conditions.until_memory(
             replica, files, given_up
         ):
-            async with self._fetch_turn if await _to_be_fetched(files) else self._turn:
-                if await self._conditions.has_memory(files):
-                    await load()
-                    return
+            if await self._own_turns.load(files, load, over):
+                return
 
     def _given_up_on(self, replica: HeldReplica) -> bool:
         return self._stop.is_set() or replica.name in self._unwanted
@@ -517,18 +561,6 @@ class Repository:
 
 
 _NEVER = object()
-
-
-async def _to_be_fetched(files: ModelFiles) -> bool:
-    """Whether loading it mostly waits for the network, for which those that are here need not wait."""
-    if not files.load.fetches:
-        return False
-    from worker.loading.fetching import to_be_fetched
-
-    try:
-        return await asyncio.to_thread(to_be_fetched, files)
-    except OSError:
-        return False  # its load says what is wrong
 
 
 def _unloaded(name: str) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from router.baseline_load import Baseline, StartFeatures
+    from router.model import State
     from worker.log import EventLog
     from worker.memory import MemoryProbe
     from worker.stages import Stages
@@ -34,6 +35,7 @@ class StartCounts:
     failed: int = 0
     slow: int = 0
     outside_band: int = 0
+    fell_back: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,19 @@ class Starts:
                 expected_s=round(start.expected_s, 3),
                 band_s=[round(max(0.0, start.expected_s + low_s), 3), round(start.expected_s + high_s, 3)],
             )
+
+    def fell_back(self, name: str, version: str, state: State, after_s: float, read: int, total: int) -> None:
+        """Tell of a preload whose turn was over in ``state``, when ``read`` of ``total`` bytes were in."""
+        self.counts.fell_back += 1
+        self._log.warning(
+            "load.fell_back",
+            model=name,
+            version=version,
+            state=state.value,
+            after_s=after_s,
+            bytes_read=read,
+            bytes_total=total,
+        )
 
     def failed(self) -> None:
         """Count a start that failed; its reason is told with the state."""

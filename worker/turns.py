@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 MOST_LOADS: Final = 8
 WAIT_S: Final = 3.0
 """How long a preload waits for its turn; after that the model is loaded by its first request."""
+TURN_S: Final = 3.0
+"""How long a turn lasts; a preload that takes longer goes on without it, and brings in no more than it must."""
 LOOK_S: Final = 0.05
 CPU, MEMORY, SIZE = 0.40, 0.35, 0.25
 UNKNOWN: Final = 0.5
@@ -90,11 +92,15 @@ def merged(told: Iterable[tuple[str, Standing]]) -> dict[str, Standing]:
 
 @dataclass(frozen=True, slots=True)
 class TurnOptions:
-    """``most`` loads at once on this machine (0: nobody waits for a turn); ``instance``: whose."""
+    """``most`` loads at once on this machine (0: nobody waits for a turn); ``instance``: whose.
+
+    ``turn_s``: how long a turn lasts; 0: as long as the load.
+    """
 
     most: int = 0
     instance: str = ""
     wait_s: float = WAIT_S
+    turn_s: float = TURN_S
 
 
 class Turns:
@@ -119,6 +125,11 @@ class Turns:
         self._users = 0
         self._state = -1
         """Says how this worker is placed, as long as one of its models waits for a turn or has one."""
+
+    @property
+    def turn_s(self) -> float | None:
+        """How long a turn should last; None: as long as the load. Whoever has one sees to it."""
+        return self._options.turn_s or None
 
     @asynccontextmanager
     async def turn(self, given_up: Callable[[], bool]) -> AsyncIterator[bool]:

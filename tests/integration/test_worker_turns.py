@@ -1,4 +1,7 @@
-"""Workers that start together on one machine: one turn, two workers, and a model that is left to its first request."""
+"""Workers that start together on one machine: one turn, two workers, and a model that is left to its first request.
+
+And one that takes longer than its turn.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,18 @@ from tests.support.worker_process import WorkerProcess
 
 
 def test_who_has_no_turn_loads_with_the_first_request(tmp_path: Path) -> None:
-    flags = ["--model", "m", "--engine", "deterministic", "--shm-dir", str(tmp_path), "--preload-limit", "1"]
+    flags = [
+        "--model",
+        "m",
+        "--engine",
+        "deterministic",
+        "--shm-dir",
+        str(tmp_path),
+        "--preload-limit",
+        "1",
+        "--preload-turn-s",
+        "0",
+    ]
     body = {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
     with WorkerProcess(*flags, "--load-s", "60", "--preload-wait-s", "0.2") as slow:
         slow.listening()
@@ -24,3 +38,18 @@ def test_who_has_no_turn_loads_with_the_first_request(tmp_path: Path) -> None:
     with WorkerProcess(*flags) as later:  # the slow one was killed with its turn
         later.listening()
         later.warm("m")
+
+
+def test_a_preload_that_takes_longer_than_its_turn_gives_it_to_the_next_worker(tmp_path: Path) -> None:
+    flags = ["--model", "m", "--engine", "deterministic", "--shm-dir", str(tmp_path), "--preload-limit", "1"]
+    with WorkerProcess(*flags, "--load-s", "60", "--preload-turn-s", "0.1") as slow:
+        slow.listening()
+        fell_back = slow.event("load.fell_back")
+        assert (fell_back["model"], fell_back["state"], fell_back["after_s"]) == ("m", "loading", 0.1)
+        status, answer, _ = slow.ask("/v2/repository/index", {})
+        assert (status, answer[0]["state"]) == (200, "LOADING")
+        assert answer[0]["reason"].startswith("it was not warm after 0.1 s of its turn to be preloaded; ")
+        with WorkerProcess(*flags) as other:
+            other.listening()
+            other.warm("m")
+            assert "preload.no_turn" not in {event["event"] for event in other.events}

@@ -39,7 +39,12 @@ class GivenUpError(EngineError):
 
 
 class Cancellation:
-    """Tells a blocking call that nobody waits for it any more. Safe to use from several threads."""
+    """Tells a blocking call that nobody waits for it any more. Safe to use from several threads.
+
+    Or that it should be quick about it: what only makes later work quicker is then left out.
+    """
+
+    _hastened = False
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -60,6 +65,15 @@ class Cancellation:
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
+
+    @property
+    def hastened(self) -> bool:
+        """True once :meth:`hasten` was called."""
+        return self._hastened
+
+    def hasten(self) -> None:
+        """Have only that done from now on which must be."""
+        self._hastened = True
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` (quick, never raising) when the work is given up; at once where it was already."""

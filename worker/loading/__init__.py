@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +29,10 @@ class LoadError(Exception):
 
 class NoRoomError(LoadError):
     """There is no room where the files were to be put; they can still be loaded from where they are."""
+
+
+LAZY: Final = "lazy"
+"""What the strategy is called of a load that was hastened: pages that were not there yet come when they are used."""
 
 
 class StrategyName(StrEnum):
@@ -69,7 +73,10 @@ class Loaded:
     """Bytes that the strategy went over; 0 where there was no need to read any."""
     bytes_total: int = 0
     strategy: str = StrategyName.FULL
-    """A :class:`StrategyName`, or ``shm``: found in shared memory, ``copied`` into it, ``unpacked`` into memory."""
+    """A :class:`StrategyName`, or ``shm``: found in shared memory, ``copied`` into it, ``unpacked`` into memory.
+
+    Or :data:`LAZY`: it was hastened before all pages were there.
+    """
     hashed_from: HashedFrom = HashedFrom.NOTHING
     bytes_fetched: int = 0
     """What came over the network for it."""

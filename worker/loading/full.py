@@ -22,7 +22,7 @@ class Full:
     def bring_in(self, task: LoadTask) -> Brought:
         """Read every file; see :class:`worker.loading.task.Strategy`."""
         tally = read_files(task, task.files)
-        return Brought(tally.digests(task.files), tally.sums, tally.bytes_read)
+        return Brought(tally.digests(task.files), tally.sums, tally.bytes_read, cut=tally.cut)
 
 
 def read_files(task: LoadTask, files: tuple[SourceFile, ...], copies: Mapping[str, int] | None = None) -> Tally:
@@ -31,7 +31,9 @@ def read_files(task: LoadTask, files: tuple[SourceFile, ...], copies: Mapping[st
     ``copies``: descriptors, by name, that what is read is written to.
     """
     began = time.perf_counter()
-    with BlockReader(task.wanted, task.threads_for(files), copies) as reader:
+    with BlockReader(
+        task.wanted, task.threads_for(files), copies, hastened=lambda: task.cancellation.hastened
+    ) as reader:
         reader.read_all(files)
         tally = reader.finish(task.cancellation, task.note)
     tally.note(task.stages, time.perf_counter() - began)

@@ -57,16 +57,25 @@ class Populate:
         mappings = map_files(task)
         tally = read_files(task, task.files)
         with task.stages.measure(Stage.PAGE_IN):
-            for at, file in enumerate(task.files):
-                for offset, length in block_offsets(file.size_bytes):
-                    if task.cancellation.cancelled:
-                        raise GivenUpError("given up while paging in")
-                    if not mappings[at].populate(offset, length):
-                        mappings[at].close()
-                        mappings[at] = Mapping(file.path, populate=True)
-                        break
-            self._hold(mappings)
-        return Brought(tally.digests(task.files), tally.sums, tally.bytes_read, tuple(mappings))
+            cut = not self._populate(task, mappings)
+            if not cut:
+                self._hold(mappings)
+        return Brought(tally.digests(task.files), tally.sums, tally.bytes_read, tuple(mappings), cut or tally.cut)
+
+    @staticmethod
+    def _populate(task: LoadTask, mappings: list[Mapping]) -> bool:
+        """Have every page brought in, block by block; False where that was cut short."""
+        for at, file in enumerate(task.files):
+            for offset, length in block_offsets(file.size_bytes):
+                if task.cancellation.cancelled:
+                    raise GivenUpError("given up while paging in")
+                if task.cancellation.hastened:
+                    return False
+                if not mappings[at].populate(offset, length):
+                    mappings[at].close()
+                    mappings[at] = Mapping(file.path, populate=True)
+                    break
+        return True
 
     def _hold(self, mappings: Sequence[Mapping]) -> None:
         """Touch again what is missing until the mark is reached, a few times."""

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from worker.baseline import raw_bytes
-from worker.loading import Loaded, LoadError, NoRoomError, StrategyName
+from worker.loading import LAZY, Loaded, LoadError, NoRoomError, StrategyName
 from worker.loading.auto import choose, look
 from worker.loading.chunked import Chunked
 from worker.loading.digests import FileDigest
@@ -136,7 +136,7 @@ class ModelLoader:
             return strategy.bring_in(task)
         with self._placer.placing(task.total_bytes) as plan:
             brought = strategy.bring_in(task)
-        if plan is not None:
+        if plan is not None and not brought.cut:  # locking brings all pages in
             self._placer.hold(brought.mappings, plan)
         return brought
 
@@ -203,7 +203,7 @@ class ModelLoader:
             content_hash,
             brought.bytes_read,
             sum(file.size_bytes for file in used),
-            name if fetched is None else StrategyName.STREAM,
+            LAZY if brought.cut else name if fetched is None else StrategyName.STREAM,
             hashed_from,
             0 if fetched is None else fetched.bytes_fetched,
             residency_ratio,

@@ -38,7 +38,7 @@ class Prefetch:
         """Ask for every file; see :class:`worker.loading.task.Strategy`."""
         with task.stages.measure(Stage.PAGE_IN):
             asked = advise(task.files, task.cancellation)
-        brought = Brought(bytes_read=asked)
+        brought = Brought(bytes_read=asked, cut=asked < task.total_bytes and task.cancellation.hastened)
         if task.wanted:
             tally = read_files(task, task.wanted_files)
             brought.digests, brought.sums = tally.digests(task.files), tally.sums
@@ -70,6 +70,8 @@ def prefetcher(log: EventLog, memory: Callable[[], Memory | None]) -> Callable[[
 def advise(files: Iterable[SourceFile], cancellation: Cancellation) -> int:
     """Ask the kernel to read ``files`` ahead; returns for how many bytes it was asked: none on systems without it.
 
+    Once ``cancellation`` is hastened nothing more is asked for.
+
     Raises:
         LoadError: a file cannot be opened.
         GivenUpError: ``cancellation`` said so.
@@ -84,10 +86,12 @@ def advise(files: Iterable[SourceFile], cancellation: Cancellation) -> int:
                 for offset in range(0, file.size_bytes, STEP_BYTES):
                     if cancellation.cancelled:
                         raise GivenUpError("given up while prefetching")
+                    if cancellation.hastened:
+                        return asked
                     os.posix_fadvise(descriptor, offset, STEP_BYTES, os.POSIX_FADV_WILLNEED)
+                    asked += min(STEP_BYTES, file.size_bytes - offset)
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise LoadError(f"{file.path}: {error.strerror}") from error
-        asked += file.size_bytes
     return asked

@@ -54,6 +54,8 @@ class Tally:
     bytes_read: int = 0
     read_s: float = 0.0
     hash_s: float = 0.0
+    cut: bool = False
+    """Something was not read, as nothing but its pages was wanted of it."""
 
     def digests(self, files: Sequence[SourceFile]) -> dict[str, FileDigest]:
         """Return the digest of each of ``files`` that was hashed."""
@@ -84,6 +86,7 @@ class _Job:
 class _Done:
     job: _Job
     digest: bytes
+    length: int
     read_s: float
     hash_s: float
 
@@ -97,9 +100,14 @@ class BlockReader:
         threads: int,
         copies: Mapping[str, int] | None = None,
         buffer_bytes: int = BUFFER_BYTES,
+        hastened: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``copies``: open descriptors, by name, that what is read of a file is written to, at the same place."""
+        """``copies``: open descriptors, by name, that what is read of a file is written to, at the same place.
+
+        ``hastened``: once it says so, nothing more is read that is neither hashed nor copied.
+        """
         self._wanted = wanted
+        self._hastened = hastened
         self._copies = copies or {}
         self._buffer_bytes = buffer_bytes
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -169,8 +177,9 @@ class BlockReader:
             if done.digest:
                 at = done.job.offset // BLOCK_BYTES * DIGEST_BYTES
                 tally.blocks[done.job.file.name][at : at + DIGEST_BYTES] = done.digest
-            tally.bytes_read += done.job.length
-            note(done.job.length)
+            tally.bytes_read += done.length
+            tally.cut = tally.cut or done.length < done.job.length
+            note(done.length)
         return tally
 
     def _work(self) -> None:
@@ -184,22 +193,25 @@ class BlockReader:
     def _do(self, job: _Job, buffer: memoryview) -> _Done:
         hasher = hashlib.sha256() if job.sum else xxhash.xxh3_128() if job.file.name in self._wanted.blocks else None
         copy = None if job.sum else self._copies.get(job.file.name)
+        needed = hasher is not None or copy is not None
         read_s = hash_s = 0.0
         at = job.offset
         before = time.perf_counter()
-        for chunk in chunks(job.file, job.offset, job.length, buffer):
+        for chunk in () if not needed and self._hastened() else chunks(job.file, job.offset, job.length, buffer):
             if self._stop.is_set():
                 raise GivenUpError("given up while reading")
             if copy is not None:
                 write_all(copy, chunk, at, f"the copy of {job.file.path}")
-                at += len(chunk)
+            at += len(chunk)
             read = time.perf_counter()
             if hasher is not None:
                 hasher.update(chunk)
             read_s += read - before
             before = time.perf_counter()
             hash_s += before - read
-        return _Done(job, b"" if hasher is None else hasher.digest(), read_s, hash_s)
+            if not needed and self._hastened():
+                break
+        return _Done(job, b"" if hasher is None else hasher.digest(), at - job.offset, read_s, hash_s)
 
 
 def write_all(descriptor: int, data: memoryview, at: int, what: object) -> None:

@@ -57,10 +57,16 @@ class Brought:
     sums: dict[str, str] = field(default_factory=dict)
     bytes_read: int = 0
     mappings: tuple[Mapping, ...] = ()
+    cut: bool = False
+    """It was hastened, and has left something out: pages that come when they are first used."""
 
 
 class Strategy(Protocol):
-    """One way to bring files in."""
+    """One way to bring files in.
+
+    Where the task's cancellation is hastened, it leaves out what only has pages come before they are used. What is
+    wanted is hashed all the same.
+    """
 
     def bring_in(self, task: LoadTask) -> Brought:
         """Bring the task's files in, and hash what it wants; blocks.

@@ -1,0 +1,79 @@
+"""Whose turn it is to load in one worker: one model that is here and, beside it, one that is fetched.
+
+Two at once would take each other's disk and cores; a fetch takes neither for most of its time. A preload whose own turn
+is over goes on beside the next, so that it holds up no other model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from worker.store import ModelFiles
+
+MOST_BESIDE: Final = 2
+"""Preloads of one worker that go on beside those whose turn it is; more keep their turn until they are done."""
+
+
+class LoadingTurns:
+    """The turns of one worker. Used on the event loop only."""
+
+    def __init__(self, allowed: Callable[[ModelFiles], Awaitable[bool]]) -> None:
+        """``allowed``: asked in the turn, whether there is memory for what is to be loaded."""
+        self._allowed = allowed
+        self._turn = asyncio.Lock()
+        self._fetch_turn = asyncio.Lock()
+        self._beside = 0
+
+    async def load(
+        self, files: ModelFiles, load: Callable[[], Coroutine[Any, Any, bool]], over: asyncio.Event | None = None
+    ) -> bool:
+        """Wait for a turn and load in it; False where that was not allowed, and was not done.
+
+        ``over``: once it is set, the next has its turn while this load goes on.
+        """
+        async with AsyncExitStack() as turn:
+            await turn.enter_async_context(self._fetch_turn if await _to_be_fetched(files) else self._turn)
+            if not await self._allowed(files):
+                return False
+            if over is None:
+                await load()
+                return True
+            loading = asyncio.ensure_future(load())
+            await ended_or(loading, over)
+            if not loading.done() and self._beside < MOST_BESIDE:
+                self._beside += 1
+                loading.add_done_callback(self._no_longer_beside)
+                await turn.aclose()
+            await loading
+            return True
+
+    def _no_longer_beside(self, _: object) -> None:
+        self._beside -= 1
+
+
+async def ended_or(task: asyncio.Task[Any], over: asyncio.Event) -> None:
+    """Wait for the end of ``task``, and raise what it did; where ``over`` is set before that, let it go on."""
+    waiting = asyncio.ensure_future(over.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    if task.done():
+        await task
+
+
+async def _to_be_fetched(files: ModelFiles) -> bool:
+    """Whether loading it mostly waits for the network, for which those that are here need not wait."""
+    if not files.load.fetches:
+        return False
+    from worker.loading.fetching import to_be_fetched
+
+    try:
+        return await asyncio.to_thread(to_be_fetched, files)
+    except OSError:
+        return False  # its load says what is wrong
