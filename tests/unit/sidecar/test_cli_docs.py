@@ -12,7 +12,7 @@ from sidecar.cli.main import build
 from sidecar.config.load import load, parse_settings
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = ("cli.md", "configuration.md")
+PAGES = ("cli.md", "configuration.md", "replay.md")
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -21,6 +21,7 @@ COMMANDS = [
     "faults",
     "health",
     "models",
+    "replay",
     "routes",
     "sidecar",
     "up",
@@ -110,7 +111,7 @@ def test_nothing_of_the_command_line_imports_the_worker() -> None:
             (
                 'warmroute: no command "zzz"; '
                 "there are: sidecar, up, worker, routes, endpoints, versions, faults, cache, health, config, version, "
-                "models, bench"
+                "models, replay, bench"
             ),
         ),
         (

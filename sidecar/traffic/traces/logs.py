@@ -1,0 +1,102 @@
+"""Access logs in the combined or the common format, which nginx, Apache, HAProxy and Envoy can write.
+
+What they lack is made up, and said: moments are whole seconds, so the requests of one second are spread evenly over it;
+there are no bodies, so requests that need one are left out, or get one from a template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from sidecar.traffic.requests import Timed, check
+from sidecar.traffic.samples import Ended
+from sidecar.traffic.traces.recorded import trace_of
+from sidecar.traffic.traces.tokens import JSON_TYPE
+from sidecar.traffic.traces.trace import MAX_REQUESTS, Trace, TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sidecar.traffic.traces.templates import BodyTemplate
+
+_LINE: Final = re.compile(
+    r'\S+ \S+ .*?\[(?P<time>[^\]]+)\] "(?P<request>(?:[^"\\]|\\.)*)" (?P<status>\d{3}) (?:\d+|-)'
+    r'(?: "(?P<referer>(?:[^"\\]|\\.)*)" "(?P<agent>(?:[^"\\]|\\.)*)")?'
+)
+_BODIES: Final = frozenset({"POST", "PUT", "PATCH"})
+CLIENT_CLOSED: Final = 499
+"""What nginx logs where the caller hung up."""
+
+
+def looks_like(line: str) -> bool:
+    """Return whether this is a line of such a log."""
+    return _LINE.match(line) is not None
+
+
+def read(
+    name: str, lines: Iterable[str], template: BodyTemplate | None, model: str, headers: Sequence[tuple[str, str]]
+) -> Trace:
+    """Read a log. Lines that are no requests (scanners leave such) are left out and counted.
+
+    Raises:
+        TraceError: not a line of it can be sent.
+    """
+    if template is not None:
+        tokens = sorted(template.needs & {"prompt", "context_tokens", "generated_tokens"})
+        if tokens:
+            raise TraceError(f"{name}: an access log has no ${tokens[0]} for the template")
+        if "model" in template.needs and not model:
+            raise TraceError(f"{name}: the template needs a model and an access log names none: give --model")
+    left_out: Counter[str] = Counter()
+    by_second: dict[float, list[Timed]] = {}
+    for number, line in enumerate(lines, 1):
+        if number > MAX_REQUESTS:
+            raise TraceError(f"{name}:{number}: more than {MAX_REQUESTS} requests; cut the file into several")
+        found = _LINE.match(line)
+        request = None if found is None else _request(found, headers)
+        if request is None or check(request):
+            left_out["unreadable"] += bool(line.strip())
+        elif request.method not in _BODIES:
+            by_second.setdefault(request.at_s, []).append(request)
+        elif template is None:
+            left_out["without a body (--body-template gives them one)"] += 1
+        else:
+            body = template.fill({"number": number, "model": model})
+            own = [header for header in request.headers if header[0].lower() != "content-type"]
+            fields = request.headers if len(own) < len(request.headers) else (*JSON_TYPE, *request.headers)
+            by_second.setdefault(request.at_s, []).append(
+                Timed(request.at_s, request.method, request.target, fields, body, recorded=request.recorded)
+            )
+    if not by_second:
+        why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "it is empty"
+        raise TraceError(f"{name}: no request in it can be sent: {why}")
+    timed = []
+    for at_s, requests in by_second.items():
+        for place, one in enumerate(requests):
+            spread = at_s + (place + 0.5) / len(requests)
+            timed.append(Timed(spread, one.method, one.target, one.headers, one.body, recorded=one.recorded))
+    return trace_of("access log", timed, left_out)
+
+
+def _request(found: re.Match[str], headers: Sequence[tuple[str, str]]) -> Timed | None:
+    method, _, rest = found["request"].partition(" ")
+    target, _, version = rest.rpartition(" ")
+    try:
+        at_s = datetime.strptime(found["time"], "%d/%b/%Y:%H:%M:%S %z").timestamp()
+    except ValueError:
+        return None
+    if not version.startswith("HTTP/"):
+        return None
+    given = {name.lower() for name, _ in headers}
+    own = [("Referer", found["referer"]), ("User-Agent", found["agent"])]
+    fields = [(name, value) for name, value in own if value and value != "-" and name.lower() not in given]
+    return Timed(at_s, method, target, (*fields, *headers), recorded=_ended(int(found["status"])))
+
+
+def _ended(status: int) -> Ended:
+    if status == CLIENT_CLOSED:
+        return Ended.HUNG_UP
+    return Ended.STATUS_5XX if status >= 500 else Ended.STATUS_4XX if status >= 400 else Ended.OK

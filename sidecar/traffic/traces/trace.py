@@ -1,0 +1,48 @@
+"""What all kinds of traces come to, and what is wrong with one that does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sidecar.traffic.requests import Timed
+
+MAX_REQUESTS: Final = 2_000_000
+MAX_BODY_BYTES: Final = 1 << 30
+"""Of all bodies of one trace together: they are in memory while it is replayed."""
+
+
+class TraceError(Exception):
+    """A trace cannot be used; the message names the file, the line and a remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace that was read and checked, whole.
+
+    ``requests`` counts those in flows too. ``duration_s``: from its first moment to its last. ``left_out``: why some of
+    it cannot be sent, with their numbers.
+    """
+
+    kind: str
+    requests: int
+    duration_s: float
+    make: Callable[[], Iterator[Timed]]
+    """Makes its requests: the first at 0 s, in the order of their moments."""
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def at(self, speed: float) -> Iterator[Timed]:
+        """Make its requests with their spacing, and what callers thought in between, divided by ``speed``.
+
+        How long a caller waits before it hangs up stays what it was.
+        """
+        for request in self.make():
+            yield request if speed == 1.0 else _at(request, speed)
+
+
+def _at(request: Timed, speed: float) -> Timed:
+    return replace(request, at_s=request.at_s / speed, then=tuple(_at(one, speed) for one in request.then))

@@ -1,0 +1,232 @@
+"""Traces of each kind read into requests, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.traffic.requests import Timed
+from sidecar.traffic.samples import Ended
+from sidecar.traffic.traces.reading import Filling, read_trace
+from sidecar.traffic.traces.recorded import Recorded, body_fields
+from sidecar.traffic.traces.recorded import read as read_recorded
+from sidecar.traffic.traces.templates import BodyTemplate, TemplateError, prompt
+from sidecar.traffic.traces.trace import Trace, TraceError
+
+OPENING = '{"warmroute_trace": 1}'
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319600,3,8
+"""
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 02:00:01.009930+02:00,2399,6
+"""
+BURST = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+45,GPT-4,3,18,21,Conversation log
+5,ChatGPT,6,0,6,API log
+"""
+LOG = """\
+10.0.0.1 - - [30/Nov/2026:06:41:12 +0000] "GET /v1/models HTTP/1.1" 200 12 "-" "curl/8.0"
+10.0.0.2 - bob [30/Nov/2026:08:41:12 +0200] "POST /v2/models/m/infer HTTP/1.1" 503 0 "http://a/b" "py \\"x\\""
+10.0.0.1 - - [30/Nov/2026:06:41:11 +0000] "GET /readyz HTTP/2.0" 499 0
+10.0.0.3 - - [30/Nov/2026:06:41:13 +0000] "\\x16\\x03\\x01" 400 0 "-" "-"
+nonsense
+"""
+
+
+def read(tmp_path: Path, text: str | bytes, filling: Filling | None = None) -> Trace:
+    file = tmp_path / "trace"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return read_trace(file, filling or Filling())
+
+
+def lines(*records: dict[str, object]) -> str:
+    return "\n".join([OPENING, *(json.dumps(record) for record in records)]) + "\n"
+
+
+def test_recorded_requests_begin_at_zero_in_order(tmp_path: Path) -> None:
+    trace = read(
+        tmp_path,
+        lines(
+            {"at_s": 3.5, "target": "/b", "body": "é", "ended": "status_5xx", "status": 503},
+            {"at_s": 3.0, "method": "POST", "target": "/a", "headers": [["A", "1"]], "body_base64": "/w=="},
+            {"at_s": 3.1, "body_bytes": 99, "no_body": "over the limit"},
+        ),
+    )
+    assert (trace.kind, trace.requests, trace.duration_s) == ("recorded", 2, 0.5)
+    assert trace.left_out == {"without its body (over the limit)": 1}
+    first, second = trace.make()
+    assert first == Timed(0.0, "POST", "/a", (("A", "1"),), b"\xff")
+    assert (second.at_s, second.body, second.recorded) == (0.5, "é".encode(), Ended.STATUS_5XX)
+    assert [request.at_s for request in trace.at(2.0)] == [0.0, 0.25]
+
+
+def test_flows_follow_their_first_request(tmp_path: Path) -> None:
+    trace = read(
+        tmp_path,
+        lines(
+            {"at_s": 1.0, "target": "/1", "flow": "a"},
+            {"at_s": 1.5, "target": "/beside"},
+            {"at_s": 1.2, "target": "/2", "flow": "a", "think_s": 0.4, "hung_up_s": 0.1},
+            {"at_s": 1.9, "target": "/3", "flow": "a", "think_s": 0.0},
+            {"at_s": 2.0, "target": "/overlapping", "flow": "a"},
+            {"at_s": 3.0, "target": "/orphan", "flow": "b", "think_s": 0.7},
+        ),
+    )
+    assert trace.requests == 6
+    flow, beside, overlapping, orphan = trace.at(2.0)
+    assert [(one.target, one.at_s, one.hang_up_s) for one in flow.then] == [("/2", 0.2, 0.1), ("/3", 0.0, None)]
+    assert [one.target for one in (beside, overlapping, orphan)] == ["/beside", "/overlapping", "/orphan"]
+    assert orphan.at_s == 1.0  # at its own moment: what it followed is not there
+
+
+@given(st.binary(max_size=50))
+def test_any_body_comes_back(body: bytes) -> None:
+    line = msgspec.json.encode(Recorded(at_s=0.0, method="POST", **body_fields(body)))
+    trace = read_recorded("file", [OPENING.encode(), line])
+    assert [request.body for request in trace.make()] == [body]
+
+
+@pytest.mark.parametrize(
+    ("record", "error"),
+    [
+        ({"at_s": 0, "surprise": 1}, "trace:2: Object contains unknown field `surprise`"),
+        ({"method": "GET"}, "trace:2: Object missing required field `at_s`"),
+        ({"at_s": -1}, "trace:2: at_s: -1.0 must be from 0 to 1e9 seconds"),
+        ({"at_s": 0, "think_s": 1}, "trace:2: think_s without flow: name the flow whose request before this one it"),
+        ({"at_s": 0, "body": "a", "body_base64": "YQ=="}, "trace:2: both body and body_base64; keep one of them"),
+        ({"at_s": 0, "body_base64": "?"}, "trace:2: body_base64: "),
+        ({"at_s": 0, "target": "no slash"}, "trace:2: target 'no slash' must begin with /"),
+        ({"at_s": 0, "ended": "badly"}, "trace:2: Invalid enum value 'badly' - at `$.ended`"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, record: dict[str, object], error: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        read(tmp_path, lines(record))
+    assert error in str(caught.value)
+
+
+def test_the_page_s_example_is_good(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "replay.md").read_text()
+    example = page.partition("```json\n")[2].partition("```")[0]
+    trace = read(tmp_path, OPENING + "\n" + example)
+    assert (trace.requests, [len(request.then) for request in trace.make()]) == (4, [0, 0, 1])
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"trace:1: warmroute_trace 2; this version of warmroute reads 1"):
+        read(tmp_path, '{"warmroute_trace": 2}\n')
+
+
+@pytest.mark.parametrize(("text", "spacing"), [(AZURE, 0.052), (AZURE_2024, 1.0)])
+def test_azure(tmp_path: Path, text: str, spacing: float) -> None:
+    filling = Filling(BodyTemplate('{"n": $context_tokens, "max": $generated_tokens}'), "/x", headers=(("A", "b"),))
+    trace = read(tmp_path, text, filling)
+    first, second = trace.make()
+    assert (trace.kind, trace.requests) == ("Azure LLM inference", 2)
+    assert first.at_s == 0.0
+    assert second.at_s == pytest.approx(spacing, abs=1e-6)
+    assert (first.method, first.target, first.headers[1]) == ("POST", "/x", ("A", "b"))
+    assert json.loads(first.body)["max"] in (10, 5)
+
+
+def test_burst_gpt_and_its_failures(tmp_path: Path) -> None:
+    trace = read(tmp_path, gzip.compress(BURST.encode()))
+    failed, good = trace.make()
+    assert (failed.at_s, good.at_s, trace.duration_s) == (0.0, 40.0, 40.0)
+    assert (failed.recorded, good.recorded) == (Ended.STATUS_5XX, Ended.OK)
+    body = json.loads(good.body)
+    assert (body["model"], body["max_tokens"], len(body["prompt"].split())) == ("GPT-4", 18, 3)
+    assert json.loads(failed.body)["max_tokens"] == 1
+
+
+def test_a_model_of_ones_own(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="the body needs a model and this trace names none: give --model"):
+        read(tmp_path, AZURE)
+    for text in (AZURE, BURST):
+        bodies = [json.loads(request.body) for request in read(tmp_path, text, Filling(model='my "own"')).make()]
+        assert {body["model"] for body in bodies} == {'my "own"'}
+
+
+@pytest.mark.parametrize(
+    ("row", "error"),
+    [
+        ("soon,1,1", "timestamp 'soon' is neither seconds nor a date"),
+        ("1,-1,1", "contexttokens '-1' must be a whole number from 0 to 10000000"),
+        ("1,1", "generatedtokens None must be a whole number from 0 to 10000000"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, row: str, error: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        read(tmp_path, f"TIMESTAMP,ContextTokens,GeneratedTokens\n0,1,1\n{row}\n", Filling(model="m"))
+    assert f"trace:3: {error}" in str(caught.value)
+
+
+def test_access_logs(tmp_path: Path) -> None:
+    trace = read(tmp_path, LOG)
+    hung_up, listed = trace.make()
+    assert trace.left_out == {"without a body (--body-template gives them one)": 1, "unreadable": 2}
+    assert (hung_up.target, hung_up.recorded, listed.recorded) == ("/readyz", Ended.HUNG_UP, Ended.OK)
+    assert listed.headers == (("User-Agent", "curl/8.0"),)
+    filled = read(tmp_path, LOG, Filling(BodyTemplate('{"number": $number}')))
+    assert filled.requests == 3
+    assert [request.at_s for request in filled.make()] == [0.0, 0.75, 1.25]  # the two of one second, spread over it
+    posted = list(filled.make())[2]
+    assert (posted.method, posted.body, posted.recorded) == ("POST", b'{"number": 2}', Ended.STATUS_5XX)
+    assert posted.headers[0] == ("Content-Type", "application/json")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "trace:1: no trace that is known"),
+        ("hello\n", "trace:1: no trace that is known"),
+        (LOG.splitlines()[1] + "\n", "no request in it can be sent: 1 without a body"),
+    ],
+)
+def test_what_is_no_trace(tmp_path: Path, text: str, error: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        read(tmp_path, text)
+    assert error in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="none: No such file or directory"):
+        read_trace(tmp_path / "none", Filling())
+
+
+def test_headers_stand_in_place_of_the_trace_s(tmp_path: Path) -> None:
+    text = lines(
+        {"at_s": 0, "flow": "f", "headers": [["authorization", "old"], ["A", "1"]]},
+        {"at_s": 1, "flow": "f", "think_s": 1},
+    )
+    (flow,) = read(tmp_path, text, Filling(headers=(("Authorization", "new"),))).make()
+    assert flow.headers == (("A", "1"), ("Authorization", "new"))
+    assert flow.then[0].headers == (("Authorization", "new"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("a\n$surprise", "line 2: $surprise: there are $model, $prompt, $context_tokens, $generated_tokens, $number"),
+        ("cost: $ 5", "line 1: a $ that begins no name; write $$ for a dollar"),
+    ],
+)
+def test_templates_are_checked(text: str, error: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        BodyTemplate(text)
+    assert str(caught.value) == error
+
+
+def test_prompts_have_their_length_and_begin_differently() -> None:
+    assert [len(prompt(tokens, 7).split()) for tokens in (0, 1, 3, 50)] == [0, 1, 3, 50]
+    beginnings = {" ".join(prompt(50, number).split()[:4]) for number in range(10_000)}
+    assert len(beginnings) == 10_000
+    assert BodyTemplate("$$ ${number}").fill({"number": 3}) == b"$ 3"
