@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from router import model
+from sidecar.faults.rules import FaultRule  # in the annotation of a message, which is read as it is decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -137,23 +138,6 @@ def _size_of(one: model.Observation) -> int:
         + 4 * len(one.id)
         + sum(64 + 4 * (len(seen.model) + len(seen.version)) + 12 * len(seen.buckets) for seen in one.seen)
     )
-
-
-@dataclass(frozen=True, slots=True)
-class FaultRule:
-    """One injected fault. ``kind`` names the plug-in (see sidecar/faults); ``ratio`` is its toxicity in [0, 1].
-
-    ``model`` and ``endpoint`` narrow it, empty matches all. It ends by itself at ``until`` (monotonic seconds).
-    """
-
-    id: str
-    kind: str
-    ratio: float
-    until: float
-    model: str = ""
-    endpoint: str = ""
-    status: int = 503
-    delay_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

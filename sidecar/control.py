@@ -118,6 +118,7 @@ class Control:
             clock=clock,
             models=models,
         )
+        keeper.configure_faults(settings.faults.rules, settings.faults.most)
         self._streams = LoadStreams(
             static_endpoints(settings), self._prober, keeper.loads_reported, clock=clock, rng=rng
         )
@@ -224,6 +225,7 @@ class Control:
         models = model_policies(settings)
         context.keeper.cluster.configure(policies, models, context.clock())
         context.keeper.configure(models)
+        context.keeper.configure_faults(settings.faults.rules, settings.faults.most)
         if context.store is not None:
             context.store.configure(policies.freshness)
             if context.store.latencies is not None:

@@ -51,6 +51,7 @@ from sidecar.channel import (
     observation_messages,
 )
 from sidecar.entrances import Entrances
+from sidecar.faults.injector import Injector
 from sidecar.http1.classifying import shape_step
 from sidecar.http1.ladders import Ladders
 from sidecar.http1.mirrors import Mirrors
@@ -134,6 +135,7 @@ class DataProcess:
         self._plane.admission.divide(plan.index, processes)  # before there are limits: none is ever shown undivided
         self._membership = Membership(self._plane, settings, now)
         self._plane.want_load = self._want_load
+        self._injector = Injector(self._plane, settings.faults.most_attempts)
         self._guard = Guard(self._plane, settings.overload, processes)
         self._tick_due = now
         self._tls = ProcessTls(settings, loop=loop, page=self._page, clock=self._clock)
@@ -262,9 +264,10 @@ class DataProcess:
             self._snapshot = True
             self._go.set()
         elif isinstance(message, FaultsChanged):
-            if message.rules != self._plane.faults:
+            if message.rules != self._injector.rules:
                 self._log.warning("faults.changed", rules=len(message.rules))
-            self._plane.faults = message.rules
+                self._injector.put(message.rules)
+                self._arm_faults(now)
         elif isinstance(message, AnswerFound):
             if self._plane.ladders is not None and self._plane.ladders.tier is not None:
                 self._plane.ladders.tier.found(message)
@@ -306,9 +309,15 @@ class DataProcess:
         self._bury()
         self._plane.recogniser = Recogniser(plan.settings.recognise)
         self._guard.configure(plan.settings.overload)
+        self._injector.most_attempts = plan.settings.faults.most_attempts
         self._tls.configure(plan.settings)
         self._plane.gauge(Scalar.CONFIG_NOW, plan.sequence)
         self._log.info("config.in_force", revision=plan.revision)
+
+    def _arm_faults(self, now: float) -> None:
+        """Have attempts looked at while there is a fault in force, or one under way that was struck."""
+        self._injector.expire(now)
+        self._plane.faults = None if self._injector.idle else self._injector
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -350,8 +359,8 @@ class DataProcess:
             self._plane.gauge(Scalar.CONTROL_LOST_NOW, 1)
             self._log.warning("control.lost", silent_s=round(now - self._pinged, 1))
             self._set_mode(StoreMode.FROZEN, now)
-        if self._plane.faults and all(now >= rule.until for rule in self._plane.faults):
-            self._plane.faults = ()
+        if self._plane.faults is not None:
+            self._arm_faults(now)
         if self._drain_at is not None and now >= self._drain_at:
             self._drain(now)
         if self._drain_until is not None and now >= self._drain_until and not self._ended.done():

@@ -20,6 +20,7 @@ from router.urls import masked_url
 from sidecar.admin.ladders import ladder_of, ladders
 from sidecar.admin.moments import moment
 from sidecar.admin.queues import endpoint_limits, queues
+from sidecar.faults.checking import document_of
 from sidecar.telemetry.page import OVERLOAD_NOW, Scalar
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from router.explain import CandidateRow, RouteRow
     from sidecar.admin.context import Context
-    from sidecar.channel import FaultRule
 
 
 MOST_BREAKERS = 256
@@ -255,14 +255,6 @@ def config_status(context: Context) -> dict[str, Any]:
     return document
 
 
-def fault(rule: FaultRule, now: float) -> dict[str, Any]:
-    """Return one fault and how long it will go on."""
-    document: dict[str, Any] = msgspec.to_builtins(rule)
-    del document["until"]  # on this host's clock; of no use to a reader
-    document["left_s"] = round(max(0.0, rule.until - now), 3)
-    return document
-
-
 def faults(context: Context, now: float) -> dict[str, Any]:
     """Return the faults in force."""
-    return {"faults": [fault(rule, now) for rule in context.keeper.roster.faults.values()]}
+    return {"faults": [document_of(rule, now) for rule in context.keeper.roster.faults.values()]}

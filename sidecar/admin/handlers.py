@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
-from msgspec import Meta
 
 from sidecar.admin import documents, status_page
 from sidecar.admin.guard import RefusedError, json_response
-from sidecar.channel import CacheCleared, FaultRule
-from sidecar.faults import KINDS
+from sidecar.channel import CacheCleared
+from sidecar.faults.checking import document_of, problems, rule_of
+from sidecar.settings import Fault
 from sidecar.state.roster import RosterError
 from sidecar.telemetry import exposition, prometheus
 from sidecar.telemetry.page import Scalar
@@ -23,25 +23,7 @@ if TYPE_CHECKING:
 
 RELOAD_S = 4.0
 """Longest wait of a reload for its result; the command line waits 5 s for an answer."""
-MAX_FAULTS = 64
-DEFAULT_FAULT_TTL_S = 60.0
-MAX_FAULT_TTL_S = 3600.0
-
-
-class FaultRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The body of ``POST /faults``. It ends by itself after ``ttl_s``; there is no fault without an end."""
-
-    kind: str
-    ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    ttl_s: Annotated[float, Meta(gt=0, le=MAX_FAULT_TTL_S)] = DEFAULT_FAULT_TTL_S
-    model: Annotated[str, Meta(max_length=256)] = ""
-    endpoint: Annotated[str, Meta(max_length=256)] = ""
-    status: Annotated[int, Meta(ge=400, le=599)] = 503
-    delay_ms: Annotated[float, Meta(ge=0, le=300_000)] = 0.0
-    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{0,64}\Z")] = ""
-
-
-_FAULT = msgspec.json.Decoder(FaultRequest)
+_FAULT = msgspec.json.Decoder(Fault)
 
 
 class Handlers:
@@ -193,26 +175,18 @@ class Handlers:
             asked = _FAULT.decode(await request.read())
         except msgspec.DecodeError as error:
             raise RefusedError(400, str(error)) from error
-        if asked.kind not in KINDS:
-            raise RefusedError(400, f"no fault of kind {asked.kind!r}", known=sorted(KINDS))
-        if asked.kind == "delay" and asked.delay_ms <= 0:
-            raise RefusedError(400, "a delay needs delay_ms greater than 0")
+        wrong = "; ".join(f"{field}: {remedy}" for field, remedy in problems(asked))
+        if wrong:
+            raise RefusedError(400, wrong)
         keeper, now = self._context.keeper, self._context.clock()
         fault_id = asked.id or secrets.token_hex(4)
-        if len(keeper.roster.faults) >= MAX_FAULTS and fault_id not in keeper.roster.faults:
-            raise RefusedError(409, f"{MAX_FAULTS} faults are in force already: remove some first")
-        rule = FaultRule(
-            id=fault_id,
-            kind=asked.kind,
-            ratio=asked.ratio,
-            until=now + asked.ttl_s,
-            model=asked.model,
-            endpoint=asked.endpoint,
-            status=asked.status,
-            delay_ms=asked.delay_ms,
-        )
+        most = self._context.settings.faults.most
+        if len(keeper.roster.faults) >= most and fault_id not in keeper.roster.faults:
+            remedy = "remove some first, or raise it" if most else "raise it"
+            raise RefusedError(409, f"faults.most ({most}) faults are in force already: {remedy}")
+        rule = rule_of(asked, fault_id, now)
         keeper.add_fault(rule)
-        return json_response(documents.fault(rule, now), 201)
+        return json_response(document_of(rule, now), 201)
 
     async def remove_fault(self, request: web.Request) -> web.Response:
         """End a fault before its time."""

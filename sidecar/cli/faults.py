@@ -1,9 +1,10 @@
-"""``warmroute faults``: list, add and remove injected faults."""
+"""``warmroute fault``: list, add and remove injected faults."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
@@ -12,8 +13,12 @@ from sidecar.cli.outcome import EXIT_REFUSED, CliError
 from sidecar.cli.routes import Json, raw
 from sidecar.cli.shapes import Fault, Faults
 from sidecar.cli.tables import faults_table, seconds, show
+from sidecar.faults.checking import problems
+from sidecar.settings import Fault as Asked
 
-app = App(name="faults", help="List, add and remove injected faults.", version_flags=())
+app = App(name="fault", help="List, add and remove injected faults.", version_flags=())
+
+_MS = Number(gt=0, lte=300_000)
 
 
 @app.command(name="list")
@@ -32,35 +37,91 @@ def list_faults(*, admin: Admin = ADMIN, as_json: Json = False) -> int:
 
 @app.command
 def add(
-    kind: Annotated[Literal["abort", "delay"], Parameter(help="abort answers --status, delay waits --delay-ms first.")],
+    kind: Annotated[str, Parameter(help="What it does: delay, abort, reset, black_hole, ..., see docs/faults.md.")],
     /,
     *,
-    ratio: Annotated[
-        float, Parameter(help="Share of the requests it hits, 0 to 1.", validator=Number(gte=0, lte=1))
-    ] = 1.0,
-    ttl_s: Annotated[
+    id: Annotated[str | None, Parameter(help="Its name; made up where left out.")] = None,  # noqa: A002
+    for_s: Annotated[
         float, Parameter(help="Seconds until it ends by itself, at most 3600.", validator=Number(gt=0, lte=3600))
     ] = 60.0,
-    model: Annotated[str, Parameter(help="Hit this model only.", show_default=False)] = "",
-    endpoint: Annotated[str, Parameter(help="Hit attempts on this endpoint only.", show_default=False)] = "",
+    ratio: Annotated[
+        float, Parameter(help="Share of the attempts it strikes, 0 to 1.", validator=Number(gte=0, lte=1))
+    ] = 1.0,
+    direction: Annotated[
+        Literal["request", "response"] | None, Parameter(help="Which way it is in; left out, as its kind is.")
+    ] = None,
+    model: Annotated[str | None, Parameter(help="Strike attempts for this model only.")] = None,
+    version: Annotated[str | None, Parameter(help="... on replicas of this version only.")] = None,
+    shard: Annotated[int | None, Parameter(help="... of this shard only.", validator=Number(gte=0))] = None,
+    endpoint: Annotated[str | None, Parameter(help="... on this endpoint only.")] = None,
+    tenant: Annotated[str | None, Parameter(help="... of this tenant only.")] = None,
+    header: Annotated[
+        str | None, Parameter(help="... of requests with this field only: NAME, or 'NAME: VALUE'.")
+    ] = None,
     status: Annotated[
         int | None, Parameter(help="Status that abort answers, 503 where left out.", validator=Number(gte=400, lte=599))
     ] = None,
-    delay_ms: Annotated[
-        float | None, Parameter(help="Milliseconds that delay waits.", validator=Number(gt=0, lte=300_000))
+    grpc_status: Annotated[
+        int | None, Parameter(help="Code that abort answers gRPC calls, 1 to 16.", validator=Number(gte=1, lte=16))
+    ] = None,
+    delay_ms: Annotated[float | None, Parameter(help="Milliseconds that something is late.", validator=_MS)] = None,
+    jitter_ms: Annotated[float | None, Parameter(help="How far delays are from --delay-ms.", validator=_MS)] = None,
+    distribution: Annotated[
+        Literal["uniform", "normal", "exponential"] | None, Parameter(help="How they are drawn; uniform if left out.")
+    ] = None,
+    after_bytes: Annotated[
+        int | None, Parameter(help="Bytes that pass before it acts.", validator=Number(gte=0))
+    ] = None,
+    after_events: Annotated[
+        int | None, Parameter(help="Events that pass before it acts.", validator=Number(gte=0))
+    ] = None,
+    bytes_per_s: Annotated[float | None, Parameter(help="How fast bytes pass.", validator=Number(gte=1))] = None,
+    piece_bytes: Annotated[int | None, Parameter(help="Bytes that pass at a time.", validator=Number(gte=1))] = None,
+    every_bytes: Annotated[
+        int | None, Parameter(help="One of so many bytes is touched.", validator=Number(gte=1))
     ] = None,
     admin: Admin = ADMIN,
 ) -> int:
-    """Inject a fault. It ends by itself, and `warmroute faults remove` ends it sooner."""
-    fault = admin.change("POST", "/faults", _request(kind, ratio, ttl_s, model, endpoint, status, delay_ms))
+    """Inject a fault. It ends by itself, and `warmroute fault remove` ends it sooner."""
+    asked: dict[str, object] = {
+        "kind": kind,
+        "id": id,
+        "for_s": for_s,
+        "ratio": ratio,
+        "direction": direction,
+        "model": model,
+        "version": version,
+        "shard": shard,
+        "endpoint": endpoint,
+        "tenant": tenant,
+        "header": header,
+        "status": status,
+        "grpc_status": grpc_status,
+        "delay_ms": delay_ms,
+        "jitter_ms": jitter_ms,
+        "distribution": distribution,
+        "after_bytes": after_bytes,
+        "after_events": after_events,
+        "bytes_per_s": bytes_per_s,
+        "piece_bytes": piece_bytes,
+        "every_bytes": every_bytes,
+    }
+    asked = {name: value for name, value in asked.items() if value is not None}
+    try:
+        wrong = [f"--{field.replace('_', '-')} {remedy}" for field, remedy in problems(msgspec.convert(asked, Asked))]
+    except msgspec.ValidationError as error:
+        wrong = [str(error)]
+    if wrong:
+        raise CliError(f"fault add {kind}: {'; '.join(wrong)}", EXIT_REFUSED)
+    fault = admin.change("POST", "/faults", asked)
     made = decoded(fault, Fault)
-    print(f"{made.id}: {made.kind} in force for {seconds(made.left_s)}; warmroute faults remove {made.id} ends it")
+    print(f"{made.id}: {made.kind} in force for {seconds(made.left_s)}; warmroute fault remove {made.id} ends it")
     return 0
 
 
 @app.command
 def remove(
-    fault: Annotated[str, Parameter(help="Fault, as `warmroute faults list` names it.")],
+    fault: Annotated[str, Parameter(help="Fault, as `warmroute fault list` names it.")],
     /,
     *,
     admin: Admin = ADMIN,
@@ -69,19 +130,3 @@ def remove(
     admin.change("DELETE", f"/faults/{segment(fault)}")
     print(f"{fault}: removed")
     return 0
-
-
-def _request(
-    kind: str, ratio: float, ttl_s: float, model: str, endpoint: str, status: int | None, delay_ms: float | None
-) -> dict[str, object]:
-    if kind == "delay" and delay_ms is None:
-        raise CliError("faults add delay: needs --delay-ms", EXIT_REFUSED)
-    for wanted, flag, given in (("abort", "--status", status), ("delay", "--delay-ms", delay_ms)):
-        if given is not None and kind != wanted:
-            raise CliError(f"faults add {kind}: {flag} belongs to {wanted}", EXIT_REFUSED)
-    request: dict[str, object] = {"kind": kind, "ratio": ratio, "ttl_s": ttl_s, "model": model, "endpoint": endpoint}
-    if status is not None:
-        request["status"] = status
-    if delay_ms is not None:
-        request["delay_ms"] = delay_ms
-    return request

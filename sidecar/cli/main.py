@@ -28,7 +28,7 @@ _COMMANDS = (
     ("routes", "sidecar.cli.routes:app", _SEE, "Show where requests go, with weights and why."),
     ("endpoints", "sidecar.cli.endpoints:app", _SEE, "List, drain and resume endpoints."),
     ("versions", "sidecar.cli.versions:app", _SEE, "Show versions and their shares; promote, roll back, split."),
-    ("faults", "sidecar.cli.faults:app", _SEE, "List, add and remove injected faults."),
+    ("fault", "sidecar.cli.faults:app", _SEE, "List, add and remove injected faults."),
     ("cache", "sidecar.cli.cache:app", _SEE, "Show and clear the answers that are kept for bad times."),
     ("health", "sidecar.cli.health:health", _SEE, "Say whether a sidecar is alive and ready."),
     ("config", "sidecar.cli.config:app", _CONFIGURE, "Check, show and explain configuration."),

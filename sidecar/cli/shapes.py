@@ -297,12 +297,25 @@ class Fault(msgspec.Struct, frozen=True):
 
     id: str
     kind: str
+    direction: str
     ratio: float
     left_s: float
-    model: str
-    endpoint: str
-    status: int
-    delay_ms: float
+    model: str = ""
+    version: str = ""
+    shard: int | None = None
+    endpoint: str = ""
+    tenant: str = ""
+    header: str = ""
+    status: int | None = None
+    grpc_status: int | None = None
+    delay_ms: float | None = None
+    jitter_ms: float | None = None
+    distribution: str | None = None
+    after_bytes: int | None = None
+    after_events: int | None = None
+    bytes_per_s: float | None = None
+    piece_bytes: int | None = None
+    every_bytes: int | None = None
 
 
 class Faults(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sidecar.cli.shapes import Cache, Candidate, Endpoint, Endpoints, Explanation, Fault, Ladder, Replica, Route, Term
+from sidecar.settings.faults import PARAMETERS, SCOPE
 
 _UNLIMITED = 10_000
 """Columns of nothing real: how wide a table would like to be is measured in it."""
@@ -232,11 +233,19 @@ def endpoints_table(answer: Endpoints) -> Table:
 
 def faults_table(faults: Iterable[Fault]) -> Table:
     """Return a line for each fault."""
-    made = table("fault", "kind", "does", "share", "model", "endpoint", "left", right=("share", "left"))
+    made = table("fault", "kind", "direction", "does", "share", "where", "left", right=("share", "left"))
     for fault in faults:
-        does = f"waits {fault.delay_ms:g} ms" if fault.kind == "delay" else f"answers {fault.status}"
-        where = (fault.model or "any", fault.endpoint or "any")
-        made.add_row(fault.id, fault.kind, does, f"{fault.ratio:.0%}", *where, seconds(fault.left_s))
+        does = [f"{name}={value}" for name in PARAMETERS if (value := getattr(fault, name)) is not None]
+        where = [f"{name}={value}" for name in SCOPE if (value := getattr(fault, name)) not in ("", None)]
+        made.add_row(
+            fault.id,
+            fault.kind,
+            fault.direction,
+            " ".join(does) or "-",
+            f"{fault.ratio:.0%}",
+            " ".join(where) or "anywhere",
+            seconds(fault.left_s),
+        )
     return made
 
 

@@ -24,6 +24,7 @@ from sidecar.config.addresses import (
 from sidecar.config.admitting import admitting
 from sidecar.config.choosing import FIELD_NAME, choosing
 from sidecar.config.degrading import degrading
+from sidecar.config.faulting import faulting
 from sidecar.config.probing import examine_probe
 from sidecar.config.problems import Path, dotted, nearest
 from sidecar.config.recognising import recognising
@@ -70,6 +71,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield Finding(path, remedy)
     for path, remedy, warning in versioning(settings):
         yield Finding(path, remedy, warning=warning)
+    for path, remedy in faulting(settings):
+        yield Finding(path, remedy)
     overload = settings.overload
     if overload.soft_ratio >= overload.hard_ratio:
         yield Finding(

@@ -1,65 +1,40 @@
 """Faults that warmroute injects into its own data path: small, removable, bounded in time.
 
-A fault is one class behind :class:`Fault`; :data:`KINDS` names them. A rule (``FaultRule``) says which kind, for which
-model or endpoint, how often and until when. Off, the data path pays one test of an empty tuple.
+A rule (``FaultRule``) says which kind, for which attempts, how often and until when. A kind is one class in a file of
+its own (``Kind``), and :data:`KINDS` names them. Off, the data path pays one test of None.
+
+Nothing here knows an event loop but ``link``, which carries an attempt that is struck.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from sidecar.faults.abort import AbortFault
+from sidecar.faults.bandwidth import BandwidthFault
+from sidecar.faults.black_hole import BlackHoleFault
+from sidecar.faults.corrupt import CorruptFault
+from sidecar.faults.cut_stream import CutStreamFault
+from sidecar.faults.delay import DelayFault
+from sidecar.faults.first_byte import FirstByteFault
+from sidecar.faults.kind import Kind
+from sidecar.faults.reset import ResetFault
+from sidecar.faults.rules import FaultRule
+from sidecar.faults.slicing import SlicingFault
+from sidecar.faults.slow_close import SlowCloseFault
+from sidecar.faults.truncate import TruncateFault
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+KINDS: dict[str, Kind] = {
+    "delay": DelayFault(),
+    "abort": AbortFault(),
+    "reset": ResetFault(),
+    "black_hole": BlackHoleFault(),
+    "bandwidth": BandwidthFault(),
+    "slicing": SlicingFault(),
+    "truncate": TruncateFault(),
+    "slow_close": SlowCloseFault(),
+    "corrupt": CorruptFault(),
+    "first_byte": FirstByteFault(),
+    "cut_stream": CutStreamFault(),
+}
+"""All kinds on the request path, by name."""
 
-    from sidecar.channel import FaultRule
-
-
-@dataclass(frozen=True, slots=True)
-class FaultAction:
-    """What to do to one attempt: wait ``delay_s``, then answer ``status`` (0: go on as usual)."""
-
-    delay_s: float = 0.0
-    status: int = 0
-
-
-class Fault(Protocol):
-    """One kind of fault."""
-
-    def act(self, rule: FaultRule) -> FaultAction:
-        """Return what ``rule`` does to an attempt that it strikes."""
-
-
-class AbortFault:
-    """Answers with the rule's status instead of asking the worker."""
-
-    def act(self, rule: FaultRule) -> FaultAction:
-        """Return an action that answers at once."""
-        return FaultAction(status=rule.status)
-
-
-class DelayFault:
-    """Holds the attempt back, then lets it go on."""
-
-    def act(self, rule: FaultRule) -> FaultAction:
-        """Return an action that waits."""
-        return FaultAction(delay_s=rule.delay_ms / 1000)
-
-
-KINDS: dict[str, Fault] = {"abort": AbortFault(), "delay": DelayFault()}
-
-
-def strike(
-    rules: Iterable[FaultRule], model: str, endpoint: str, now: float, rng: Callable[[], float]
-) -> FaultAction | None:
-    """Return what the first rule that applies and strikes does, or None.
-
-    ``rng`` is asked once per rule that applies; a rule strikes where it returns less than the rule's ratio.
-    """
-    for rule in rules:
-        if now >= rule.until or (rule.model and rule.model != model) or (rule.endpoint and rule.endpoint != endpoint):
-            continue
-        kind = KINDS.get(rule.kind)
-        if kind is not None and rng() < rule.ratio:
-            return kind.act(rule)
-    return None
+__all__ = ["KINDS", "FaultRule", "Kind"]

@@ -9,14 +9,15 @@ from router.matching import Surface
 from router.outcomes import AttemptResult, Outcome
 from router.retry import NOBODY_ELSE, Failed
 from router.routes import NoCandidate
-from sidecar.faults import strike
+from sidecar.faults.calls import CallFault
+from sidecar.grpc.heads import AnswerHead
 from sidecar.grpc.health import OWN
 from sidecar.grpc.health import answer as answer_for_server
 from sidecar.grpc.matching import NOTHING, PROTOCOL, named_by_message, named_by_metadata, named_fields
 from sidecar.grpc.phases import MATCHING, WAITING
 from sidecar.grpc.relay import CallRelay
 from sidecar.grpc.renaming import renamed_message
-from sidecar.grpc.statuses import format_timeout, status_of_http
+from sidecar.grpc.statuses import format_timeout
 from sidecar.http1.keying import no_key
 from sidecar.http1.ladders import NOT_STARTED
 from sidecar.http1.retrying import NOT_BEGUN
@@ -26,7 +27,7 @@ from sidecar.http2.hpack import literal
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
-    from router.routes import Route
+    from router.routes import Attempt, Route
     from sidecar.grpc.upstream import WorkerConnection
     from sidecar.http1.keys import KeySource
     from sidecar.http1.lines import Ticket
@@ -193,17 +194,40 @@ class Call(CallRelay):
             return
         self._attempt = attempt
         self._upstream = upstream = attempt.endpoint.shell or plane.pool(attempt.endpoint)
-        if shared.faults:
-            action = strike(shared.faults, route.model, upstream.id, now, shared.rng)
-            if action is not None:
-                shared.count(Scalar.FAULTS_INJECTED_TOTAL)
-                if action.status:
-                    self._settle(AttemptResult.CANCELLED, now)
-                    self.fail(Outcome.FAULT, "", status=status_of_http(action.status))
-                else:
-                    self._timer_for(action.delay_s, self._held_back)
-                return
+        if shared.faults is not None and self._struck(attempt, now):
+            return
         upstream.submit(self, now)
+
+    # --- injected faults ---------------------------------------------------------------------------------------------
+
+    def _struck(self, attempt: Attempt, now: float) -> bool:
+        """Do to an attempt what injected faults do that strike it; False where none does."""
+        shared = self._plane.shared
+        self._fault = ""
+        if shared.faults is None:
+            return False
+        fields = b"\r\n".join([b"%s: %s" % (field[0], field[1]) for field in self.head.asked.forward])
+        head = b"\r\n%s\r\n" % fields
+        struck = shared.faults.strike(attempt, head, now, shared.rng, trusted=self._connection.trusted, grpc=True)
+        if struck is None:
+            return False
+        self._fault = struck.names
+        fault = CallFault(struck.rules, shared.rng)
+        if fault.delay_s:
+            self._timer_for(fault.delay_s, lambda: self._hit(fault))
+        else:
+            self._hit(fault)
+        return True
+
+    def _hit(self, fault: CallFault) -> None:
+        """Let the call meet its fault; where that was a delay, it is over."""
+        upstream = self._upstream
+        if fault.trailers:
+            self.answer_head(AnswerHead(fault.trailers, oversized=False), end=True)
+        elif fault.reset:
+            self.attempt_failed(AttemptResult.RESET, f"it was cut off by the injected fault {self._fault}")
+        elif not fault.lost and upstream is not None:
+            upstream.submit(self, self._plane.clock())
 
     # --- another model -----------------------------------------------------------------------------------------------
 
@@ -301,16 +325,6 @@ class Call(CallRelay):
             self._end_unanswered(outcome, detail, retry_after_s)
         except Exception as error:  # noqa: BLE001
             self.crashed(error)
-
-    def _held_back(self) -> None:
-        """An injected delay is over."""
-        self._timer = None
-        attempt, upstream = self._attempt, self._upstream
-        if attempt is not None and upstream is not None:
-            now = self._plane.clock()
-            attempt.started = now
-            self._rearm(now)
-            upstream.submit(self, now)
 
     def attached(self, connection: WorkerConnection) -> None:
         """A worker's connection has room: send the call on it."""

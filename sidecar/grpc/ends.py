@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from router.outcomes import OUTCOME_OF, OUTCOMES, AttemptResult, Outcome
 from router.retry import Failed
+from sidecar.faults.injector import counted_as
 from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, OVER, WAITING
 from sidecar.grpc.statuses import Status, encode_message, status_of
 from sidecar.http1.lines import Ticket
@@ -45,6 +46,7 @@ class CallEnds(ABC):
         "_deadline",
         "_entry",
         "_fallen",
+        "_fault",
         "_first_s",
         "_heard",
         "_http",
@@ -109,6 +111,7 @@ class CallEnds(ABC):
         self._heard = 0  # how many bytes had come from the worker as the call was sent
         self._first_s = -1.0  # how long the worker took to begin, where the request went on meanwhile
         self._http = 0  # the answer's HTTP status
+        self._fault = ""  # the faults that struck the attempt in hand, or the last one
         self._fallen = 0  # how many fallbacks of its model it was sent to, or passed over,
         self._entry = b""  # and which of them it is with
         self._left = 0  # of the message that is coming,
@@ -134,6 +137,7 @@ class CallEnds(ABC):
 
     def _end(self, outcome: Outcome, now: float) -> None:
         """The last of the answer was handed to the connection: count the request, now or when it has gone out."""
+        outcome = counted_as(outcome, self._fault)
         if self.down.waiting is None or self.phase == OVER:
             self._plane.shared.request_ended(self._target.row, outcome, now - self._started)
             self._over()

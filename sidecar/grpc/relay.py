@@ -215,7 +215,7 @@ class CallRelay(CallEnds):
                 connection.send_answer_end(down, head, self._request_id)
             else:
                 connection.send_headers(down, head.forward, end=True)
-        at_once = 0.0 <= attempt.started - self._started < AT_ONCE_S
+        at_once = not self._fault and 0.0 <= attempt.started - self._started < AT_ONCE_S
         if status == 0 and at_once and not self._tries and down.waiting is None:
             shared.answered(attempt, self._target.row, now)
             self._over()

@@ -77,6 +77,7 @@ class CallerConnection(asyncio.Protocol):
         "_close_after",
         "_discarded",
         "_ended",
+        "_fault",
         "_generation",
         "_head",
         "_head_at",
@@ -154,6 +155,7 @@ class CallerConnection(asyncio.Protocol):
         self._ticket = 0
         self._seen = b""
         self._whole = True
+        self._fault = ""  # the faults that struck the attempt in hand, or the last one
         self._sent_head = b""
         self._request_id = b""
         self._close_after = False

@@ -378,7 +378,7 @@ class DownstreamConnection(BoundedConnection):
                 if attempt.permits:
                     self._plane.cluster.reclaim(attempt, now)
             held_s = 0.0
-            if self._timer is not None:  # held back, by a fault or before a retry: the worker is not asked yet
+            if self._timer is not None:  # held back before a retry: the worker is not asked yet
                 held_s = max(0.0, self._timer.when() - self._plane.loop.time())
             self._wait_for_head(now + held_s)
             if self._watch is not None:

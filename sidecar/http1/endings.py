@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from router.matching import Surface
 from router.outcomes import OUTCOMES, AttemptResult, Outcome
+from sidecar.faults.injector import counted_as
 from sidecar.http1.answers import error_answer, own_answer
 from sidecar.http1.caller import ANSWERING, BODY, CLOSED, IDLE, LINGER_S, LINGERING, TUNNEL, WAITING
 from sidecar.http1.events import error_event
@@ -200,7 +201,7 @@ class EndingConnection(TunnelConnection):
     def _tell(self, answer: bytes, outcome: Outcome, now: float) -> None:
         """End the request with an answer that is here."""
         self._say(answer)
-        self._plane.request_ended(self._target.row, outcome, now - self._started)
+        self._plane.request_ended(self._target.row, counted_as(outcome, self._fault), now - self._started)
         self._next(now)
 
     def _end_with(
@@ -242,6 +243,7 @@ class EndingConnection(TunnelConnection):
         """The request is over: close, or read the next one."""
         self._end_watch()
         self._seen = b""
+        self._fault = ""
         self._scanner = None
         self._look = None
         self.active = False
@@ -281,7 +283,7 @@ class EndingConnection(TunnelConnection):
             and broken.between_events()
         ):
             self._say(error_event(outcome, detail))
-        plane.request_ended(self._target.row, outcome, plane.clock() - self._started)
+        plane.request_ended(self._target.row, counted_as(outcome, self._fault), plane.clock() - self._started)
         self._end_watch()
         self._phase = LINGERING
         self._buffer = b""

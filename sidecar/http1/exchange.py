@@ -13,7 +13,7 @@ from router.outcomes import OUTCOME_OF, AttemptResult, Outcome
 from router.policy import LatencyOf
 from router.retry import NOBODY_ELSE, Failed
 from router.routes import NoCandidate
-from sidecar.faults import strike
+from sidecar.faults.injector import counted_as
 from sidecar.http1.caller import ANSWERING, IDLE
 from sidecar.http1.endings import EndingConnection
 from sidecar.http1.events import is_stream
@@ -26,8 +26,11 @@ from sidecar.http1.watch import Watch
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from router.endpoint import Endpoint
     from router.routes import Attempt, Route
+    from sidecar.faults.link import Link
     from sidecar.http1.keys import KeySource
     from sidecar.http1.steps import Course
     from sidecar.upstreams.connection import UpstreamConnection
@@ -75,7 +78,7 @@ class ExchangeConnection(EndingConnection):
                 return
             self._attempt = attempt
             upstream: Upstream = attempt.endpoint.shell or plane.upstream(attempt.endpoint)
-            if plane.faults and self._struck(upstream, route, now):
+            if plane.faults is not None and self._struck(attempt, upstream, now):
                 return
             if self._send(upstream, now):
                 return
@@ -128,48 +131,25 @@ class ExchangeConnection(EndingConnection):
             self._settle_in(connection)
         return True
 
-    def _send_late(self, upstream: Upstream, now: float) -> None:
-        """Send a request that a fault held back; elsewhere, where the endpoint has no connection left by now."""
-        attempt, route = self._attempt, self._target.route
-        if not self._send(upstream, now) and attempt is not None and route is not None:
-            self._settle(AttemptResult.CANCELLED, now)
-            self._dispatch_later(route, attempt.endpoint, now)
-        elif not self.request_done:
-            self._wait_for_caller(now)
-
-    def _struck(self, upstream: Upstream, route: Route, now: float) -> bool:
-        """Let an injected fault have its way with the attempt; True where it took it over."""
+    def _struck(self, attempt: Attempt, upstream: Upstream, now: float) -> bool:
+        """Have an attempt that injected faults strike go over a link of its own; True where it does."""
         plane = self._plane
-        action = strike(plane.faults, route.model, upstream.id, now, plane.rng)
-        if action is None:
+        self._fault = ""
+        if plane.faults is None or not upstream.make_room():
             return False
-        plane.count(Scalar.FAULTS_INJECTED_TOTAL)
-        if action.status:
-            self._settle(AttemptResult.CANCELLED, now)
-            self._end_with(Outcome.FAULT, "", status=action.status)
-        else:
-            if self.request_done:
-                self._wait_for_head(now + action.delay_s)
-            self._timer = plane.loop.call_later(action.delay_s, self._held_back, upstream)
+        head = self._head
+        struck = plane.faults.strike(attempt, head.raw, now, plane.rng, trusted=self._peer.trusted)
+        if struck is None:
+            return False
+        self._plain = False
+        self._fault = struck.names
+        self._clip()
+        self._connect(upstream, struck.links(plane.loop, plane.rng, bodiless=head.method == b"HEAD"))
         return True
 
-    def _held_back(self, upstream: Upstream) -> None:
-        """An injected delay is over."""
-        self._timer = None
-        self._plain = False
-        now = self._plane.clock()
-        if self._attempt is not None:
-            self._attempt.started = now
-        if self.request_done:  # the worker's time begins when it is asked
-            self._wait_for_head(now)
-        try:
-            self._send_late(upstream, now)
-        except Exception as error:  # noqa: BLE001
-            self.crashed(error)
-
-    def _connect(self, upstream: Upstream) -> None:
+    def _connect(self, upstream: Upstream, links: Callable[[UpstreamConnection], Link] | None = None) -> None:
         self._ticket = ticket = self._ticket + 1
-        upstream.connect(self, lambda: self._ticket == ticket)
+        upstream.connect(self, lambda: self._ticket == ticket, links)
 
     def _settle_in(self, connection: UpstreamConnection) -> None:
         """The request is under way on ``connection``: keep what can be sent again, and let what was paused go on."""
@@ -375,7 +355,7 @@ class ExchangeConnection(EndingConnection):
             result = self._meaning_of(head)
             self._meant = None
             plane.attempt_ended(attempt, result, now, head.retry_after_s, passed_on_s)
-            plane.request_ended(row, OUTCOME_OF[result], now - self._started)
+            plane.request_ended(row, counted_as(OUTCOME_OF[result], self._fault), now - self._started)
         self._attempt = None
         if self._watch is not None and self._watch.course is not None:
             self._course_ended(self._watch.course, head, now)

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 from router.hedging import HedgeDenied
 from router.outcomes import NO_WINNER, AttemptResult
-from sidecar.faults import strike
 from sidecar.http1.caller import WAITING
 from sidecar.http1.exchange import ExchangeConnection, result_of
 from sidecar.http1.forwarding import numbered
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
-    import asyncio
-
     from router.routes import Attempt
     from sidecar.http1.head import ResponseHead
     from sidecar.http1.watch import Watch
@@ -39,12 +36,12 @@ class Hedge:
         "active",
         "attempt",
         "connection",
+        "fault",
         "meant",
         "method",
         "old_client",
         "promoted",
         "request_done",
-        "timer",
         "wanted",
     )
 
@@ -53,7 +50,7 @@ class Hedge:
         self.attempt: Final = attempt
         self.connection: UpstreamConnection | None = None
         self.meant: AttemptResult | None = None  # what an error was recognised as
-        self.timer: asyncio.TimerHandle | None = None  # while an injected fault holds it back
+        self.fault = ""  # the faults that struck it
         self.promoted = False
         self.wanted = True
         self.active = False
@@ -73,9 +70,6 @@ class Hedge:
     def cancel(self) -> None:
         """Stop it wherever it is. Its attempt is for the caller's connection to settle."""
         self.wanted = False
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
         if self.connection is not None:
             self.connection.drop()
             self.connection = None
@@ -203,30 +197,22 @@ class HedgingConnection(ExchangeConnection):
         watch.hedged = True
         watch.hedge = hedge = Hedge(self, hedge_attempt)
         upstream: Upstream = hedge_attempt.endpoint.shell or plane.upstream(hedge_attempt.endpoint)
-        action = strike(plane.faults, attempt.route.model, upstream.id, now, plane.rng) if plane.faults else None
-        if action is None:
+        if plane.faults is None or not self._hedge_struck(hedge, upstream, now):
             self._send_hedge(hedge, upstream, now)
-            return
-        plane.count(Scalar.FAULTS_INJECTED_TOTAL)
-        if action.status:  # as if the endpoint had answered so: that is no answer to prefer to the first try's
-            self.hedge_failed(hedge, AttemptResult.CANCELLED, "")
-        else:
-            hedge.timer = plane.loop.call_later(action.delay_s, self._hedge_held_back, hedge, upstream)
 
-    def _hedge_held_back(self, hedge: Hedge, upstream: Upstream) -> None:
-        """An injected delay is over."""
-        hedge.timer = None
-        now = self._plane.clock()
-        hedge.attempt.started = now
-        try:
-            if hedge.promoted:
-                self._forget_hedge()
-                self._wait_for_head(now)
-                self._send_late(upstream, now)
-            else:
-                self._send_hedge(hedge, upstream, now)
-        except Exception as error:  # noqa: BLE001
-            self.crashed(error)
+    def _hedge_struck(self, hedge: Hedge, upstream: Upstream, now: float) -> bool:
+        """Have a hedge that injected faults strike go over a link of its own; True where it does."""
+        plane = self._plane
+        head = self._head
+        if plane.faults is None or not upstream.make_room():
+            return False
+        struck = plane.faults.strike(hedge.attempt, head.raw, now, plane.rng, trusted=self._peer.trusted)
+        if struck is None:
+            return False
+        hedge.fault = struck.names
+        links = struck.links(plane.loop, plane.rng, bodiless=head.method == b"HEAD")
+        upstream.connect(hedge, hedge.is_wanted, links)
+        return True
 
     def _send_hedge(self, hedge: Hedge, upstream: Upstream, now: float) -> None:
         hedge.connection = upstream.checkout(now)
@@ -307,6 +293,7 @@ class HedgingConnection(ExchangeConnection):
         if hedge.connection is None:
             hedge.promoted = True
             self._attempt = hedge.attempt
+            self._fault = hedge.fault
             self._sent_head = numbered(self._sent_head, self._tries + 1)
         else:
             watch.hedge = None
@@ -317,6 +304,7 @@ class HedgingConnection(ExchangeConnection):
     def _take_over(self, hedge: Hedge, connection: UpstreamConnection | None) -> None:
         """Let the hedge's attempt be the one in hand, and what its connection says be said to the caller."""
         self._attempt = hedge.attempt
+        self._fault = hedge.fault
         self._peer_full = False
         if connection is not None:
             self._upstream = connection

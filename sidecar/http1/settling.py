@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from router.endpoint import Candidate
     from router.model import Event
     from router.routes import Attempt
+    from sidecar.faults.injector import Injector
     from sidecar.http1.admission import AdmissionPlane
 
 _RESULT_INDEX: Final = {result: index for index, result in enumerate(AttemptResult)}
@@ -43,6 +44,7 @@ class Settling:
     """Settles what ended with the router, counts it, and hands on what siblings should hear of because of it."""
 
     admission: AdmissionPlane  # told of each place that is free while somebody waits
+    faults: Injector | None  # told how attempts end, while any may be struck
 
     def __init__(self, cluster: Cluster, page: Page, share: Callable[[tuple[Event, ...]], None]) -> None:
         self.cluster = cluster
@@ -123,6 +125,8 @@ class Settling:
             return
         if self._unsettled:  # what went well counts before what did not
             self.settle(now)
+        if self.faults is not None:
+            self.faults.ended(attempt, result)
         words = self.words
         row = attempt.endpoint.shell.row
         words[row + _RESULT_INDEX[result]] += 1

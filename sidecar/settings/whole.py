@@ -33,6 +33,7 @@ from sidecar.settings.admission import Admission
 from sidecar.settings.base import Base, Reload, doc
 from sidecar.settings.bounds import Limits, Overload, Timeouts
 from sidecar.settings.dns import DnsServers
+from sidecar.settings.faults import Faults
 from sidecar.settings.models import Endpoint, Model
 from sidecar.settings.recognise import Recognise
 from sidecar.settings.sockets import Admin, Listener, UpstreamTls
@@ -99,6 +100,7 @@ class Settings(Base, frozen=True):
     recognise: Recognise = msgspec.field(default_factory=Recognise)
     limits: Limits = msgspec.field(default_factory=Limits)
     overload: Overload = msgspec.field(default_factory=Overload)
+    faults: Faults = msgspec.field(default_factory=Faults)
     timeouts: Timeouts = msgspec.field(default_factory=Timeouts)
     logging: Logging = msgspec.field(default_factory=Logging)
 

@@ -35,7 +35,8 @@ from router.model import (
     ReplicaMeasured,
     Tick,
 )
-from sidecar.channel import AnswerAsked, AnswerKept, FaultRule, GuardsInForce, Hello, Listening, LoadWanted, Ping
+from sidecar.channel import AnswerAsked, AnswerKept, GuardsInForce, Hello, Listening, LoadWanted, Ping
+from sidecar.faults.configured import changes
 from sidecar.pids import start_ticks
 from sidecar.state.feed import Feed
 from sidecar.state.memory import KnownName, Remembered
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from router.sketches import Merged
     from sidecar.channel import Channel
     from sidecar.discovery.source import DiscoverySource, Found
+    from sidecar.faults.rules import FaultRule
+    from sidecar.settings import Fault
     from sidecar.state.memory import Memory
 
 PING_S = 0.5
@@ -145,6 +148,7 @@ class Keeper:
         self.roster.faults.update((rule.id, rule) for rule in remembered.faults)
         self._recalled = remembered.records
         self.names = remembered.names
+        self._begun_faults = remembered.begun_faults
         self.steering = Steering(cluster, models, wall)
         self.steering.restore(remembered.steered)
         for event in self.steering.messages():
@@ -425,6 +429,22 @@ class Keeper:
         self.feed.send(self.roster.faults_message())
         return True
 
+    def configure_faults(self, faults: Iterable[Fault], most: int) -> None:
+        """Begin and end the faults of the configuration, where it is another; at most so many are in force."""
+        begin, end, begun = changes(faults, self._begun_faults, self._clock())
+        if begun == self._begun_faults:
+            return
+        self._begun_faults = begun
+        for name in end:
+            self.roster.faults.pop(name, None)
+        for rule in begin:
+            if rule.id in self.roster.faults or len(self.roster.faults) < most:
+                self.roster.faults[rule.id] = rule
+            else:
+                _log.warning("fault.refused", fault=rule.id, most=most)
+        self._remember()
+        self.feed.send(self.roster.faults_message())
+
     def configure(self, models: Iterable[ModelPolicy]) -> None:
         """Take another configuration's word on versions, where it is another."""
         if self.steering.configure(models, self._clock()):
@@ -447,7 +467,7 @@ class Keeper:
         kept = self._recalled if self._recalled and not self._told_whole else records
         steered = tuple(self.steering.records.values())
         held, faults = tuple(self.roster.held), tuple(self.roster.faults.values())
-        self._memory.save(Remembered(held, faults, kept, steered, self.names))
+        self._memory.save(Remembered(held, faults, kept, steered, self.names, self._begun_faults))
         self._unsaved = False
 
     def _recall(self) -> None:

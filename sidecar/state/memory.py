@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from router.model import EndpointRecord
-from sidecar.channel import FaultRule
+from sidecar.faults.rules import FaultRule
 from sidecar.state.steering import Steered
 from sidecar.telemetry.logs import get_log
 
@@ -43,6 +43,8 @@ class Remembered:
     records: tuple[EndpointRecord, ...] = ()
     steered: tuple[Steered, ...] = ()
     names: tuple[KnownName, ...] = ()
+    begun_faults: tuple[tuple[str, str], ...] = ()
+    """Of the configuration: their names, and a digest of each."""
 
 
 _DECODER = msgspec.msgpack.Decoder(Remembered)

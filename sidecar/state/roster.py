@@ -23,12 +23,13 @@ from router.model import (
     StoreChanged,
     StoreMode,
 )
-from sidecar.channel import FaultRule, FaultsChanged
+from sidecar.channel import FaultsChanged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from sidecar.discovery.source import Found
+    from sidecar.faults.rules import FaultRule
 
 MAX_HELD = 4096
 """Endpoints that may be held at once, the ones that are away included."""

@@ -15,6 +15,7 @@ from router.outcomes import AttemptResult, Outcome
 from router.sketches import Refused as RefusedRow
 from router.wire import REASONS as WIRE_REASONS
 from sidecar.cache.terms import Refused
+from sidecar.faults import KINDS
 from sidecar.http1.reports import REFUSED
 from sidecar.http1.sorting import kinds_of
 from sidecar.loading import RESULTS
@@ -101,6 +102,7 @@ _SUMMED: dict[Scalar, Family] = {
     Scalar.CONNECTIONS_AGED_TOTAL: f.CONNECTIONS_AGED,
     Scalar.SLOW_READERS_TOTAL: f.SLOW_READERS,
     Scalar.FAULTS_INJECTED_TOTAL: f.FAULTS_INJECTED,
+    Scalar.FAULTS_FAILED_TOTAL: f.FAULTS_FAILED,
     Scalar.REJECTED_MESSAGES_TOTAL: f.REJECTED,
     Scalar.TUNNELS_TOTAL: f.TUNNELS,
     Scalar.GRPC_RESENT_TOTAL: f.GRPC_RESENT,
@@ -326,6 +328,9 @@ def _scalars(out: Exposition, seen: Seen, now: float) -> None:
     out.add(f.NAME_LOOKUP_SECONDS, lookups_us / 1e6)
     for result, scalar in _AFFINITY.items():
         out.add(f.AFFINITY, sum(page.words[page.scalar(scalar)] for page in seen.pages), result)
+    for kind in KINDS:
+        scalar = Scalar[f"FAULTS_{kind.upper()}_TOTAL"]
+        out.add(f.FAULTS_BY_KIND, sum(page.words[page.scalar(scalar)] for page in seen.pages), kind)
     for process, page, port in zip(seen.keeper.processes, seen.pages, seen.keeper.feed.ports, strict=True):
         label = str(process.index)
         for scalar, (family, factor) in _PER_PROCESS.items():

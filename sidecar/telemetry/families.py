@@ -95,7 +95,13 @@ AFFINITY = Family(
     "Requests by whether they went where their prompt's beginning was seen: hit, declined for load, unseen.",
     ("result",),
 )
-FAULTS_INJECTED = Family("warmroute_faults_injected_total", _C, "Requests that an injected fault touched.")
+FAULTS_INJECTED = Family("warmroute_faults_injected_total", _C, "Attempts that injected faults touched.")
+FAULTS_BY_KIND = Family(
+    "warmroute_faults_struck_total", _C, "Attempts that injected faults touched, by their kinds.", ("kind",)
+)
+FAULTS_FAILED = Family(
+    "warmroute_faults_failed_total", _C, "Attempts that injected faults touched, and that came to nothing."
+)
 
 VERSION_MOVED = Family(
     "warmroute_version_moved_total",

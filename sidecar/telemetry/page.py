@@ -115,6 +115,18 @@ class Scalar(IntEnum):
     AFFINITY_HITS_TOTAL = 66  # requests that went where their prompt's beginning was seen; below, those that did not
     AFFINITY_DECLINED_TOTAL = 67  # because whoever saw it was at its bound
     AFFINITY_UNSEEN_TOTAL = 68  # because nobody had
+    FAULTS_FAILED_TOTAL = 69  # attempts that faults struck, and that came to nothing; below, those struck, by kind
+    FAULTS_DELAY_TOTAL = 70
+    FAULTS_ABORT_TOTAL = 71
+    FAULTS_RESET_TOTAL = 72
+    FAULTS_BLACK_HOLE_TOTAL = 73
+    FAULTS_BANDWIDTH_TOTAL = 74
+    FAULTS_SLICING_TOTAL = 75
+    FAULTS_TRUNCATE_TOTAL = 76
+    FAULTS_SLOW_CLOSE_TOTAL = 77
+    FAULTS_CORRUPT_TOTAL = 78
+    FAULTS_FIRST_BYTE_TOTAL = 79
+    FAULTS_CUT_STREAM_TOTAL = 80
 
 
 LADDER_WORDS = 32

@@ -34,7 +34,8 @@ _HOPELESS: Final = re.compile(rb"(?<!\r)\n|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 FULL: Final = 1
 OLD: Final = 2
-"""Why a connection takes no further request: the worker does not read what was sent; its age."""
+APART: Final = 4
+"""Why a connection takes no further request: the worker does not read what was sent; its age; an injected fault."""
 
 LARGE_BYTES: Final = 16384
 """Longer bodies are passed on without putting their beginning behind the head first: two copies of it less."""
@@ -164,7 +165,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.retire_at = upstream.retire_at()
         self.was_reset = False
         self.untaken_bytes = 0  # of what was sent, as the worker closed before it answered
-        self.unfit = 0  # why no further request goes out on it: FULL, OLD
+        self.unfit = 0  # why no further request goes out on it: FULL, OLD, APART
         self._last = NO_ANSWER  # workers answer many requests with the same head, or nearly so
         self._last_method = b""
         self._learned: Learned[ResponseHead] = Learned()

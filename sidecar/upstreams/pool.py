@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from router.outcomes import AttemptResult
 from sidecar.telemetry.page import Scalar
-from sidecar.upstreams.connection import OLD, UpstreamConnection
+from sidecar.upstreams.connection import APART, OLD, UpstreamConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sidecar.faults.link import Link
     from sidecar.http1.shapes import Shapes
     from sidecar.settings import Limits, Timeouts
     from sidecar.telemetry.page import Page
@@ -137,11 +138,29 @@ class Upstream:
             connection.drop()
         return None
 
-    def connect(self, exchange: Exchange, wanted: Callable[[], bool]) -> None:
-        """Open a connection and attach it to ``exchange``, or pool it where ``wanted`` no longer says so."""
+    def make_room(self) -> bool:
+        """Close an idle connection where no further one may be made; False where there is none."""
+        if self.full and self.idle:
+            self.idle.pop(0).drop()
+        return not self.full
+
+    def connect(
+        self,
+        exchange: Exchange,
+        wanted: Callable[[], bool],
+        links: Callable[[UpstreamConnection], Link] | None = None,
+    ) -> None:
+        """Open a connection and attach it to ``exchange``, or pool it where ``wanted`` no longer says so.
+
+        ``links`` makes what is to stand between it and the worker: it is for this request alone then.
+        """
         connection = UpstreamConnection(self)
+        link: Link | None = None
+        if links is not None:
+            link = links(connection)
+            connection.unfit = APART
         self._connecting.add(connection)
-        task = self._loop.create_task(self._open(connection, exchange, wanted), name=f"connect {self.id}")
+        task = self._loop.create_task(self._open(connection, exchange, wanted, link), name=f"connect {self.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -155,28 +174,35 @@ class Upstream:
         self._connecting.discard(connection)
         self.open_connections.discard(connection)
 
-    async def _open(self, connection: UpstreamConnection, exchange: Exchange, wanted: Callable[[], bool]) -> None:
+    async def _open(
+        self, connection: UpstreamConnection, exchange: Exchange, wanted: Callable[[], bool], link: Link | None
+    ) -> None:
         try:
-            await self._try_to_open(connection, exchange, wanted)
+            await self._try_to_open(connection, exchange, wanted, link)
         except Exception as error:  # noqa: BLE001  one request's end; a task would keep it to itself
             exchange.crashed(error)
         finally:
             self._connecting.discard(connection)
+            if link is not None:
+                link.give_up()
 
     async def _try_to_open(
-        self, connection: UpstreamConnection, exchange: Exchange, wanted: Callable[[], bool]
+        self, connection: UpstreamConnection, exchange: Exchange, wanted: Callable[[], bool], link: Link | None
     ) -> None:
+        made: Callable[[], asyncio.Protocol] = connection.itself if link is None else link.itself
         try:
             host, port, path = split_address(self._address)
             async with asyncio.timeout(self._connect_s):
-                if path is not None:
-                    await self._loop.create_unix_connection(connection.itself, path)
+                if link is not None and link.nowhere:
+                    link.begin()
+                elif path is not None:
+                    await self._loop.create_unix_connection(made, path)
                 elif self._address.startswith(SECURE):
                     if self._tls is None:
                         raise ValueError("there is no TLS to workers here")
-                    await self._tls.connect(self.id, connection.itself, host, port, self._connect_to)
+                    await self._tls.connect(self.id, made, host, port, self._connect_to)
                 else:
-                    await (self._connect_to or self._loop.create_connection)(connection.itself, host, port)
+                    await (self._connect_to or self._loop.create_connection)(made, host, port)
         except TimeoutError:
             self._lost(connection)
             if wanted():
@@ -193,7 +219,7 @@ class Upstream:
             return
         self._count(Scalar.UPSTREAM_CONNECTIONS_TOTAL)
         if not wanted():
-            if connection.transport.is_closing():
+            if connection.transport.is_closing() or connection.unfit:
                 connection.drop()
             else:
                 self.release(connection, self.clock())

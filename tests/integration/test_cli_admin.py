@@ -134,20 +134,26 @@ def test_drain_and_resume(running: Running) -> None:
 
 
 def test_faults(running: Running) -> None:
-    assert running.said("faults", "list") == "no faults in force\n"
-    added = running.said("faults", "add", "abort", "--status", "418", "--ttl-s", "20", *running.socket)
+    assert running.said("fault", "list") == "no faults in force\n"
+    added = running.said("fault", "add", "abort", "--status", "418", "--for-s", "20", *running.socket)
     fault = added.partition(":")[0]
-    assert added == f"{fault}: abort in force for 20.0 s; warmroute faults remove {fault} ends it\n"
+    assert added == f"{fault}: abort in force for 20.0 s; warmroute fault remove {fault} ends it\n"
     try:
-        assert running.said("faults", "list").splitlines()[1].split()[:5] == [fault, "abort", "answers", "418", "100%"]
-        listed: dict[str, Any] = json.loads(running.said("faults", "list", "--json"))
+        assert running.said("fault", "list").splitlines()[1].split()[:5] == [
+            fault,
+            "abort",
+            "request",
+            "status=418",
+            "100%",
+        ]
+        listed: dict[str, Any] = json.loads(running.said("fault", "list", "--json"))
         assert [one["id"] for one in listed["faults"]] == [fault]
         until(lambda: running.status("/") == 418, "the fault hits")
     finally:
-        assert running.said("faults", "remove", fault, *running.socket) == f"{fault}: removed\n"
+        assert running.said("fault", "remove", fault, *running.socket) == f"{fault}: removed\n"
     until(lambda: running.status("/") == 200, "the fault is gone")
-    added = running.said("faults", "add", "delay", "--delay-ms", "1", "--endpoint", "none", *running.socket)
-    running.said("faults", "remove", added.partition(":")[0], *running.socket)
+    added = running.said("fault", "add", "delay", "--delay-ms", "1", "--endpoint", "none", *running.socket)
+    running.said("fault", "remove", added.partition(":")[0], *running.socket)
 
 
 @pytest.mark.parametrize(
@@ -155,14 +161,14 @@ def test_faults(running: Running) -> None:
     [("add", "delay"), ("add", "abort", "--delay-ms", "1"), ("add", "abort", "--ratio", "7"), ("add", "explode")],
 )
 def test_faults_that_make_no_sense(running: Running, arguments: tuple[str, ...]) -> None:
-    done = running.ask("faults", *arguments, *running.socket)
+    done = running.ask("fault", *arguments, *running.socket)
     assert done.returncode == 2
     assert done.stderr.startswith("warmroute: ")
 
 
 def test_nobody_there(running: Running) -> None:
     place = f"unix:{running.directory}/none.sock"
-    for command in (["health"], ["routes"], ["endpoints", "list"], ["faults", "list"]):
+    for command in (["health"], ["routes"], ["endpoints", "list"], ["fault", "list"]):
         done = running.ask(*command, admin=place)
         assert done.returncode == 3
         assert done.stderr == (

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from router.admission import Refusal
 from router.model import EndpointRecord, EndpointSeen, Replica, State
 from router.policy import ModelPolicy, OnNoCandidate
+from sidecar.faults.injector import Injector
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.settings import Admission, Model, ModelAdmission, Priority, Tenant, Wait
 from sidecar.telemetry.page import (
@@ -466,11 +468,18 @@ async def test_a_request_that_may_be_hedged_waits_as_others_do(path: DataPath) -
         assert (await client.answer()).status == 200
 
 
+class Broken(Injector):
+    """Cannot say what it strikes."""
+
+    def strike(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("broken")
+
+
 @on_data_path(Held(), policies=ONE, admission=PATIENT)
 async def test_a_crash_in_its_turn_ends_that_request(path: DataPath) -> None:
     first = await occupy(path)
     late, last = await queue(path, b"late"), await queue(path, b"last")
-    path.plane.faults = (object(),)  # type: ignore[assignment]
+    path.plane.faults = Broken(path.plane)
     held(path).allowed.release()
     assert (await first.answer()).status == 200
     assert [(await late.answer()).status, (await last.answer()).status] == [500, 500]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from router.policy import Policies
-from sidecar.channel import FaultRule
+from sidecar.faults.rules import FaultRule
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import ENDPOINT_PASSED_OVER, Scalar
 from tests.support.data_path import (
@@ -113,19 +113,18 @@ async def test_a_connection_that_is_being_made_counts(path: DataPath) -> None:
 
 
 @on_data_path(slow, echo, limits=ONE_CONNECTION)
-async def test_a_request_that_a_fault_held_back_may_find_the_connection_taken(path: DataPath) -> None:
-    path.plane.faults = (FaultRule("f", "delay", 1.0, path.plane.clock() + 60, endpoint="o0", delay_ms=60),)
-    held = await path.connect()
-    await held.send(post(b"held"))
+async def test_a_faulty_attempt_needs_a_connection_of_its_own(path: DataPath) -> None:
+    first = await path.connect()
+    assert (await first.ask(post(b"1"))).body == b"1"  # its connection is kept, and closed to make room
+    path.inject(FaultRule("f", "delay", 1.0, path.plane.clock() + 60, endpoint="o0", delay_ms=60))
+    await first.send(post(b"held"))
     await path.until(lambda: path.in_flight == 1, "in flight")
-    path.plane.faults = ()
-    other = await path.connect()
-    await asyncio.sleep(0.02)
     only(path.cluster.endpoints["o1"]).latency.ewma_ms = 1e6  # so that it too goes to the first
-    await other.send(post(b"other"))
-    assert (await held.answer()).body == b"held"
-    assert (await other.answer()).body == b"other"
-    assert path.outcomes == {"ok": 2}
+    second = await path.connect()
+    assert (await second.ask(post(b"other"))).body == b"other"
+    assert (await first.answer()).body == b"held"
+    assert path.scalar(Scalar.FAULTS_INJECTED_TOTAL) == 1
+    assert len(path.origin.connections) == 2
 
 
 @on_data_path(echo, limits=ONE_CONNECTION)

@@ -11,7 +11,7 @@ import pytest
 from router.outcomes import AttemptResult
 from router.policy import HedgingPolicy, ModelPolicy, Policies, RetryPolicy
 from router.routes import Attempt
-from sidecar.channel import FaultRule
+from sidecar.faults.rules import FaultRule
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.hedging import Hedge
 from sidecar.http1.recognise import Recogniser
@@ -527,23 +527,23 @@ def delay(endpoint: str, delay_ms: float) -> FaultRule:
 
 @hedged(FAST, echo)
 async def test_an_injected_delay_is_hedged_as_a_real_one(path: DataPath, client: Client) -> None:
-    path.plane.faults = (delay("o0", 5000),)
+    path.inject(delay("o0", 5000))
     assert (await client.ask(post(b"hello"))).body == b"hello"
     assert hedges(path) == (1, 1, 0)
 
 
 @hedged(waits_then_resets, echo)
-async def test_a_hedge_that_is_held_back_takes_over(path: DataPath, client: Client) -> None:
-    path.plane.faults = (delay("o1", 100),)
+async def test_a_hedge_that_is_late_takes_over(path: DataPath, client: Client) -> None:
+    path.inject(delay("o1", 100))
     assert (await client.ask(post(b"hello"))).body == b"hello"
     assert path.results == {"reset": 1, "success": 1}
 
 
 @hedged(after(0.13, answer(b"first")), echo)
-async def test_an_injected_refusal_of_the_hedge_is_no_answer(path: DataPath, client: Client) -> None:
-    path.plane.faults = (FaultRule("f", "abort", 1.0, time.monotonic() + 60, endpoint="o1"),)
+async def test_an_injected_error_of_the_hedge_is_no_answer(path: DataPath, client: Client) -> None:
+    path.inject(FaultRule("f", "abort", 1.0, time.monotonic() + 60, endpoint="o1"))
     assert (await client.ask(post(b"hello"))).body == b"first"
-    assert path.results == {"cancelled": 1, "success": 1}
+    assert path.results == {"server_error": 1, "success": 1}
 
 
 # --- what it is for ---------------------------------------------------------------------------------------------------

@@ -35,7 +35,8 @@ from router.model import (
 from router.outcomes import Outcome
 from sidecar import data as data_module
 from sidecar.boot import DataPlan, PlanFile, write_plan
-from sidecar.channel import CacheCleared, FaultRule, FaultsChanged, GuardsInForce, Hello, Listening, Ping
+from sidecar.channel import CacheCleared, FaultsChanged, GuardsInForce, Hello, Listening, Ping
+from sidecar.faults.rules import FaultRule
 from sidecar.telemetry.page import MODEL_LADDER, LadderWord, Scalar
 from tests.support.data_process import DataProcess, read_answer
 
@@ -216,10 +217,10 @@ def test_it_takes_the_store_s_mode_faults_and_departures(tmp_path: Path) -> None
         now = time.monotonic()
         data.send(StoreChanged(StoreMode.LOCAL, now))
         data.until(lambda: data.scalar(Scalar.STORE_MODE_NOW) == list(StoreMode).index(StoreMode.LOCAL), "the mode")
-        data.send(FaultsChanged((FaultRule("f", "abort", 1.0, now + 60, status=429),)))
-        data.until(lambda: data.once() == 429, "the fault")
+        data.send(FaultsChanged((FaultRule("f", "abort", 1.0, now + 60, status=418),)))
+        data.until(lambda: data.once() == 418, "the fault")
         data.until(lambda: data.scalar(Scalar.FAULTS_INJECTED_TOTAL) == 1, "counted")
-        data.send(FaultsChanged((FaultRule("f", "abort", 1.0, time.monotonic() + 0.3),)))
+        data.send(FaultsChanged((FaultRule("f", "abort", 1.0, time.monotonic() + 0.3, status=418),)))
         data.until(lambda: data.once() == 200, "the fault is over by itself")
         data.send(EndpointGone("o0", GoneReason.REMOVED, time.monotonic()))
         data.process.await_event("endpoint.gone", endpoint="o0")

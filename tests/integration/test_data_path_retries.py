@@ -11,7 +11,6 @@ import pytest
 
 from router.model import EjectCause, EndpointEjected
 from router.policy import BackPressurePolicy, ModelPolicy, Policies, QuarantinePolicy, RetryPolicy
-from sidecar.channel import FaultRule
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
@@ -253,80 +252,6 @@ async def test_no_candidate_is_said_on_each_surface_with_a_time_to_come_back(pat
     assert plain.endswith(b"\n")
 
 
-# --- faults ---------------------------------------------------------------------------------------------------------
-
-
-def rule(kind: str, path: DataPath, *, for_s: float = 60.0, **fields: object) -> FaultRule:
-    values = {"id": "f", "kind": kind, "ratio": 1.0, "until": path.plane.clock() + for_s} | fields
-    return FaultRule(**values)  # type: ignore[arg-type]
-
-
-@on_data_path(echo)
-async def test_an_abort_answers_instead_of_the_worker(path: DataPath) -> None:
-    client = await path.connect()
-    path.plane.faults = (rule("abort", path, status=418),)
-    got = await client.ask(post(b"x"))
-    assert got.start == b"HTTP/1.1 418 I'm a Teapot"
-    assert got.value(b"warmroute-outcome") == b"fault"
-    assert path.origin.connections == []
-    assert path.scalar(Scalar.FAULTS_INJECTED_TOTAL) == 1
-    path.plane.faults = ()
-    assert (await client.ask(post(b"x"))).body == b"x"  # nothing was held against the worker
-    assert path.outcomes == {"fault": 1, "ok": 1}
-    assert path.results == {"cancelled": 1, "success": 1}
-
-
-@on_data_path(echo)
-async def test_a_delay_holds_a_request_back_and_lets_it_go_on(path: DataPath) -> None:
-    client = await path.connect()
-    path.plane.faults = (rule("delay", path, delay_ms=60.0),)
-    began = path.plane.clock()
-    assert (await client.ask(post(b"x"))).body == b"x"
-    assert path.plane.clock() - began >= 0.06
-    path.plane.faults = (rule("delay", path, delay_ms=300.0),)
-    await client.send(post(b"y"))
-    await path.until(lambda: path.scalar(Scalar.FAULTS_INJECTED_TOTAL) == 2, "held back")
-    client.reset()  # and a caller that leaves meanwhile is let go
-    await path.until(lambda: path.outcomes == {"ok": 1, "client_abort": 1}, "let go", 0.25)
-    await asyncio.sleep(0.35)
-    assert len(path.origin.requests) == 1
-
-
-@on_data_path(echo, timeouts=Timeouts(response_head_s=0.3))
-async def test_a_delay_is_not_the_worker_s_time_and_uses_its_pool(path: DataPath) -> None:
-    client = await path.connect()
-    assert (await client.ask(post(b"x"))).body == b"x"
-    path.plane.faults = (rule("delay", path, delay_ms=700.0),)
-    assert (await client.ask(post(b"y"))).body == b"y"
-    assert len(path.origin.connections) == 1
-    assert path.outcomes == {"ok": 2}
-    latency = only(path.cluster.endpoints["o0"]).latency.ewma_ms
-    assert latency < 300
-
-
-@pytest.mark.parametrize(
-    ("fields", "strikes"),
-    [
-        ({}, True),
-        ({"model": "m"}, True),
-        ({"model": "other"}, False),
-        ({"endpoint": "o0"}, True),
-        ({"endpoint": "o1"}, False),
-        ({"ratio": 0.0}, False),
-        ({"for_s": -1.0}, False),
-        ({"kind": "unknown"}, False),
-    ],
-)
-def test_a_fault_strikes_within_its_scope_ratio_and_time(fields: dict[str, object], strikes: bool) -> None:
-    @on_data_path(echo)
-    async def scenario(path: DataPath) -> None:
-        client = await path.connect()
-        path.plane.faults = (rule(**{"kind": "abort", "path": path} | fields),)  # type: ignore[arg-type]
-        assert (await client.ask(request())).status == (503 if strikes else 200)
-
-    scenario()
-
-
 @on_data_path(says(answer(b"busy", b"Retry-After: 5", status=b"503 Busy")), echo)
 async def test_a_busy_worker_is_left_alone_for_as_long_as_it_asks(path: DataPath) -> None:
     client = await path.connect()
@@ -344,36 +269,6 @@ async def test_a_slow_upload_is_not_the_worker_s_time(path: DataPath) -> None:
     await client.send(whole[-50:])
     assert (await client.answer()).status == 200
     assert only(path.cluster.endpoints["o0"]).latency.ewma_ms < 100
-    assert path.outcomes == {"ok": 1}
-
-
-@pytest.mark.parametrize("chunked_body", [False, True])
-def test_a_delay_is_not_the_worker_s_time_however_the_body_comes(chunked_body: bool) -> None:
-    @on_data_path(echo, timeouts=Timeouts(response_head_s=0.3, client_body_idle_s=0.3))
-    async def scenario(path: DataPath) -> None:
-        client = await path.connect()
-        path.plane.faults = (rule("delay", path, delay_ms=700.0),)
-        if chunked_body:
-            head = b"POST / HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n"
-            await client.send(head + b"2\r\nxy\r\n0\r\n\r\n")
-        else:
-            await client.send(post(b"xy")[:-1])
-            await asyncio.sleep(0.05)
-            await client.send(b"y")
-        assert (await client.answer()).body == b"xy"
-        assert path.outcomes == {"ok": 1}
-
-    scenario()
-
-
-@on_data_path(echo, timeouts=Timeouts(client_body_idle_s=0.3))
-async def test_a_caller_that_we_hold_back_is_not_called_slow(path: DataPath) -> None:
-    client = await path.connect()
-    path.plane.faults = (rule("delay", path, delay_ms=900.0),)
-    body = b"x" * 2_000_000
-    sending = asyncio.create_task(client.send(post(body)))
-    assert (await client.answer()).body == body
-    await sending
     assert path.outcomes == {"ok": 1}
 
 

@@ -26,6 +26,8 @@ from router.cluster import Cluster
 from router.model import EndpointRecord, EndpointSeen, Event, Replica, Tick
 from router.outcomes import AttemptResult, Outcome
 from router.policy import ModelPolicy, Policies, QuarantinePolicy, RetryPolicy
+from sidecar.faults.injector import Injector
+from sidecar.faults.rules import FaultRule
 from sidecar.http1.caller import ANY_LISTENER
 from sidecar.http1.classifying import shape_step
 from sidecar.http1.downstream import DownstreamConnection
@@ -360,6 +362,12 @@ class DataPath:
         while not condition():
             assert time.monotonic() < deadline, f"not within {within_s} s: {what}; {self.outcomes} {self.results}"
             await asyncio.sleep(0.002)
+
+    def inject(self, *rules: FaultRule) -> Injector:
+        """Have faults in force, these and no others."""
+        injector = self.plane.faults = self.plane.faults or Injector(self.plane)
+        injector.put(rules)
+        return injector
 
     # --- what was counted ---------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ def test_every_command_is_documented() -> None:
     for name in build():
         if not name.startswith("-"):
             assert name in {words[0] for words in documented}, name
-    for group in ("cache", "config", "routes", "endpoints", "versions", "faults"):
+    for group in ("cache", "config", "routes", "endpoints", "versions", "fault"):
         for name in build()[group]:
             if not name.startswith("-"):
                 assert (group, name) in documented, f"{group} {name}"

@@ -18,7 +18,7 @@ COMMANDS = [
     "cache",
     "config",
     "endpoints",
-    "faults",
+    "fault",
     "health",
     "models",
     "replay",
@@ -62,8 +62,8 @@ def test_every_command_can_be_imported() -> None:
         ["endpoints"],
         ["endpoints", "drain"],
         ["cache", "clear"],
-        ["faults"],
-        ["faults", "add"],
+        ["fault"],
+        ["fault", "add"],
         ["health"],
         ["routes"],
         ["routes", "explain"],
@@ -110,7 +110,7 @@ def test_nothing_of_the_command_line_imports_the_worker() -> None:
             ["zzz"],
             (
                 'warmroute: no command "zzz"; '
-                "there are: sidecar, up, worker, routes, endpoints, versions, faults, cache, health, config, version, "
+                "there are: sidecar, up, worker, routes, endpoints, versions, fault, cache, health, config, version, "
                 "models, replay, bench"
             ),
         ),

@@ -222,12 +222,14 @@ def test_an_endpoint_is_listed_with_what_its_group_lacks() -> None:
 
 def test_faults() -> None:
     faults = (
-        Fault("a", "delay", 0.5, 29.6, "", "w0", 503, 200.0),
-        Fault("b", "abort", 1.0, 90.4, "magika", "", 418, 0.0),
+        Fault("a", "delay", "request", 0.5, 29.6, endpoint="w0", delay_ms=200.0),
+        Fault("b", "abort", "request", 1.0, 90.4, "magika", shard=0, status=418),
+        Fault("c", "truncate", "response", 1.0, 90.4),
     )
     assert [row.split() for row in lines(faults_table(faults))[1:]] == [
-        ["a", "delay", "waits", "200", "ms", "50%", "any", "w0", "29.6", "s"],
-        ["b", "abort", "answers", "418", "100%", "magika", "any", "90.4", "s"],
+        ["a", "delay", "request", "delay_ms=200.0", "50%", "endpoint=w0", "29.6", "s"],
+        ["b", "abort", "request", "status=418", "100%", "model=magika", "shard=0", "90.4", "s"],
+        ["c", "truncate", "response", "-", "100%", "anywhere", "90.4", "s"],
     ]
 
 

@@ -1,75 +1,305 @@
-"""Injected faults: which rule strikes, and what it does."""
+"""Injected faults: what each kind lets pass and when, what makes no sense, and what the configuration begins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 
-from sidecar.channel import FaultRule
-from sidecar.faults import KINDS, Fault, FaultAction, strike
+from sidecar.faults import KINDS
+from sidecar.faults.calls import CallFault
+from sidecar.faults.checking import document_of, problems, rule_of
+from sidecar.faults.configured import changes
+from sidecar.faults.framing import AnswerReader
+from sidecar.faults.kind import Plan, delay_s
+from sidecar.faults.rules import FaultRule
+from sidecar.faults.stages import End, Pipe
+from sidecar.settings import Fault
+from sidecar.telemetry.page import Scalar
 
 NOW = 100.0
+PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+TO_CLOSE = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
-def rule(**fields: object) -> FaultRule:
-    return FaultRule(**({"id": "f", "kind": "abort", "ratio": 1.0, "until": 200.0} | fields))  # type: ignore[arg-type]
-
-
-def never() -> float:
-    raise AssertionError("no rule applies: nothing may be drawn")
+def rule(kind: str, **fields: object) -> FaultRule:
+    return FaultRule(**({"id": "f", "kind": kind, "ratio": 1.0, "until": 200.0} | fields))  # type: ignore[arg-type]
 
 
 def draws(*numbers: float) -> Callable[[], float]:
     return iter(numbers).__next__
 
 
+def passes(made: FaultRule, *data: bytes, bodiless: bool = False, ends: bool = False) -> list[tuple[float, bytes, End]]:
+    """Return what a rule lets pass of pieces that come a second apart, the first at 0, with its direction's pipe."""
+    plan = Plan(draws(*[0.5] * 8), bodiless=bodiless)
+    KINDS[made.kind].plan(made, plan)
+    pipe = Pipe(plan.request or plan.response)
+    out = [piece for second, one in enumerate(data) for piece in pipe.data(one, float(second))]
+    if ends:
+        out += pipe.ends(float(len(data)))
+    return [(round(piece.at, 6), piece.data, piece.end) for piece in out]
+
+
+def joined(pieces: Sequence[tuple[float, bytes, End]]) -> tuple[bytes, End]:
+    return b"".join(piece[1] for piece in pieces), pieces[-1][2] if pieces else End.NONE
+
+
+# --- kinds ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_has_a_counter_and_is_explained_by_its_class() -> None:
+    for name, kind in KINDS.items():
+        assert Scalar[f"FAULTS_{name.upper()}_TOTAL"]
+        assert type(kind).__doc__
+        assert set(kind.needs) <= set(kind.takes)
+
+
+def test_a_delay_moves_all_of_a_direction() -> None:
+    got = passes(rule("delay", delay_ms=250.0), b"a", b"b", ends=True)
+    assert got == [(0.25, b"a", End.NONE), (1.25, b"b", End.NONE), (2.25, b"", End.ENDS)]
+
+
 @pytest.mark.parametrize(
-    ("kind", "action"),
-    [("abort", FaultAction(status=429)), ("delay", FaultAction(delay_s=0.25))],
-    ids=["abort", "delay"],
+    ("fields", "drawn", "seconds"),
+    [
+        ({}, (), 0.1),
+        ({"jitter_ms": 50.0}, (0.0,), 0.05),
+        ({"jitter_ms": 50.0}, (1.0,), 0.15),
+        ({"jitter_ms": 500.0}, (0.0,), 0.0),
+        ({"jitter_ms": 50.0, "distribution": "normal"}, (0.0, 0.7), 0.1),
+        ({"jitter_ms": 50.0, "distribution": "normal"}, (1 - 2.718281828**-0.5, 0.0), 0.15),
+        ({"jitter_ms": 50.0, "distribution": "exponential"}, (0.0,), 0.1),
+        ({"jitter_ms": 50.0, "distribution": "exponential"}, (1 - 2.718281828**-2,), 0.2),
+        ({"jitter_ms": 300_000.0, "delay_ms": 300_000.0}, (1.0,), 300.0),
+    ],
 )
-def test_each_kind_does_one_thing(kind: str, action: FaultAction) -> None:
-    assert strike((rule(kind=kind, status=429, delay_ms=250.0),), "m", "e", NOW, draws(0.0)) == action
+def test_delays_are_drawn(fields: dict[str, object], drawn: tuple[float, ...], seconds: float) -> None:
+    assert delay_s(rule("delay", **({"delay_ms": 100.0} | fields)), draws(*drawn)) == pytest.approx(seconds)
 
 
-def test_the_kinds_there_are() -> None:
-    assert sorted(KINDS) == ["abort", "delay"]
+def test_a_late_first_byte_delays_nothing_behind_it() -> None:
+    got = passes(rule("first_byte", delay_ms=1500.0), b"a", b"b", b"c", ends=True)
+    assert got == [(1.5, b"a", End.NONE), (1.5, b"b", End.NONE), (2.0, b"c", End.NONE), (3.0, b"", End.ENDS)]
+    assert passes(rule("first_byte", delay_ms=1500.0), ends=True) == [(0.0, b"", End.ENDS)]
+
+
+@pytest.mark.parametrize(("after", "passed"), [(None, b""), (0, b""), (3, b"abc"), (5, b"abcde")])
+def test_a_reset_comes_with_the_byte_after(after: int | None, passed: bytes) -> None:
+    assert joined(passes(rule("reset", after_bytes=after), b"ab", b"cde", b"f", b"g")) == (passed, End.RESETS)
+    assert joined(passes(rule("reset", after_bytes=6), b"ab", b"cde", b"f")) == (b"abcdef", End.NONE)
+
+
+def test_a_black_hole_swallows_the_end_too() -> None:
+    assert passes(rule("black_hole"), b"a", b"b", ends=True) == []
+    assert joined(passes(rule("black_hole", after_bytes=3), b"ab", b"cde", ends=True)) == (b"abc", End.NONE)
+
+
+def test_a_narrow_way_takes_its_time() -> None:
+    got = passes(rule("bandwidth", bytes_per_s=100.0), b"abcde", ends=True)
+    assert got == [
+        (0.02, b"ab", End.NONE),
+        (0.04, b"cd", End.NONE),
+        (0.05, b"e", End.NONE),
+        (1.0, b"", End.ENDS),
+    ]
+    assert passes(rule("bandwidth", bytes_per_s=1.0), b"abc", ends=True)[-1] == (3.0, b"", End.ENDS)
+
+
+@pytest.mark.parametrize("made", [rule("bandwidth", bytes_per_s=1.0), rule("slicing", piece_bytes=1)])
+def test_nothing_is_cut_into_more_pieces_than_are_kept(made: FaultRule) -> None:
+    data = b"x" * 1_000_000
+    got = passes(made, data)
+    assert len(got) <= 4200
+    assert joined(got)[0] == data
+
+
+def test_slices_are_apart() -> None:
+    got = passes(rule("slicing", piece_bytes=2, delay_ms=100.0), b"abcde", ends=True)
+    assert [(at, data) for at, data, _ in got] == [(0.0, b"ab"), (0.1, b"cd"), (0.2, b"e"), (1.0, b"")]
 
 
 @pytest.mark.parametrize(
-    "fields", [{"until": NOW}, {"until": 1.0}, {"model": "other"}, {"endpoint": "other"}, {"kind": "unknown"}]
+    ("pieces", "after", "passed", "end"),
+    [
+        ((PLAIN + b"0123456789",), 4, PLAIN + b"0123", End.CLOSES),
+        ((PLAIN[:20], PLAIN[20:] + b"01", b"23456789"), 4, PLAIN + b"0123", End.CLOSES),
+        ((PLAIN + b"0123456789",), 10, PLAIN + b"0123456789", End.NONE),
+        ((CHUNKED + b"3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n",), 4, CHUNKED + b"3\r\nabc\r\n3\r\nd", End.CLOSES),
+        ((b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN + b"0",), 0, b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN, End.CLOSES),
+        ((TO_CLOSE + b"ab",), 1, TO_CLOSE + b"a", End.CLOSES),
+    ],
 )
-def test_a_rule_out_of_its_time_or_scope_draws_no_number(fields: dict[str, object]) -> None:
-    assert strike((rule(**fields),), "m", "e", NOW, never) is None
+def test_a_body_is_cut_short(pieces: tuple[bytes, ...], after: int, passed: bytes, end: End) -> None:
+    assert joined(passes(rule("truncate", after_bytes=after), *pieces)) == (passed, end)
 
 
-def test_a_rule_strikes_where_the_number_is_under_its_ratio() -> None:
-    half = (rule(ratio=0.5),)
-    assert strike(half, "m", "e", NOW, draws(0.499)) is not None
-    assert strike(half, "m", "e", NOW, draws(0.5)) is None
-    assert strike((rule(ratio=0.0),), "m", "e", NOW, draws(0.0)) is None
+@pytest.mark.parametrize(
+    ("pieces", "late"),
+    [
+        ((PLAIN + b"0123456789",), b"9"),
+        ((PLAIN + b"012345678", b"9"), b"9"),
+        ((CHUNKED + b"3\r\nabc\r\n0\r\n\r", b"\n"), b"\n"),
+        ((CHUNKED + b"3\r\nabc\r\n0\r\nx: y\r\n\r\n",), b"\n"),
+        ((b"HTTP/1.1 204 No Content\r\n\r\n",), b"\n"),
+    ],
+)
+def test_the_end_of_an_answer_comes_late(pieces: tuple[bytes, ...], late: bytes) -> None:
+    got = passes(rule("slow_close", delay_ms=5000.0), *pieces)
+    assert joined(got)[0] == b"".join(pieces)
+    assert got[-1] == (5.0 + len(pieces) - 1, late, End.NONE)
+    assert all(at < 5.0 for at, _, _ in got[:-1])
 
 
-def test_the_first_rule_that_strikes_decides() -> None:
-    rules = (
-        rule(until=1.0, status=1),
-        rule(ratio=0.5, status=2),
-        rule(model="m", endpoint="e", status=3),
-        rule(status=4),
-    )
-    assert strike(rules, "m", "e", NOW, draws(0.9, 0.0)) == FaultAction(status=3)
-    assert strike((), "m", "e", NOW, never) is None
+def test_the_end_of_an_answer_may_be_that_of_its_connection() -> None:
+    got = passes(rule("slow_close", delay_ms=5000.0), TO_CLOSE + b"ab", ends=True)
+    assert got == [(0.0, TO_CLOSE + b"ab", End.NONE), (6.0, b"", End.ENDS)]
+    head = passes(rule("slow_close", delay_ms=5000.0), PLAIN, bodiless=True)
+    assert head[-1] == (5.0, b"\n", End.NONE)
 
 
-def test_a_new_kind_is_one_class_and_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    class SlowAbort:
-        """Waits, then answers."""
+def test_bodies_are_corrupted_and_heads_are_not() -> None:
+    made = rule("corrupt", every_bytes=4)
+    wrong = b"\xcf123\xcb567\xc79"
+    assert joined(passes(made, PLAIN + b"0123456789"))[0] == PLAIN + wrong
+    assert joined(passes(made, PLAIN + b"01", b"234", b"56789"))[0] == PLAIN + wrong
+    assert joined(passes(made, CHUNKED + b"5\r\nabcde\r\n0\r\n\r\n"))[0] == CHUNKED + b"5\r\n\x9ebcd\x9a\r\n0\r\n\r\n"
+    asked = b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n"
+    assert joined(passes(rule("corrupt", direction="request"), asked + b"ab"))[0] == asked + b"\x9eb"
+    asked = b"GET / HTTP/1.1\r\n\r\n"
+    assert joined(passes(rule("corrupt", direction="request"), asked))[0] == asked
 
-        def act(self, rule: FaultRule) -> FaultAction:
-            return FaultAction(delay_s=rule.delay_ms / 1000, status=rule.status)
 
-    fault: Fault = SlowAbort()
-    monkeypatch.setitem(KINDS, "slow_abort", fault)
-    struck = strike((rule(kind="slow_abort", delay_ms=10.0),), "m", "e", NOW, draws(0.0))
-    assert struck == FaultAction(delay_s=0.01, status=503)
+@pytest.mark.parametrize(
+    ("head", "parts", "after", "passed"),
+    [
+        (TO_CLOSE, (b"data: a\n\nda", b"ta: b\n", b"\ndata: c"), 2, b"data: a\n\ndata: b\n\n"),
+        (TO_CLOSE, (b"data: a\r\n\r", b"\ndata: b\r\n\r\n"), 1, b"data: a\r\n\r\n"),
+        (TO_CLOSE, (b"data: a\n\n",), 0, b""),
+        (CHUNKED, (b"9\r\ndata: a\n\n", b"\r\n9\r\ndata: b\n\n\r\n"), 1, b"9\r\ndata: a\n\n\r\n"),
+        (CHUNKED, (b"12\r\ndata: a\n\ndata: b\n\n\r\n",), 1, b"12\r\ndata: a\n\n"),
+    ],
+)
+def test_a_stream_is_cut_behind_events(head: bytes, parts: tuple[bytes, ...], after: int, passed: bytes) -> None:
+    made = rule("cut_stream", after_events=after)
+    assert joined(passes(made, head, *parts)) == (head + passed, End.RESETS)
+
+
+def test_an_abort_asks_nobody() -> None:
+    plan = Plan(draws())
+    KINDS["abort"].plan(rule("abort", status=499), plan)
+    assert plan.answer is not None
+    assert plan.answer.startswith(b"HTTP/1.1 499 Injected\r\n")
+    assert list(AnswerReader().read(plan.answer))[-1] == (b'{"error":"injected fault f"}', True)
+    plan = Plan(draws(), bodiless=True)
+    KINDS["abort"].plan(rule("abort"), plan)
+    assert (plan.answer or b"").endswith(b"\r\n\r\n")
+
+
+def test_nothing_passes_behind_an_end_and_nothing_overtakes() -> None:
+    plan = Plan(draws())
+    for made in (rule("first_byte", delay_ms=2000.0), rule("reset", after_bytes=1)):
+        KINDS[made.kind].plan(made, plan)
+    pipe = Pipe(plan.response)
+    assert [(one.at, one.data, one.end) for one in pipe.data(b"ab", 0.0)] == [(2.0, b"a", End.RESETS)]
+    assert pipe.over
+    assert pipe.data(b"c", 9.0) == pipe.ends(9.0) == []
+
+
+def test_a_reader_of_what_is_no_http_takes_it_for_a_body() -> None:
+    reader = AnswerReader()
+    assert list(reader.read(b"x" * (1 << 20) + b"yy"))[-1][1] is False
+    assert list(reader.read(b"z")) == [(b"z", True)]
+    broken = AnswerReader()
+    assert list(broken.read(CHUNKED + b"xyz\r\nabc"))[-1] == (b"abc", True)
+
+
+# --- gRPC -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_waits_and_meets_the_first_that_is_no_delay() -> None:
+    rules = [rule("delay", delay_ms=50.0), rule("abort", id="g", status=429), rule("black_hole")]
+    made = CallFault(rules, draws())
+    assert made.delay_s == 0.05
+    assert (b"grpc-status", b"14") in made.trailers
+    assert (b"grpc-message", b"injected fault g") in made.trailers
+    assert not made.lost
+    assert (b"grpc-status", b"7") in CallFault([rule("abort", grpc_status=7)], draws()).trailers
+    assert CallFault([rule("black_hole")], draws()).lost
+    assert CallFault([rule("reset")], draws()).reset
+
+
+# --- what makes no sense ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"kind": "abort"}, []),
+        ({"kind": "abort", "header": "x-drill: a b"}, []),
+        (
+            {"kind": "explode"},
+            [("kind", f"no fault of kind 'explode': must be one of {', '.join(sorted(KINDS))}")],
+        ),
+        ({"kind": "delay"}, [("delay_ms", "must be given: delay needs it")]),
+        (
+            {"kind": "truncate", "direction": "request"},
+            [("direction", "must be response for truncate, or be left out")],
+        ),
+        (
+            {"kind": "abort", "delay_ms": 3.0},
+            [
+                (
+                    "delay_ms",
+                    "must be left out: abort does not go by it, delay, first_byte, slicing, slow_close would",
+                )
+            ],
+        ),
+        (
+            {"kind": "delay", "delay_ms": 3.0, "distribution": "normal"},
+            [("jitter_ms", "must be given with distribution: it says how far delays are from delay_ms")],
+        ),
+        ({"kind": "abort", "header": "a b"}, [("header", "must be the name of a field, or NAME: VALUE")]),
+        ({"kind": "abort", "header": "a: b\r\nc"}, [("header", "must be the name of a field, or NAME: VALUE")]),
+    ],
+)
+def test_problems(fields: dict[str, object], wrong: list[tuple[str, str]]) -> None:
+    assert list(problems(msgspec.convert(fields, Fault))) == wrong
+
+
+def test_a_rule_is_shown_without_what_it_has_not() -> None:
+    fault = Fault(kind="delay", delay_ms=20.0, ratio=0.5, model="m", for_s=30.0)
+    made = rule_of(fault, "f", NOW)
+    assert (made.id, made.until, made.delay_ms, made.direction) == ("f", 130.0, 20.0, "")
+    assert document_of(made, NOW + 10) == {
+        "id": "f",
+        "kind": "delay",
+        "ratio": 0.5,
+        "direction": "request",
+        "model": "m",
+        "version": "",
+        "shard": None,
+        "endpoint": "",
+        "tenant": "",
+        "header": "",
+        "delay_ms": 20.0,
+        "left_s": 20.0,
+    }
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+def test_a_configured_fault_begins_once() -> None:
+    one, other = Fault(kind="abort", id="a"), Fault(kind="reset", for_s=5.0)
+    begin, end, begun = changes((one, other), (), NOW)
+    assert [(made.id, made.until) for made in begin] == [("a", 160.0), ("config-1", 105.0)]
+    assert end == []
+    assert changes((one, other), begun, NOW + 500) == ([], [], begun)  # a reload, or another control process
+    changed = Fault(kind="abort", id="a", status=500)
+    begin, end, begun = changes((changed,), begun, NOW + 500)
+    assert [(made.id, made.until, made.status) for made in begin] == [("a", 660.0, 500)]
+    assert end == ["config-1"]
+    assert changes((), begun, NOW)[1:] == (["a"], ())

@@ -28,8 +28,9 @@ from router.model import (
 )
 from router.policy import ModelPolicy, Policies
 from sidecar import channel
-from sidecar.channel import Channel, FaultRule, FaultsChanged, GuardsInForce, Hello, LoadWanted, Ping
+from sidecar.channel import Channel, FaultsChanged, GuardsInForce, Hello, LoadWanted, Ping
 from sidecar.discovery.source import Emit
+from sidecar.faults.rules import FaultRule
 from sidecar.state.keeper import SPEAKS_S, Keeper
 from sidecar.state.memory import Memory
 from tests.support.fleet import observation

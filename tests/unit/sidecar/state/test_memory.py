@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sidecar.channel import FaultRule
+from sidecar.faults.rules import FaultRule
 from sidecar.state.memory import Memory, Remembered
 
 SOMETHING = Remembered(("a", "b"), (FaultRule("f", "delay", 0.5, 99.5, delay_ms=3.0),))

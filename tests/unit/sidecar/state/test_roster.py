@@ -20,7 +20,8 @@ from router.model import (
     StoreMode,
 )
 from router.wire import MAX_ID_CHARS
-from sidecar.channel import FaultRule, FaultsChanged, encode
+from sidecar.channel import FaultsChanged, encode
+from sidecar.faults.rules import FaultRule
 from sidecar.state.roster import HEARD_IDS, MAX_HELD, Roster, RosterError, heard_messages
 
 
