@@ -76,7 +76,7 @@ demo: model
 system-packages:
 	@tools/system_packages.sh
 
-# Tests that measure, or that drive a whole product, run alone: they are marked serial (tests/conftest.py).
+# Tests that measure, and whole products that are not marked beside, run alone: they are serial (tests/conftest.py).
 test:
 	@$(MAKE) --no-print-directory -j2 --output-sync=target check system-packages model $(CLIENTS)/clients.stamp
 	$(BIN)/pytest -n $(JOBS) -m "not serial"

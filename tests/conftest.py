@@ -38,7 +38,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as serial what measures or drives a whole product; ``make test`` runs that after the rest, one at a time."""
+    """Mark as serial what measures, or drives a whole product and does not say that it may run beside others.
+
+    ``make test`` runs that after the rest, one at a time.
+    """
     for item in items:
+        if item.get_closest_marker("beside"):
+            continue
         if item.get_closest_marker("acceptance") or any(folder in item.path.parents for folder in ALONE):
             item.add_marker(pytest.mark.serial)

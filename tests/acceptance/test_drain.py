@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.beside, pytest.mark.timeout(60)]
 
 
 CLIENTS = 16

@@ -18,7 +18,7 @@ from tests.support.worker_process import WorkerProcess
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.beside, pytest.mark.timeout(90)]
 
 MODEL = "toy"
 TERMS = {"warmth", "free_memory", "speed"}

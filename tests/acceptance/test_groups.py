@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.support.product import Sidecar
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.beside, pytest.mark.timeout(90)]
 
 RECONCILE_S = 10.0
 NAMESPACE = "test"

@@ -11,7 +11,7 @@ import pytest
 from tests.support.basics import Worker, run_basics
 from tests.support.certificates import Authority, write
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.beside, pytest.mark.timeout(60)]
 
 
 def test_the_basics_over_tls_both_ways(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.support.product import running
 from tests.support.sidecars import until
 from tests.support.streaming_origin import Handler, Server
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.beside, pytest.mark.timeout(90)]
 
 SECONDS = 6
 APP = "spiffe://a.test/ns/app"

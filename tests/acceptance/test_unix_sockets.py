@@ -16,7 +16,7 @@ from tests.support.product import WARMROUTE
 from tests.support.sidecar_process import ROOT
 from tests.support.sidecars import Process
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.beside, pytest.mark.timeout(60)]
 
 
 def test_the_basics_over_unix_sockets(tmp_path: Path) -> None:

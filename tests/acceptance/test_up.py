@@ -22,7 +22,7 @@ from tests.support.sidecars import Process, gone, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(100)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.beside, pytest.mark.timeout(100)]
 
 MODELS = ROOT / "models"
 READY_WITHIN_S = 40
