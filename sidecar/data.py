@@ -61,7 +61,7 @@ from sidecar.http1.shared_answers import SharedTier
 from sidecar.http1.versions import version_step
 from sidecar.membership import Membership, model_timeouts
 from sidecar.overload import Guard
-from sidecar.settings import model_policies, router_policies
+from sidecar.settings import HeaderTrust, model_policies, router_policies
 from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Page, Scalar
 from sidecar.telemetry.verdicts import log_event, log_failing, log_panic, log_trials
@@ -70,6 +70,7 @@ from sidecar.tls.process import ProcessTls
 if TYPE_CHECKING:
     from router.model import Event
     from sidecar.boot import PlanFile
+    from sidecar.settings import Faults
 
 TICK_S = 0.1
 OBSERVE_S = 1.0
@@ -135,7 +136,8 @@ class DataProcess:
         self._plane.admission.divide(plan.index, processes)  # before there are limits: none is ever shown undivided
         self._membership = Membership(self._plane, settings, now)
         self._plane.want_load = self._want_load
-        self._injector = Injector(self._plane, settings.faults.most_attempts)
+        self._injector = Injector(self._plane)
+        self._configure_faults(settings.faults, now)
         self._guard = Guard(self._plane, settings.overload, processes)
         self._tick_due = now
         self._tls = ProcessTls(settings, loop=loop, page=self._page, clock=self._clock)
@@ -309,10 +311,15 @@ class DataProcess:
         self._bury()
         self._plane.recogniser = Recogniser(plan.settings.recognise)
         self._guard.configure(plan.settings.overload)
-        self._injector.most_attempts = plan.settings.faults.most_attempts
+        self._configure_faults(plan.settings.faults, now)
         self._tls.configure(plan.settings)
         self._plane.gauge(Scalar.CONFIG_NOW, plan.sequence)
         self._log.info("config.in_force", revision=plan.revision)
+
+    def _configure_faults(self, faults: Faults, now: float) -> None:
+        self._injector.most_attempts = faults.most_attempts
+        self._injector.headers = faults.headers is HeaderTrust.TRUSTED
+        self._arm_faults(now)
 
     def _arm_faults(self, now: float) -> None:
         """Have attempts looked at while there is a fault in force, or one under way that was struck."""

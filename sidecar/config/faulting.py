@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.faults.checking import problems
 from sidecar.faults.configured import named
+from sidecar.settings import HeaderTrust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +21,8 @@ def faulting(settings: Settings) -> Iterator[tuple[Path, str]]:
     path: Path = ("faults", "rules")
     if len(faults.rules) > faults.most:
         yield path, f"must be at most faults.most ({faults.most}) faults"
+    if not faults.most and faults.headers is not HeaderTrust.NOBODY:
+        yield ("faults", "headers"), "must be nobody where faults.most is 0: no fault may be in force"
     for index, fault in enumerate(faults.rules):
         for field, remedy in problems(fault):
             yield (*path, index, field), remedy

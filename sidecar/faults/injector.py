@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from router.outcomes import AttemptResult, Outcome
 from sidecar.faults import KINDS
+from sidecar.faults.headers import asked_for
 from sidecar.faults.kind import Plan
 from sidecar.faults.link import Link
 from sidecar.telemetry.page import Scalar
@@ -99,6 +100,8 @@ class Injector:
         self._scopes: tuple[_Scope, ...] = ()
         self.rules: tuple[FaultRule, ...] = ()
         self.most_attempts = most_attempts
+        self.headers = False
+        """Callers that are believed may ask for faults in their requests' fields."""
         self.under_way: dict[Attempt, Struck] = {}
 
     def put(self, rules: Iterable[FaultRule]) -> None:
@@ -114,7 +117,7 @@ class Injector:
     @property
     def idle(self) -> bool:
         """True where there is nothing to strike, and nothing under way that was."""
-        return not self.rules and not self.under_way
+        return not self.rules and not self.under_way and not self.headers
 
     def strike(
         self,
@@ -139,6 +142,9 @@ class Injector:
             and self._applies(scope, attempt, head, trusted)
             and rng() < scope.rule.ratio
         ]
+        if self.headers and trusted:
+            asked = asked_for(head)
+            rules += [rule for rule in asked if (KINDS[rule.kind].grpc or not grpc) and rng() < rule.ratio]
         if not rules or len(self.under_way) >= self.most_attempts:
             return None
         struck = self.under_way[attempt] = Struck(self, attempt, tuple(rules))

@@ -5,7 +5,7 @@ from sidecar.settings.affinity import Affinity
 from sidecar.settings.base import LABEL, Base, Reload, doc
 from sidecar.settings.bounds import Limits, Overload, Timeouts
 from sidecar.settings.dns import Dns, DnsServers, DnsType
-from sidecar.settings.faults import Fault, FaultDirection, Faults
+from sidecar.settings.faults import Fault, FaultDirection, Faults, HeaderTrust
 from sidecar.settings.groups import Shards
 from sidecar.settings.ladder import Cache, CachedMethod, FallbackOn, SharedCache, StaticAnswer
 from sidecar.settings.models import Endpoint, Key, Model, ModelTimeouts
@@ -35,6 +35,7 @@ __all__ = [
     "Fault",
     "FaultDirection",
     "Faults",
+    "HeaderTrust",
     "Key",
     "LABEL",
     "Limits",

@@ -1,4 +1,4 @@
-"""Injected faults: how many may be in force, and those of the configuration."""
+"""Injected faults: how many may be in force, those of the configuration, and whose requests may ask for one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from sidecar.settings.base import Base, Reload, doc
 
-MOST_FAULT_S = 3600.0
+MOST_FAULT_S = 3600
 """No fault lasts longer."""
 NAME = Annotated[str, Meta(max_length=256)]
 
@@ -28,6 +28,13 @@ class Distribution(StrEnum):
     UNIFORM = "uniform"
     NORMAL = "normal"
     EXPONENTIAL = "exponential"
+
+
+class HeaderTrust(StrEnum):
+    """Whose requests may ask for a fault."""
+
+    NOBODY = "nobody"
+    TRUSTED = "trusted"
 
 
 class Fault(Base, frozen=True):
@@ -128,6 +135,10 @@ class Faults(Base, frozen=True):
             le=65536,
         ),
     ] = 256
+    headers: Annotated[
+        HeaderTrust,
+        doc(Reload.LIVE, "whose requests may ask for faults: nobody's, or of callers in listeners[].trusted_networks"),
+    ] = HeaderTrust.NOBODY
     rules: Annotated[
         tuple[Fault, ...],
         doc(Reload.LIVE, "in force from when the configuration that names them first is, each for its for_s"),

@@ -8,6 +8,7 @@ import pytest
 
 from router.model import Replica
 from sidecar.faults.rules import FaultRule
+from sidecar.http1.forwarding import ListenerRules
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.connection import FULL
@@ -311,3 +312,22 @@ async def test_a_rule_whose_time_is_over_is_forgotten(path: DataPath) -> None:
     assert not injector.idle
     injector.expire(path.plane.clock() + 10.0)
     assert injector.idle
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_believed_caller_asks_for_a_fault_with_its_request(trusted: bool) -> None:
+    rules = ListenerRules(trusted_networks=("127.0.0.0/8",) if trusted else ())
+
+    @on_data_path(echo, rules=rules)
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        asks = request(b"GET / HTTP/1.1", b"x-envoy-fault-abort-request: 418")
+        assert (await client.ask(asks)).status == 200  # nobody may, by default
+        injector = path.inject()
+        assert (await client.ask(asks)).status == 200
+        injector.headers = True
+        assert (await client.ask(asks)).status == (418 if trusted else 200)
+        assert (await client.ask(request())).status == 200
+        assert path.outcomes == ({"ok": 3, "fault": 1} if trusted else {"ok": 4})
+
+    scenario()

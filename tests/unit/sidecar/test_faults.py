@@ -12,10 +12,12 @@ from sidecar.faults.calls import CallFault
 from sidecar.faults.checking import document_of, problems, rule_of
 from sidecar.faults.configured import changes
 from sidecar.faults.framing import AnswerReader
+from sidecar.faults.headers import asked_for
 from sidecar.faults.kind import Plan, delay_s
 from sidecar.faults.rules import FaultRule
 from sidecar.faults.stages import End, Pipe
 from sidecar.settings import Fault
+from sidecar.settings.faults import PARAMETERS
 from sidecar.telemetry.page import Scalar
 
 NOW = 100.0
@@ -303,3 +305,42 @@ def test_a_configured_fault_begins_once() -> None:
     assert [(made.id, made.until, made.status) for made in begin] == [("a", 660.0, 500)]
     assert end == ["config-1"]
     assert changes((), begun, NOW)[1:] == (["a"], ())
+
+
+# --- requests that ask ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ((), []),
+        ((b"x-envoy-fault-delay-request: 200",), [("delay", 1.0, {"delay_ms": 200.0})]),
+        (
+            (b"X-Envoy-Fault-Delay-Request-Percentage: 25", b"X-Envoy-Fault-Delay-Request:200 "),
+            [("delay", 0.25, {"delay_ms": 200.0})],
+        ),
+        (
+            (b"x-envoy-fault-abort-request: 503", b"x-envoy-fault-delay-request: 7"),
+            [("delay", 1.0, {"delay_ms": 7.0}), ("abort", 1.0, {"status": 503})],
+        ),
+        ((b"x-envoy-fault-abort-grpc-request: 14",), [("abort", 1.0, {"grpc_status": 14})]),
+        ((b"x-envoy-fault-abort-request-percentage: 50",), []),
+        ((b"x-envoy-fault-throughput-response: 2",), [("bandwidth", 1.0, {"bytes_per_s": 2048.0})]),
+        ((b"x-envoy-fault-throughput-response: x",), []),
+        ((b"x-envoy-fault-abort-request: 200",), []),
+        ((b"x-envoy-fault-abort-request: 503", b"x-envoy-fault-abort-request-percentage: many"), []),
+        ((b"warmroute-fault: truncate; after_bytes=9",), [("truncate", 1.0, {"after_bytes": 9})]),
+        ((b"warmroute-fault: abort;status=500 ;ratio=0.5",), [("abort", 0.5, {"status": 500})]),
+        ((b"warmroute-fault: abort", b"warmroute-fault: reset"), [("abort", 1.0, {}), ("reset", 1.0, {})]),
+        ((b"warmroute-fault: abort; for_s=9",), []),
+        ((b"warmroute-fault: explode",), []),
+        ((b"warmroute-fault: delay",), []),
+        ((b"warmroute-fault: abort",) * 20, [("abort", 1.0, {})] * 8),
+        ((b"x-warmroute-fault: abort",), []),
+    ],
+)
+def test_what_a_request_asks_for(fields: tuple[bytes, ...], asked: list[tuple[str, float, dict[str, object]]]) -> None:
+    got = asked_for(b"\r\n".join((b"GET / HTTP/1.1", *fields, b"", b"")))
+    given = [{name: value for name in PARAMETERS if (value := getattr(one, name)) is not None} for one in got]
+    assert [(one.kind, one.ratio, has) for one, has in zip(got, given, strict=True)] == asked
+    assert all(one.id == "header" and one.until == float("inf") for one in got)
