@@ -34,6 +34,7 @@ _COMMANDS = (
     ("config", "sidecar.cli.config:app", _CONFIGURE, "Check, show and explain configuration."),
     ("version", "sidecar.cli.version:version", _CONFIGURE, "Print the version."),
     ("models", "sidecar.cli.models:app", _CONFIGURE, "Split models over workers; recommend a number of shards."),
+    ("record", "sidecar.cli.record:record", _MEASURE, "Pass requests through, and write them down for replay."),
     ("replay", "sidecar.cli.replay:replay", _MEASURE, "Send recorded requests again, with their original spacing."),
     ("bench", "sidecar.cli.bench:app", _MEASURE, "Measure how workers start; write synthetic models."),
 )

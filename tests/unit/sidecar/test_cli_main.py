@@ -21,6 +21,7 @@ COMMANDS = [
     "fault",
     "health",
     "models",
+    "record",
     "replay",
     "routes",
     "sidecar",
@@ -111,7 +112,7 @@ def test_nothing_of_the_command_line_imports_the_worker() -> None:
             (
                 'warmroute: no command "zzz"; '
                 "there are: sidecar, up, worker, routes, endpoints, versions, fault, cache, health, config, version, "
-                "models, replay, bench"
+                "models, record, replay, bench"
             ),
         ),
         (
