@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,22 @@ def target() -> Iterator[Counting]:
         yield counting
     finally:
         counting.end()
+
+
+@contextmanager
+def command(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run ``warmroute fault process`` in a process group of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "sidecar.cli.main", "fault", "process", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
@@ -200,3 +219,54 @@ def test_a_process_of_another_user_is_left_alone(keeper: FaultKeeper) -> None:
     finally:
         other.kill()
         other.wait()
+
+
+def test_the_command_stays_until_ctrl_c(target: Counting) -> None:
+    with command("stop", "--pid", str(target.pid), "--for-s", "300") as asking:
+        assert asking.stdout is not None
+        assert asking.stdout.readline() == f"stop: pid {target.pid}: in force for 5 min 00 s, Ctrl-C ends it\n"
+        until(lambda: target.stopped, "it stands")
+        os.killpg(asking.pid, signal.SIGINT)
+        assert asking.stdout.readline() == "stop: ended: the process goes on\n"
+        assert asking.wait(10) == 0
+    assert not target.stopped
+
+
+def test_the_command_ends_with_the_lifetime(target: Counting) -> None:
+    with command("slow", "--pid", str(target.pid), "--for-s", "0.3", "--share", "0.5") as asking:
+        out, err = asking.communicate(timeout=20)
+    assert (asking.returncode, err) == (0, "")
+    assert out.endswith("slow: ended: the process goes on at its own speed\n")
+    assert not target.stopped
+
+
+def test_nothing_stays_when_the_command_is_terminated(target: Counting) -> None:
+    with command("stop", "--pid", str(target.pid)) as asking:
+        until(lambda: target.stopped, "it stands")
+        asking.terminate()
+        asking.wait(10)
+    until(lambda: not target.stopped, "it goes on")
+
+
+def test_the_command_knows_the_workers_of_a_ready_file(target: Counting, tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    workers = [{"id": "worker-1", "pid": target.pid, "address": ""}, {"id": "worker-2", "pid": None, "address": ""}]
+    ready.write_text(json.dumps({"redis_socket": str(tmp_path / "none.sock"), "workers": workers, "listen": ""}))
+    for words, code, text in (
+        (
+            ("stop", "--worker", "worker-3", "--ready-file", str(ready)),
+            2,
+            "no worker 'worker-3' in .*: worker-1, worker-2",
+        ),
+        (("stop", "--worker", "worker-1"), 2, "--worker worker-1: name the --ready-file of `warmroute up`"),
+        (("stop", "--ready-file", str(ready)), 2, "name one of its workers with --worker"),
+        (("stop",), 2, "name one: --pid, --url, --worker with --ready-file"),
+        (("explode", "--pid", "4"), 2, "no kind 'explode'; there are: full_disk, kill, "),
+        (("store_pause", "--ready-file", str(ready)), 1, "store_pause: unix:.*none.sock: No such file or directory"),
+        (("kill", "--worker", "worker-1", "--ready-file", str(ready)), 0, f"kill: pid {target.pid}: done; not undone"),
+    ):
+        with command(*words) as asking:
+            out, err = asking.communicate(timeout=20)
+        assert asking.returncode == code, (words, out, err)
+        assert re.search(text, out + err), (words, out, err)
+    assert target.process.wait(10) == -signal.SIGKILL

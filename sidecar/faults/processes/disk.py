@@ -21,6 +21,7 @@ class FullDisk:
     SUBJECT: ClassVar[str] = "files"
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "the process can write files again"
+    LASTS: ClassVar[bool] = True
 
     def begin(self, fault: ProcessFault) -> Memo:
         """Set the limit."""

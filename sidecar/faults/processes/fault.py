@@ -51,6 +51,8 @@ class Act(Protocol):
     """The fields of ProcessFault beyond the common ones that are this kind's."""
     UNDONE: ClassVar[str]
     """What becomes of the process when the fault ends, for people."""
+    LASTS: ClassVar[bool]
+    """False of what is over once it has begun."""
 
     def begin(self, fault: ProcessFault) -> Memo:
         """Bring the fault about; return what is needed to undo it.

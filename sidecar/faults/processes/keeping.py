@@ -77,7 +77,8 @@ class Keeping:
         memo = act.begin(fault)
         now = self._clock()
         one = _InForce(fault, act, memo, now + fault.for_s, now)
-        self._faults[asked.number] = one
+        if act.LASTS:
+            self._faults[asked.number] = one
         return one
 
     def _found(self, fault: ProcessFault) -> ProcessFault:

@@ -15,6 +15,7 @@ class Kill:
     SUBJECT: ClassVar[str] = "running"
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "not undone: who started the process starts it again (warmroute up does)"
+    LASTS: ClassVar[bool] = False
 
     def begin(self, fault: ProcessFault) -> Memo:
         """Kill it."""

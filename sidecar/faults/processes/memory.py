@@ -21,6 +21,7 @@ class OutOfMemory:
     SUBJECT: ClassVar[str] = "memory"
     PARAMETERS: ClassVar[tuple[str, ...]] = ("headroom_mb",)
     UNDONE: ClassVar[str] = "the process gets memory again"
+    LASTS: ClassVar[bool] = True
 
     def begin(self, fault: ProcessFault) -> Memo:
         """Lower the limit."""

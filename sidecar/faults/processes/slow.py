@@ -20,6 +20,7 @@ class Slow:
     SUBJECT: ClassVar[str] = "running"
     PARAMETERS: ClassVar[tuple[str, ...]] = ("share",)
     UNDONE: ClassVar[str] = "the process goes on at its own speed"
+    LASTS: ClassVar[bool] = True
 
     def begin(self, fault: ProcessFault) -> Memo:
         """Stop it for the first time."""

@@ -15,6 +15,7 @@ class Stop:
     SUBJECT: ClassVar[str] = "running"
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "the process goes on"
+    LASTS: ClassVar[bool] = True
 
     def begin(self, fault: ProcessFault) -> Memo:
         """Stop it."""

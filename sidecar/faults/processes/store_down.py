@@ -21,6 +21,7 @@ class StoreStop:
     SUBJECT: ClassVar[str] = "running"
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "the server is not started again by this: warmroute up starts its own, empty"
+    LASTS: ClassVar[bool] = True
 
     def begin(self, fault: ProcessFault) -> Memo:
         """Have it stay away, and kill it."""

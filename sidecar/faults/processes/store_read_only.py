@@ -19,6 +19,7 @@ class StoreReadOnly:
     SUBJECT: ClassVar[str] = "role"
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "the server takes writes again"
+    LASTS: ClassVar[bool] = True
     CUTS: ClassVar[bool] = False
 
     def begin(self, fault: ProcessFault) -> Memo:
@@ -61,4 +62,5 @@ class StoreFailover(StoreReadOnly):
     """What callers see of a failover: all connections cut, no writes taken until the end, then cut once more."""
 
     UNDONE: ClassVar[str] = "the server takes writes again, as a new primary: all connections are cut"
+    LASTS: ClassVar[bool] = True
     CUTS: ClassVar[bool] = True

@@ -20,6 +20,7 @@ class StoreRefused:
     SUBJECT: ClassVar[str] = "socket"
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "the server accepts again, with all that it held"
+    LASTS: ClassVar[bool] = True
 
     def begin(self, fault: ProcessFault) -> Memo:
         """Refuse new callers, then cut those that are there."""

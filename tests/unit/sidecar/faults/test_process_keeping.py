@@ -29,6 +29,7 @@ class Noted:
     SUBJECT: ClassVar[str] = "running"
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "as it was"
+    LASTS: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.done: list[str] = []
