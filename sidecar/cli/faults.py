@@ -21,6 +21,13 @@ app = App(name="fault", help="List, add and remove injected faults.", version_fl
 _MS = Number(gt=0, lte=300_000)
 
 
+app.command(
+    "sidecar.cli.process_faults:process",
+    name="process",
+    help="Do a fault to a process or a state store of yours, in the foreground.",
+)
+
+
 @app.command(name="list")
 def list_faults(*, admin: Admin = ADMIN, as_json: Json = False) -> int:
     """List the faults in force, and how long each has left."""
@@ -80,6 +87,13 @@ def add(
     every_bytes: Annotated[
         int | None, Parameter(help="One of so many bytes is touched.", validator=Number(gte=1))
     ] = None,
+    skew_ms: Annotated[
+        float | None, Parameter(help="How much older an endpoint's words seem; 10000 if left out.", validator=_MS)
+    ] = None,
+    free_ratio: Annotated[
+        float | None,
+        Parameter(help="How much of its memory seems free at most; 0 if left out.", validator=Number(gte=0, lte=1)),
+    ] = None,
     admin: Admin = ADMIN,
 ) -> int:
     """Inject a fault. It ends by itself, and `warmroute fault remove` ends it sooner."""
@@ -105,6 +119,8 @@ def add(
         "bytes_per_s": bytes_per_s,
         "piece_bytes": piece_bytes,
         "every_bytes": every_bytes,
+        "skew_ms": skew_ms,
+        "free_ratio": free_ratio,
     }
     asked = {name: value for name, value in asked.items() if value is not None}
     try:

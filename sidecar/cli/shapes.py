@@ -237,7 +237,6 @@ class Explanation(msgspec.Struct, frozen=True):
     versions: tuple[VersionShare, ...] = ()
     ladder: Ladder | None = None
     queue: Queue | None = None
-    faults: tuple[Fault, ...] = ()
 
 
 class Routes(msgspec.Struct, frozen=True):
@@ -317,6 +316,8 @@ class Fault(msgspec.Struct, frozen=True):
     bytes_per_s: float | None = None
     piece_bytes: int | None = None
     every_bytes: int | None = None
+    skew_ms: float | None = None
+    free_ratio: float | None = None
 
 
 class Faults(msgspec.Struct, frozen=True):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -16,28 +15,18 @@ from msgspec import inspect
 from router.policy import PolicyError
 from sidecar.config.document import Node
 from sidecar.config.problems import Path, Problem, dotted, may_be_secret, nearest
-from sidecar.config.schema import Object, bare, described
+from sidecar.config.schema import Object, bare, schema
 from sidecar.settings import Settings
-
-S = TypeVar("S", bound=msgspec.Struct)
 
 
 def compare(root: Node) -> tuple[Settings | None, list[Problem]]:
     """Return the settings that ``root`` describes, or None and everything that does not fit the schema."""
-    return conform(root, Settings, _EMPTY)
-
-
-def conform(root: Node, shape: type[S], empty: str) -> tuple[S | None, list[Problem]]:
-    """Return what ``root`` describes as ``shape``, or None and everything that does not fit.
-
-    ``empty`` is what to do about a file that holds nothing.
-    """
-    comparison = _Comparison(empty)
-    value = comparison.of(root, described(shape), ())
+    comparison = _Comparison()
+    value = comparison.of(root, schema(), ())
     if comparison.problems:
         return None, comparison.problems
     try:
-        return msgspec.convert(value, shape), []
+        return msgspec.convert(value, Settings), []
     except msgspec.ValidationError as error:  # the walk above is meant to say it better, and first
         return None, [Problem(root.where, "", "", str(error))]
 
@@ -45,9 +34,8 @@ def conform(root: Node, shape: type[S], empty: str) -> tuple[S | None, list[Prob
 class _Comparison:
     """One walk over a tree. Where something does not fit, a problem is noted and None stands in for the value."""
 
-    def __init__(self, empty: str) -> None:
+    def __init__(self) -> None:
         self.problems: list[Problem] = []
-        self._empty = empty
 
     def of(self, node: Node, kind: inspect.Type, path: Path, meta: inspect.Metadata | None = None) -> object:
         """Return the plain value of ``node``, after noting what is wrong with it."""
@@ -96,8 +84,7 @@ class _Comparison:
         members = node.value
         if not isinstance(members, dict):
             if node.value is None:
-                remedy = "must be a mapping of fields; leave it out for its defaults" if path else self._empty
-                self._note(node, path, remedy)
+                self._note(node, path, "must be a mapping of fields; leave it out for its defaults" if path else _EMPTY)
             else:
                 self._note(node, path, f"must be a mapping with some of: {_names(kind)}")
             return None

@@ -9,6 +9,7 @@ import msgspec
 
 from sidecar.faults import KINDS
 from sidecar.faults.rules import FaultRule
+from sidecar.faults.signals.terms import REQUESTS_ONLY, TERMS
 from sidecar.settings.faults import PARAMETERS, Fault, fields_of, parameters_of
 
 if TYPE_CHECKING:
@@ -20,9 +21,12 @@ _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?::[ \t]*[\x21-\x7e](?:[\x20-
 
 def problems(fault: Fault) -> Iterator[tuple[str, str]]:
     """Yield what makes no sense about a fault: the field, and what to do about it."""
+    if fault.kind in TERMS:
+        yield from _problems_of_signal(fault)
+        return
     kind = KINDS.get(fault.kind)
     if kind is None:
-        yield "kind", f"no fault of kind {fault.kind!r}: must be one of {', '.join(sorted(KINDS))}"
+        yield "kind", f"no fault of kind {fault.kind!r}: must be one of {', '.join(sorted([*KINDS, *TERMS]))}"
         return
     if fault.direction is not None and fault.direction not in kind.directions:
         allowed = " or ".join(kind.directions)
@@ -30,8 +34,7 @@ def problems(fault: Fault) -> Iterator[tuple[str, str]]:
     given = parameters_of(fault)
     for name in given:
         if name not in kind.takes:
-            takers = ", ".join(sorted(one for one, other in KINDS.items() if name in other.takes))
-            yield name, f"must be left out: {fault.kind} does not go by it, {takers} would"
+            yield name, _not_by(fault.kind, name)
     for name in kind.needs:
         if name not in given:
             yield name, f"must be given: {fault.kind} needs it"
@@ -39,6 +42,26 @@ def problems(fault: Fault) -> Iterator[tuple[str, str]]:
         yield "jitter_ms", "must be given with distribution: it says how far delays are from delay_ms"
     if fault.header and not _HEADER.fullmatch(fault.header):
         yield "header", "must be the name of a field, or NAME: VALUE"
+
+
+def _problems_of_signal(fault: Fault) -> Iterator[tuple[str, str]]:
+    """Yield what makes no sense about a fault of signals: it is of what endpoints say, and not of attempts."""
+    if fault.direction is not None:
+        yield "direction", f"must be left out: {fault.kind} is of what endpoints say, not of attempts"
+    if fault.ratio != 1:
+        yield "ratio", f"must be left out: {fault.kind} is of all that its endpoints say"
+    for name in REQUESTS_ONLY:
+        if getattr(fault, name):
+            yield name, f"must be left out: {fault.kind} is of what endpoints say, not of requests"
+    for name in parameters_of(fault):
+        if name not in TERMS[fault.kind]:
+            yield name, _not_by(fault.kind, name)
+
+
+def _not_by(kind: str, name: str) -> str:
+    takers = [one for one, other in KINDS.items() if name in other.takes]
+    takers += [one for one, parameters in TERMS.items() if name in parameters]
+    return f"must be left out: {kind} does not go by it, {', '.join(sorted(takers))} would"
 
 
 def rule_of(fault: Fault, id: str, now: float) -> FaultRule:  # noqa: A002

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from sidecar.faults import KINDS
 from sidecar.faults.checking import problems, rule_of
 from sidecar.settings.faults import PARAMETERS, Fault
 
@@ -44,7 +45,7 @@ def asked_for(head: bytes) -> list[FaultRule]:
             fault = msgspec.convert(one, Fault, strict=False)
         except msgspec.ValidationError:
             continue
-        if not any(problems(fault)):
+        if fault.kind in KINDS and not any(problems(fault)):  # endpoints' words are everybody's
             rules.append(rule_of(fault, NAME, inf))
     return rules
 

@@ -35,3 +35,5 @@ class FaultRule:
     bytes_per_s: float | None = None
     piece_bytes: int | None = None
     every_bytes: int | None = None
+    skew_ms: float | None = None
+    free_ratio: float | None = None

@@ -101,6 +101,14 @@ class Fault(Base, frozen=True):
     every_bytes: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 30)] | None, doc(Reload.LIVE, "one byte of so many is touched", "bytes")
     ] = None
+    skew_ms: Annotated[
+        Annotated[float, Meta(gt=0, le=300_000)] | None,
+        doc(Reload.LIVE, "how much older what an endpoint says seems", "milliseconds"),
+    ] = None
+    free_ratio: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        doc(Reload.LIVE, "how much of its memory seems free at most", "ratio"),
+    ] = None
 
 
 SCOPE = ("model", "version", "shard", "endpoint", "tenant", "header")
@@ -115,6 +123,8 @@ PARAMETERS = (
     "bytes_per_s",
     "piece_bytes",
     "every_bytes",
+    "skew_ms",
+    "free_ratio",
 )
 """The fields that only some kinds take."""
 

@@ -37,6 +37,7 @@ from router.model import (
 )
 from sidecar.channel import AnswerAsked, AnswerKept, GuardsInForce, Hello, Listening, LoadWanted, Ping
 from sidecar.faults.configured import changes
+from sidecar.faults.signals.altering import Signals, Word
 from sidecar.pids import start_ticks
 from sidecar.state.feed import Feed
 from sidecar.state.memory import KnownName, Remembered
@@ -146,6 +147,8 @@ class Keeper:
         self._memory = memory
         self.roster.held.update(remembered.held)
         self.roster.faults.update((rule.id, rule) for rule in remembered.faults)
+        self.signals = Signals()
+        self.signals.put(remembered.faults, [Word(record, clock(), clock()) for record in remembered.records])
         self._recalled = remembered.records
         self.names = remembered.names
         self._begun_faults = remembered.begun_faults
@@ -189,21 +192,59 @@ class Keeper:
             if isinstance(event, EndpointSeen) and self._contested.admit(self._clock()) is not None:
                 _log.warning("endpoint.contested", id=event.record.id, source=source)
             return
-        self._own(mine)
-        if isinstance(mine, EndpointsHeard):
-            if not self._heard:
-                self._heard_at = mine.at
-            self._heard.update(dict.fromkeys(mine.ids))
+        if not isinstance(mine, EndpointsHeard):
+            self._unsaved = True
+        if not self.signals.rules:
+            self._tell(mine)
             return
-        if isinstance(mine, EndpointGone):
-            self._measured.discard(mine.id)
-            self._answered.pop(mine.id, None)
-            self.opened.pop(mine.id, None)
-            self._heard.pop(mine.id, None)
-        self._unsaved = True
-        self.feed.send(mine)
-        if isinstance(mine, EndpointSeen) and mine.record.id in self.roster.held:
-            self._hold(mine.record.id, held=True)  # it may have been away, and be another process now
+        if isinstance(mine, EndpointSeen):
+            seen = self.signals.seen(mine)
+            if seen is not None:
+                self._tell(seen)
+        elif isinstance(mine, EndpointsHeard):
+            records = [word.record for word in map(self.roster.word, mine.ids) if word is not None]
+            on_time, *late = self.signals.heard(mine, records)
+            if on_time.ids:
+                self._tell(on_time)
+            for one in late:
+                self._pass_on(one)
+        else:
+            if isinstance(mine, EndpointGone):
+                self.signals.gone(mine.id)
+            self._tell(mine)
+
+    def _tell(self, event: Found) -> None:
+        """Go by what a source says, and tell it: signs of life together."""
+        if isinstance(event, EndpointsHeard):
+            self._own(event)
+            if not self._heard:
+                self._heard_at = event.at
+            self._heard.update(dict.fromkeys(event.ids))
+            return
+        if isinstance(event, EndpointGone):
+            self._measured.discard(event.id)
+            self._answered.pop(event.id, None)
+            self.opened.pop(event.id, None)
+            self._heard.pop(event.id, None)
+        self._pass_on(event)
+        if isinstance(event, EndpointSeen) and event.record.id in self.roster.held:
+            self._hold(event.record.id, held=True)  # it may have been away, and be another process now
+
+    def _pass_on(self, event: Found) -> None:
+        """Go by an event, and tell it at once."""
+        self._own(event)
+        self.feed.send(event)
+
+    def _faults_changed(self) -> None:
+        """Go by the faults that are in force now: keep them, tell them, and tell endpoints' words as they make them."""
+        for id in self.signals.put(self.roster.faults.values(), list(self.roster.words())):  # noqa: A001
+            word = self.roster.word(id)
+            told = None if word is None else self.signals.told(word)
+            if told is not None:
+                self._pass_on(EndpointSeen(told.record, told.seen_at))
+                self._pass_on(EndpointsHeard((id,), told.heard_at))
+        self._remember()
+        self.feed.send(self.roster.faults_message())
 
     def _own(self, event: Event) -> None:
         self.cluster.apply(event, self._clock())
@@ -239,7 +280,7 @@ class Keeper:
         return [
             self._ping(),
             *self.steering.messages(),  # requests may come with the snapshot's end
-            *self.roster.snapshot(self._sequence, now),
+            *self.roster.snapshot(self._sequence, now, self.signals.told),
             *measured_messages(self.latencies(), now),
         ]
 
@@ -393,8 +434,9 @@ class Keeper:
     def loads_reported(self, event: LoadsReported) -> None:
         """Take in what endpoints said of their load out of band."""
         there = tuple((id_, report) for id_, report in event.reports if id_ in self.roster)
-        if there:
-            known = LoadsReported(there, event.at)
+        records = {id_: word.record for id_, _ in there if (word := self.roster.word(id_)) is not None}
+        known = self.signals.reported(LoadsReported(there, event.at), records)
+        if known.reports:
             self._own(known)
             self.feed.send(known)
 
@@ -418,15 +460,13 @@ class Keeper:
     def add_fault(self, rule: FaultRule) -> None:
         """Put a fault in force, in place of one with the same id."""
         self.roster.faults[rule.id] = rule
-        self._remember()
-        self.feed.send(self.roster.faults_message())
+        self._faults_changed()
 
     def remove_fault(self, id: str) -> bool:  # noqa: A002
         """End a fault; return whether there was one."""
         if self.roster.faults.pop(id, None) is None:
             return False
-        self._remember()
-        self.feed.send(self.roster.faults_message())
+        self._faults_changed()
         return True
 
     def configure_faults(self, faults: Iterable[Fault], most: int) -> None:
@@ -442,8 +482,7 @@ class Keeper:
                 self.roster.faults[rule.id] = rule
             else:
                 _log.warning("fault.refused", fault=rule.id, most=most)
-        self._remember()
-        self.feed.send(self.roster.faults_message())
+        self._faults_changed()
 
     def configure(self, models: Iterable[ModelPolicy]) -> None:
         """Take another configuration's word on versions, where it is another."""
@@ -532,8 +571,7 @@ class Keeper:
             heard, self._heard = list(self._heard), {}
             self.feed.send(*heard_messages(heard, self._heard_at))
         if self.roster.expire(now):
-            self._remember()
-            self.feed.send(self.roster.faults_message())
+            self._faults_changed()
             _log.info("fault.expired", left=len(self.roster.faults))
         if self._unsaved and now >= self._remember_due:
             self._remember_due = now + REMEMBER_S

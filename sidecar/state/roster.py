@@ -24,9 +24,11 @@ from router.model import (
     StoreMode,
 )
 from sidecar.channel import FaultsChanged
+from sidecar.faults.signals.altering import Word
+from sidecar.faults.signals.terms import TERMS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sidecar.discovery.source import Found
     from sidecar.faults.rules import FaultRule
@@ -52,6 +54,10 @@ class _Entry:
     source: str
     seen_at: float
     heard_at: float
+
+    @property
+    def word(self) -> Word:
+        return Word(self.record, self.seen_at, self.heard_at)
 
 
 def guarded(event: EndpointEjected | EndpointReturned) -> Guarded:
@@ -92,6 +98,15 @@ class Roster:
         for id in sorted(self._entries):  # noqa: A001
             entry = self._entries[id]
             yield entry.record, entry.source, entry.heard_at
+
+    def word(self, id: str) -> Word | None:  # noqa: A002
+        """Return what endpoint ``id`` last reported, and when it was heard."""
+        entry = self._entries.get(id)
+        return entry.word if entry is not None else None
+
+    def words(self) -> Iterator[Word]:
+        """Yield what each endpoint last reported, and when it was heard."""
+        return (entry.word for entry in self._entries.values())
 
     # --- what sources say ---------------------------------------------------------------------------------------
 
@@ -169,17 +184,20 @@ class Roster:
     # --- telling it ---------------------------------------------------------------------------------------------
 
     def faults_message(self) -> FaultsChanged:
-        """Return the whole list of faults in force."""
-        return FaultsChanged(tuple(self.faults.values()))
+        """Return the whole list of faults in force that strike attempts; those of signals are this process's alone."""
+        return FaultsChanged(tuple(rule for rule in self.faults.values() if rule.kind not in TERMS))
 
-    def snapshot(self, sequence: int, now: float) -> list[object]:
-        """Return all of it as messages: what is not named is gone.
+    def snapshot(
+        self, sequence: int, now: float, told: Callable[[Word], Word | None] = lambda word: word
+    ) -> list[object]:
+        """Return all of it as messages: what is not named is gone. ``told`` says what is told of an endpoint's word.
 
         Ejections come as of the report that stands before them, or they would seem to be those of an earlier process.
         """
         messages: list[object] = [SnapshotBegan(sequence, now)]
-        messages += (EndpointSeen(entry.record, entry.seen_at) for entry in self._entries.values())
-        messages += self._heard()
+        words = [word for word in map(told, self.words()) if word is not None]
+        messages += (EndpointSeen(word.record, word.seen_at) for word in words)
+        messages += _heard(words)
         messages.append(SnapshotEnded(sequence, now))
         messages.append(StoreChanged(self.mode, self._mode_at))
         messages += (EndpointHeld(name, held=True, at=now) for name in sorted(self.held))
@@ -189,14 +207,15 @@ class Roster:
         messages.append(self.faults_message())
         return messages
 
-    def _heard(self) -> Iterator[EndpointsHeard]:
-        """Yield the later signs of life, grouped to a tenth of a second."""
-        groups: dict[int, list[_Entry]] = {}
-        for entry in self._entries.values():
-            if entry.heard_at > entry.seen_at:
-                groups.setdefault(int(entry.heard_at / _HEARD_STEP_S), []).append(entry)
-        for _, group in sorted(groups.items()):
-            yield from heard_messages([e.record.id for e in group], min(e.heard_at for e in group))
+
+def _heard(words: Iterable[Word]) -> Iterator[EndpointsHeard]:
+    """Yield the later signs of life, grouped to a tenth of a second."""
+    groups: dict[int, list[Word]] = {}
+    for word in words:
+        if word.heard_at > word.seen_at:
+            groups.setdefault(int(word.heard_at / _HEARD_STEP_S), []).append(word)
+    for _, group in sorted(groups.items()):
+        yield from heard_messages([word.record.id for word in group], min(word.heard_at for word in group))
 
 
 def heard_messages(ids: list[str], at: float) -> Iterator[EndpointsHeard]:

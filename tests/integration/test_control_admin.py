@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from router.model import EndpointSeen, PeerObserved, StoreMode
+from router.model import EndpointSeen, PeerObserved, State, StoreMode
 from sidecar.channel import CacheCleared, FaultsChanged
 from sidecar.telemetry.families import FAMILIES
 from sidecar.telemetry.page import OVERFLOW_KEY, Scalar
@@ -192,11 +192,6 @@ def test_a_fault_is_put_in_force_listed_and_removed(control: ControlProcess) -> 
     assert (rule.id, rule.kind, rule.delay_ms, rule.ratio, rule.model) == ("slow", "delay", 20.0, 0.5, "m")
     assert 25 < rule.until - time.monotonic() <= 30
     assert [fault["id"] for fault in control.ask("/faults").json["faults"]] == ["slow"]
-    assert [fault["id"] for fault in control.ask("/routes/explain?model=m").json["faults"]] == ["slow"]
-    elsewhere = b'{"kind":"abort","model":"other","id":"elsewhere"}'
-    assert control.ask("/faults", method="POST", body=elsewhere, unix=True).status == 201
-    assert [fault["id"] for fault in control.ask("/routes/explain?model=m").json["faults"]] == ["slow"]
-    assert control.ask("/faults/elsewhere", method="DELETE", unix=True).status == 200
     assert "warmroute_faults_active 1" in control.ask("/metrics").text
     assert "slow" in control.ask("/").text
     assert control.ask("/faults/slow", method="DELETE", unix=True).json == {"id": "slow", "removed": True}
@@ -220,6 +215,21 @@ def test_a_fault_ends_by_itself(control: ControlProcess) -> None:
     assert control.ask("/faults").json == {"faults": []}
 
 
+def test_a_fault_of_signals_alters_what_is_told_and_gone_by_until_its_end(control: ControlProcess) -> None:
+    def told(state: State) -> Callable[[list[object]], bool]:
+        return lambda got: any(isinstance(m, EndpointSeen) and m.record.replicas[0].state is state for m in got)
+
+    control.receive(0, told(State.WARM), "the endpoint")
+    body = b'{"kind":"warmth_lost","id":"cold","for_s":60}'
+    made = control.ask("/faults", method="POST", body=body, unix=True)
+    assert (made.status, made.json["direction"]) == (201, "")
+    control.receive(0, told(State.COLD), "warmth is lost")
+    assert [fault["kind"] for fault in control.ask("/faults").json["faults"]] == ["warmth_lost"]
+    assert {row["state"] for route in control.ask("/routes").json["routes"] for row in route["candidates"]} == {"cold"}
+    assert control.ask("/faults/cold", method="DELETE", unix=True).status == 200
+    control.receive(0, told(State.WARM), "it is back")
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -232,6 +242,8 @@ def test_a_fault_ends_by_itself(control: ControlProcess) -> None:
         (b'{"kind":"abort","for_s":3601}', "$.for_s"),
         (b'{"kind":"abort","for_s":0}', "$.for_s"),
         (b'{"kind":"delay"}', "delay_ms: must be given"),
+        (b'{"kind":"clock_skew","tenant":"t"}', "tenant: must be left out"),
+        (b'{"kind":"memory_pressure","free_ratio":2}', "$.free_ratio"),
         (b'{"kind":"abort","colour":"red"}', "colour"),
         (b'{"kind":"abort","id":"a b"}', "$.id"),
     ],

@@ -15,6 +15,7 @@ from sidecar.faults.framing import AnswerReader
 from sidecar.faults.headers import asked_for
 from sidecar.faults.kind import Plan, delay_s
 from sidecar.faults.rules import FaultRule
+from sidecar.faults.signals.terms import TERMS
 from sidecar.faults.stages import End, Pipe
 from sidecar.settings import Fault
 from sidecar.settings.faults import PARAMETERS
@@ -243,7 +244,22 @@ def test_a_call_waits_and_meets_the_first_that_is_no_delay() -> None:
         ({"kind": "abort", "header": "x-drill: a b"}, []),
         (
             {"kind": "explode"},
-            [("kind", f"no fault of kind 'explode': must be one of {', '.join(sorted(KINDS))}")],
+            [("kind", f"no fault of kind 'explode': must be one of {', '.join(sorted([*KINDS, *TERMS]))}")],
+        ),
+        ({"kind": "warmth_lost", "endpoint": "a", "model": "m", "version": "1", "shard": 0}, []),
+        ({"kind": "clock_skew", "skew_ms": 3.0}, []),
+        (
+            {"kind": "warmth_lost", "direction": "request", "ratio": 0.5, "tenant": "t", "header": "h"},
+            [
+                ("direction", "must be left out: warmth_lost is of what endpoints say, not of attempts"),
+                ("ratio", "must be left out: warmth_lost is of all that its endpoints say"),
+                ("tenant", "must be left out: warmth_lost is of what endpoints say, not of requests"),
+                ("header", "must be left out: warmth_lost is of what endpoints say, not of requests"),
+            ],
+        ),
+        (
+            {"kind": "warmth_lost", "skew_ms": 3.0},
+            [("skew_ms", "must be left out: warmth_lost does not go by it, clock_skew would")],
         ),
         ({"kind": "delay"}, [("delay_ms", "must be given: delay needs it")]),
         (
@@ -334,6 +350,7 @@ def test_a_configured_fault_begins_once() -> None:
         ((b"warmroute-fault: abort", b"warmroute-fault: reset"), [("abort", 1.0, {}), ("reset", 1.0, {})]),
         ((b"warmroute-fault: abort; for_s=9",), []),
         ((b"warmroute-fault: explode",), []),
+        ((b"warmroute-fault: warmth_lost",), []),
         ((b"warmroute-fault: delay",), []),
         ((b"warmroute-fault: abort",) * 20, [("abort", 1.0, {})] * 8),
         ((b"x-warmroute-fault: abort",), []),
