@@ -124,7 +124,7 @@ def add(
     }
     asked = {name: value for name, value in asked.items() if value is not None}
     try:
-        wrong = [f"--{field.replace('_', '-')} {remedy}" for field, remedy in problems(msgspec.convert(asked, Asked))]
+        wrong = [_told(field, remedy) for field, remedy in problems(msgspec.convert(asked, Asked))]
     except msgspec.ValidationError as error:
         wrong = [str(error)]
     if wrong:
@@ -146,3 +146,7 @@ def remove(
     admin.change("DELETE", f"/faults/{segment(fault)}")
     print(f"{fault}: removed")
     return 0
+
+
+def _told(field: str, remedy: str) -> str:
+    return remedy if field == "kind" else f"--{field.replace('_', '-')} {remedy}"

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 HARNESS = Path(__file__).with_name("faults")
 
+NEVER = ("lost", "wrong", "hang", "clean_cut")
+
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 
 
@@ -35,6 +37,55 @@ def settings(*ports: int, **model: object) -> dict[str, Any]:
         "models": [{"name": "default", "default": True, "endpoints": endpoints, **model}],
         "timeouts": {"drain_s": 2},
     }
+
+
+INJECTED = (
+    {"kind": "delay", "delay_ms": 40, "jitter_ms": 20, "distribution": "exponential"},
+    {"kind": "first_byte", "delay_ms": 30},
+    {"kind": "slow_close", "delay_ms": 30},
+    {"kind": "slicing", "piece_bytes": 7},
+    {"kind": "slicing", "piece_bytes": 11, "direction": "request"},
+    {"kind": "bandwidth", "bytes_per_s": 20_000},
+    {"kind": "abort", "status": 500},
+    {"kind": "reset", "direction": "request"},
+    {"kind": "reset", "after_bytes": 200},
+    {"kind": "black_hole", "direction": "response"},
+    {"kind": "truncate", "after_bytes": 20},
+    {"kind": "cut_stream", "after_events": 1},
+)
+"""Everything that a network does on the way to a worker, but for wrong bytes."""
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_injected_faults_lose_and_double_nothing(tmp_path: Path, idempotent: bool) -> None:
+    ports = [free_port(), free_port()]
+    script = [sys.executable, str(HARNESS / "ledger.py")]
+    with ExitStack() as stack:
+        for name, port in zip("AB", ports, strict=True):
+            argv = [*script, "origin", "--listen", f"127.0.0.1:{port}", "--id", name, "--file", f"{name}.ledger"]
+            stack.enter_context(Process(argv, tmp_path / f"{name}.log", cwd=tmp_path))
+        made = settings(*ports, idempotent=idempotent)
+        made["timeouts"] |= {"response_head_s": 0.5, "stream_idle_s": 1.0}
+        made["policies"] = {
+            "breaker": {"failure_ratio": 1.0, "surge": False},
+            "quarantine": {"base_s": 0.05, "max_s": 0.05},
+        }
+        made["faults"] = {"rules": [one | {"ratio": 0.06} for one in INJECTED]}
+        sidecar = stack.enter_context(sidecar_process(tmp_path, made))
+        ledgers = ",".join(str(tmp_path / f"{name}.ledger") for name in "AB")
+        argv = [*script, "load", "--target", sidecar.listen, "--origins", ledgers, "--seconds", "3", "--clients", "24"]
+        done = subprocess.run(
+            [*argv, *(["--idempotent"] if idempotent else [])], capture_output=True, text=True, timeout=60, check=False
+        )
+        metrics = sidecar.read("/metrics")[1].decode()
+        assert sidecar.stop() == 0
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert report["requests"] > 100
+    assert {name: report[name] for name in NEVER} == dict.fromkeys(NEVER, 0)
+    if not idempotent:
+        assert report["doubled"] == 0
+    for one in {str(one["kind"]) for one in INJECTED}:
+        assert f'warmroute_faults_struck_total{{kind="{one}"}} 0' not in metrics
 
 
 def ledger_under_kill(directory: Path, *, idempotent: bool) -> dict[str, Any]:
@@ -62,9 +113,6 @@ def ledger_under_kill(directory: Path, *, idempotent: bool) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert report["requests"] > 150
     return report
-
-
-NEVER = ("lost", "wrong", "hang", "clean_cut")
 
 
 def test_an_idempotent_model_survives_the_death_of_a_worker(tmp_path: Path) -> None:
