@@ -88,8 +88,11 @@ def test_injected_faults_lose_and_double_nothing(tmp_path: Path, idempotent: boo
         assert f'warmroute_faults_struck_total{{kind="{one}"}} 0' not in metrics
 
 
-def ledger_under_kill(directory: Path, *, idempotent: bool) -> dict[str, Any]:
-    """Kill one of two origins with SIGKILL two seconds into a load of six; return the ledgers' comparison."""
+def ledger_under(directory: Path, faults: dict[float, str], seconds: float, *, idempotent: bool) -> dict[str, Any]:
+    """Bring commands about, by second, under load on two origins; return the ledgers' comparison.
+
+    ``{pid}`` in a command is the first origin's.
+    """
     ports = [free_port(), free_port()]
     script = [sys.executable, str(HARNESS / "ledger.py")]
     with ExitStack() as stack:
@@ -105,10 +108,12 @@ def ledger_under_kill(directory: Path, *, idempotent: bool) -> dict[str, Any]:
         ]
         sidecar = stack.enter_context(sidecar_process(directory, settings(*ports, idempotent=idempotent)))
         ledgers = ",".join(str(directory / f"{name}.ledger") for name in "AB")
-        argv = [*script, "load", "--target", sidecar.listen, "--origins", ledgers, "--seconds", "6", "--clients", "12"]
-        argv += ["--fault", f"at=2;cmd=kill -9 {origins[0].pid}", *(["--idempotent"] if idempotent else [])]
+        argv = [*script, "load", "--target", sidecar.listen, "--origins", ledgers, "--clients", "12"]
+        argv += ["--seconds", f"{seconds:g}", *(["--idempotent"] if idempotent else [])]
+        for at, command in faults.items():
+            argv += ["--fault", f"at={at:g};cmd={command.format(pid=origins[0].pid)}"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-        assert "rc 0" in done.stdout.partition("\n")[0], f"the fault was not injected: {done.stdout}{done.stderr}"
+        assert done.stdout.count("rc 0") == len(faults), f"not all faults were injected: {done.stdout}{done.stderr}"
         assert sidecar.stop() == 0
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert report["requests"] > 150
@@ -116,7 +121,7 @@ def ledger_under_kill(directory: Path, *, idempotent: bool) -> dict[str, Any]:
 
 
 def test_an_idempotent_model_survives_the_death_of_a_worker(tmp_path: Path) -> None:
-    report = ledger_under_kill(tmp_path, idempotent=True)
+    report = ledger_under(tmp_path, {2: "kill -9 {pid}"}, 6, idempotent=True)
     assert {name: report[name] for name in NEVER} == dict.fromkeys(NEVER, 0)
     # only an answer that had begun may be cut, and with two origins that is one that was streaming
     unanswered = {outcome for outcome in report["outcomes"] if not outcome.endswith(" ok")}
@@ -124,7 +129,7 @@ def test_an_idempotent_model_survives_the_death_of_a_worker(tmp_path: Path) -> N
 
 
 def test_nothing_is_executed_twice_unless_declared_idempotent(tmp_path: Path) -> None:
-    report = ledger_under_kill(tmp_path, idempotent=False)
+    report = ledger_under(tmp_path, {2: "kill -9 {pid}"}, 6, idempotent=False)
     assert {name: report[name] for name in (*NEVER, "doubled", "get_retried")} == dict.fromkeys(
         (*NEVER, "doubled", "get_retried"), 0
     )
@@ -132,6 +137,17 @@ def test_nothing_is_executed_twice_unless_declared_idempotent(tmp_path: Path) ->
     failed = sum(count for outcome, count in report["outcomes"].items() if not outcome.endswith(" ok"))
     assert failed <= 12
     assert report["bad_window_s"] < 1
+
+
+def test_nothing_is_lost_under_faults_of_a_process(tmp_path: Path) -> None:
+    """The last of them is its death. Those that end leave a process behind that serves again."""
+    fault = f"{sys.executable} -P -m sidecar.cli.main fault process"
+    lasting = ("stop", "slow --share 0.1", "out_of_memory", "full_disk")
+    faults = {1 + 1.5 * number: f"{fault} {kind} --pid {{pid}} --for-s 1" for number, kind in enumerate(lasting)}
+    report = ledger_under(tmp_path, faults | {8.0: f"{fault} kill --pid {{pid}}"}, 10, idempotent=True)
+    assert {name: report[name] for name in NEVER} == dict.fromkeys(NEVER, 0)
+    unanswered = {outcome for outcome in report["outcomes"] if not outcome.endswith(" ok")}
+    assert unanswered <= {"stream cut mid-body"}
 
 
 def pressure(sidecar: SidecarProcess, origin: int, tests: str, *options: str) -> str:
