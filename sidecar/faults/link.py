@@ -113,7 +113,9 @@ class Link(asyncio.Transport, asyncio.Protocol):
         self._worker: asyncio.Transport | None = None
         self._out = _Way(loop, Pipe(plan.request), self._to_worker)
         self._in = _Way(loop, Pipe(plan.response), self._to_reader)
+        self._worker_gone = False
         self._lost: Exception | None = None  # how the worker's connection ended
+        self._half_closed = False  # the worker sends no more, and the reader goes on
         self._told_full = False  # the reader was asked to write no more
         self._worker_full = False
         self._reading = True  # the worker's transport is read
@@ -154,15 +156,22 @@ class Link(asyncio.Transport, asyncio.Protocol):
             self._regulate()
 
     def eof_received(self) -> bool:
-        """The worker's end: of the connection, whatever it carries."""
-        return False
+        """The worker sends no more; the reader hears of it behind what is held back, and says what that ends."""
+        if not self._gone:
+            self._in.ends()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The worker's connection is gone; the reader hears of it behind what is held back."""
         self._lost = exc
-        if not self._gone:
-            self._out.clear()
-            self._in.ends()
+        self._worker_gone = True
+        if self._gone:
+            return
+        self._out.clear()
+        if self._half_closed:
+            self._break(End.ENDS)
+        else:
+            self._in.ends()  # unless that was said already
 
     def pause_writing(self) -> None:
         """The worker takes no more."""
@@ -184,20 +193,30 @@ class Link(asyncio.Transport, asyncio.Protocol):
         elif data and self._answer is not None:
             answer, self._answer = self._answer, None
             self._loop.call_soon(self.data_received, answer)
-        if end is not End.NONE:
+        if end is End.ENDS:
+            if worker is not None and not worker.is_closing():
+                worker.write_eof()
+        elif end is not End.NONE:
             self._break(end)
-        else:
-            self._regulate()
+        self._regulate()
 
     def _to_reader(self, data: bytes, end: End) -> None:
         if self._gone:
             return
         if data:
             self._reader.data_received(data)
-        if end is not End.NONE and not self._gone:
+        if end is End.ENDS and not self._gone:
+            self._end_of_answer()
+        elif end is not End.NONE and not self._gone:
             self._break(end)
-        else:
-            self._regulate()
+        self._regulate()
+
+    def _end_of_answer(self) -> None:
+        """The worker's end has come to the reader: of a tunnel that is one half, of anything else all of it."""
+        if self._lost is None:
+            self._half_closed = bool(self._reader.eof_received())
+        if not self._gone and (self._worker_gone or not self._half_closed):
+            self._break(End.ENDS)
 
     def _break(self, end: End) -> None:
         """End it, for both sides."""
@@ -208,9 +227,10 @@ class Link(asyncio.Transport, asyncio.Protocol):
             reset(self._worker)
         elif self._worker is not None:
             self._worker.abort()
-        if exc is None:
+        if end is End.CLOSES:
             self._reader.eof_received()
-        self._finish(exc)
+        if not self._gone:
+            self._finish(exc)
 
     def _finish(self, exc: Exception | None) -> None:
         self._gone = True
@@ -256,8 +276,13 @@ class Link(asyncio.Transport, asyncio.Protocol):
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
-        """Return that one direction cannot be closed alone."""
-        return False
+        """Return whether one direction can be closed alone."""
+        return self._worker is None or self._worker.can_write_eof()
+
+    def write_eof(self) -> None:
+        """Send no more, and say so behind what was written."""
+        if not self._gone and not self._closing:
+            self._out.ends()
 
     def get_write_buffer_size(self) -> int:
         """Return how much is held back of what was written."""

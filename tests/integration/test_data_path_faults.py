@@ -199,6 +199,16 @@ def test_a_reset_breaks_the_connection(direction: str, asked: int) -> None:
     scenario()
 
 
+@on_data_path(says(b"HTTP/1.1 200 OK\r\n\r\nhello", close=True))
+async def test_an_answer_that_ends_with_its_connection_ends_late(path: DataPath) -> None:
+    client = await path.connect()
+    path.inject(rule("slow_close", path, delay_ms=60.0))
+    began = path.plane.clock()
+    assert (await client.ask(request())).body == b"hello"
+    assert path.plane.clock() - began >= 0.06
+    assert path.outcomes == {"ok": 1}
+
+
 # --- cut, narrow, wrong -----------------------------------------------------------------------------------------------
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
+from sidecar.faults.rules import FaultRule
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
@@ -63,6 +65,34 @@ async def test_a_switch_makes_a_tunnel_both_ways(path: DataPath) -> None:
     assert (path.outcomes, path.results) == ({"ok": 1}, {"success": 1})
     assert path.scalar(Scalar.TUNNELS_TOTAL) == 1
     assert path.plane.tunnels == 0
+
+
+@pytest.mark.parametrize(
+    "faults", [{"kind": "delay", "delay_ms": 20.0}, {"kind": "slicing", "piece_bytes": 5, "direction": "response"}]
+)
+def test_a_tunnel_goes_through_faults(faults: dict[str, Any]) -> None:
+    @on_data_path(echoes)
+    async def scenario(path: DataPath) -> None:
+        path.inject(FaultRule(id="f", ratio=1.0, until=path.plane.clock() + 60, **faults))
+        client, _ = await opened(path)
+        await client.send(b"x" * 1000)
+        client.writer.write_eof()  # behind what is held back
+        assert await client.rest() == b"x" * 1000
+        await path.until(lambda: path.outcomes, "the outcome")
+        assert (path.outcomes, path.results) == ({"ok": 1}, {"success": 1})
+        assert path.plane.tunnels == 0
+
+    scenario()
+
+
+@on_data_path(echoes)
+async def test_a_tunnel_is_reset_by_a_fault(path: DataPath) -> None:
+    path.inject(FaultRule("f", "reset", 1.0, path.plane.clock() + 60, after_bytes=len(SWITCHED) + 3))
+    client, _ = await opened(path)
+    await client.send(b"abcdef")
+    assert await client.rest() == b"abc"
+    await path.until(lambda: path.outcomes, "the outcome")
+    assert path.results == {"cut": 1}
 
 
 async def speaks_first(origin: OriginConnection) -> None:
