@@ -45,7 +45,9 @@ def parse(text: str) -> Dependency:
         port = parts.port
     except ValueError:
         parts, port = urlsplit(""), None
-    plain = text.isascii() and text.isprintable() and " " not in text and not parts.username
+    plain = (
+        _nameable(parts.hostname) and text.isascii() and text.isprintable() and " " not in text and not parts.username
+    )
     if parts.scheme == "file" and plain and not parts.netloc and parts.path.startswith("/"):
         return Dependency(text, "file", path=parts.path)
     if parts.scheme == "tcp" and plain and parts.hostname and port and not (parts.path or parts.query):
@@ -54,6 +56,14 @@ def parse(text: str) -> Dependency:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return Dependency(text, "http", parts.hostname, port or 80, target)
     raise DependencyError(f"{text!r}: expected tcp://HOST:PORT, http://HOST:PORT/PATH or file:///PATH")
+
+
+def _nameable(host: str | None) -> bool:
+    """Whether a name may be looked up at all: its labels are there, and no longer than DNS has them (RFC 1035)."""
+    try:
+        return len((host or "").encode("idna")) < 254
+    except UnicodeError:
+        return False
 
 
 async def amiss(dependencies: Sequence[Dependency], timeout_s: float = CHECK_S) -> str:
@@ -102,6 +112,8 @@ async def _ask(one: Dependency, reader: asyncio.StreamReader, writer: asyncio.St
             return "the connection was closed without an answer" if not data else "its answer has too long a head"
         try:
             parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # asked for nothing else, it is to speak something else
+            return f"HTTP {statuses[-1]}"
         except httptools.HttpParserError as error:
             return f"no HTTP answer: {error}"
     return "" if statuses[-1] < 300 else f"HTTP {statuses[-1]}"

@@ -55,6 +55,7 @@ def answering(raw: bytes | None, port: int = 0) -> Iterator[int]:
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", ""),
         (b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n", ""),
+        (b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", "HTTP 101"),
         (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", "HTTP 503"),
         (b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", "HTTP 302"),
         (b"HTTP/1.1 100 Continue\r\n\r\n", "the connection was closed without an answer"),

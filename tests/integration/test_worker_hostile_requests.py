@@ -6,12 +6,16 @@ import asyncio
 import gzip
 import json
 import socket
+import time
+import zlib
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.support.worker_process import WorkerProcess
 from tests.support.worker_surface import Surface, begin, head, one, served, tensor, until
+from tools.bench.procfs import cpu_s
 from worker.datatypes import Datatype
 from worker.engines import TensorSpec
 from worker.serving import body as bodies_of
@@ -91,6 +95,28 @@ def test_a_body_in_gzip_is_read() -> None:
         no_defect(surface)
 
     served(check)
+
+
+def test_what_a_body_in_gzip_would_become_is_not_worked_out_once_it_is_refused() -> None:
+    packer = zlib.compressobj(9, wbits=31)
+    bomb = b"".join(packer.compress(bytes(4 << 20)) for _ in range(128)) + packer.flush()
+    began = time.process_time()
+    unpacker = zlib.decompressobj(wbits=31)
+    rest = bomb
+    while rest:
+        unpacker.decompress(rest, 1 << 20)
+        rest = unpacker.unconsumed_tail
+    whole_s = time.process_time() - began
+    with WorkerProcess("--model", "m", "--engine", "deterministic", "--body-limit-bytes", "100000") as worker:
+        worker.warm("m")
+        before_s = cpu_s(worker.process.pid)
+        where = urlsplit(worker.listening())
+        with socket.create_connection((where.hostname or "", where.port or 0), 10) as caller:
+            top = "POST /v2/models/m/infer HTTP/1.1\r\nHost: w\r\nContent-Encoding: gzip\r\n"
+            caller.sendall(f"{top}Content-Length: {len(bomb)}\r\n\r\n".encode() + bomb)
+            assert caller.recv(4096).startswith(b"HTTP/1.1 413 ")
+        assert worker.ask("/v2/health/live")[0] == 200
+        assert cpu_s(worker.process.pid) - before_s < whole_s / 2
 
 
 def test_a_body_that_comes_slowly_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,16 +43,19 @@ class Bodies:
         self.empty: Empty = np.empty if buffers is None else buffers.array
 
     @contextmanager
-    def hold(self, request: web.Request) -> Iterator[Body]:
+    def hold(self, request: web.Request, most_bytes: int | None = None) -> Iterator[Body]:
         """Give a body its share of the room; it has it back at the end of the ``with`` block.
+
+        ``most_bytes``: a limit lower than that of each body.
 
         Raises:
             RequestError: its announced length is over the limit, or there is no room for it now.
         """
         length = request.content_length
-        if length is not None and length > self._each_bytes:
-            raise RequestError(f"body of {length} bytes is over the limit of {self._each_bytes}", 413)
-        body = Body(self, request)
+        limit = self._each_bytes if most_bytes is None else min(most_bytes, self._each_bytes)
+        if length is not None and length > limit:
+            raise RequestError(f"body of {length} bytes is over the limit of {limit}", 413)
+        body = Body(self, request, limit)
         try:
             body.grow(length or 0)
             yield body
@@ -91,8 +94,9 @@ class Bodies:
 class Body:
     """One body on its way in."""
 
-    def __init__(self, bodies: Bodies, request: web.Request) -> None:
+    def __init__(self, bodies: Bodies, request: web.Request, limit_bytes: int) -> None:
         self._bodies = bodies
+        self._limit_bytes = limit_bytes
         self._request = request
         self._began = asyncio.get_running_loop().time()
         self._came_bytes = 0
@@ -147,7 +151,6 @@ class Body:
         return piece
 
     def _check_length(self, length: int) -> None:
-        limit = self._bodies.each_bytes
-        if length > limit:
-            raise RequestError(f"body is over the limit of {limit} bytes", 413)
+        if length > self._limit_bytes:
+            raise RequestError(f"body is over the limit of {self._limit_bytes} bytes", 413)
         self.grow(length)

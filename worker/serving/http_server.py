@@ -37,16 +37,32 @@ class _Server(web.Server):
         super().__init__(handler, **settings)
         self.refusal = refusal
 
-    def __call__(self) -> _Connection:
-        return _Connection(self, loop=self._loop, **self._kwargs)
+    def __call__(self) -> Connection:
+        return Connection(self, loop=self._loop, **self._kwargs)
 
 
-class _Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
-    __slots__ = ("_refusal",)
+class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
+    """One connection of a caller."""
+
+    __slots__ = ("_discards", "_refusal")
 
     def __init__(self, server: _Server, **settings: Any) -> None:
         super().__init__(server, **settings)
         self._refusal = server.refusal
+        self._discards = False
+
+    def discard(self) -> None:
+        """Throw away what is still to come, unread: decompressing a body that is refused costs as if it were wanted.
+
+        The connection ends with the answer, when the caller has gone or the server has waited long enough for it.
+        """
+        self._discards = True
+        self.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came, unless it is thrown away."""
+        if not self._discards:
+            super().data_received(data)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log what went wrong, unless it is a body's fault: whoever sent it was told, and no operator can mend it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from worker.serving.body import Bodies
 
 PATH = "/v2/repository"
+MAX_BODY_BYTES = 256 << 10
+"""Of a request here: read at once, in the event loop. None carries files or a configuration."""
 _UNLOAD_PARAMETERS = ("unload_dependents",)
 """Whether models that depend on it go too: none does here."""
 
@@ -32,7 +34,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 class _Change(msgspec.Struct, frozen=True):
-    parameters: Annotated[dict[str, Any], msgspec.Meta(max_length=64)] = msgspec.field(default_factory=dict)
+    parameters: Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=64)] = msgspec.field(default_factory=dict)
 
 
 class RepositoryApi:
@@ -113,7 +115,7 @@ class RepositoryApi:
             raise RequestError(str(error), 500) from None
 
     async def _read(self, request: web.Request, kind: type[_T]) -> _T:
-        with reading(self._log, request.path), self._bodies.hold(request) as body:
+        with reading(self._log, request.path), self._bodies.hold(request, MAX_BODY_BYTES) as body:
             return _decoded(await body.read(), request.path, kind)
 
 

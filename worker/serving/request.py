@@ -17,6 +17,8 @@ from worker.datatypes import Datatype
 from worker.serving.binary import decode_binary, string
 from worker.serving.errors import RequestError
 from worker.serving.fit import (
+    MAX_PARAMETERS,
+    MAX_TENSORS,
     InferRequest,
     Named,
     RequestedOutput,
@@ -33,15 +35,21 @@ from worker.serving.fit import (
 from worker.serving.tensors import decode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from worker.engines import Array, LoadedModel, TensorSpec
+    from worker.engines import Array, LoadedModel, Parameters, TensorSpec
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header of a request or answer with binary tensors: how many bytes of JSON stand before them."""
 
 Dim = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _WHOLE = re.compile(r"[0-9]{1,15}")
+MAX_OBJECTS = 2 + 4 * MAX_TENSORS
+"""JSON objects of the largest request: itself, as many inputs and outputs, and the parameters of each."""
+MAX_MEMBERS = 8 * (1 + 2 * MAX_TENSORS) + MAX_PARAMETERS * (1 + 2 * MAX_TENSORS)
+"""Members of them all: some of each object's own, and its parameters."""
+_SMALL_BYTES = 64 << 10
+_BESIDES_OBJECTS = bytes(byte for byte in range(256) if byte not in b'"{:')
 
 
 class _Input(msgspec.Struct, frozen=True):
@@ -49,17 +57,17 @@ class _Input(msgspec.Struct, frozen=True):
     shape: list[Dim] | msgspec.UnsetType = msgspec.UNSET
     datatype: str | msgspec.UnsetType = msgspec.UNSET
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, msgspec.Raw] | None = None
 
 
 class _Output(msgspec.Struct, frozen=True):
     name: str | msgspec.UnsetType = msgspec.UNSET
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, msgspec.Raw] | None = None
 
 
 class _Body(msgspec.Struct, frozen=True):
     id: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, msgspec.Raw] | None = None
     inputs: list[_Input] | msgspec.UnsetType = msgspec.UNSET
     outputs: list[_Output] | None = None
 
@@ -128,7 +136,45 @@ def parse(body: bytearray | memoryview, model: LoadedModel, json_bytes: int | No
     return _parse(view[:json_bytes], _Binary(view[json_bytes:]), model)
 
 
+def _check_size(text: memoryview) -> None:
+    """Refuse what has more objects or members than a request can have: to build millions would hold the interpreter.
+
+    Strings are looked into only where they could matter; a tensor's data has neither outside of strings.
+    """
+    if len(text) <= _SMALL_BYTES:
+        return
+    raw = bytes(text)
+    if raw.count(b"{") > MAX_OBJECTS or raw.count(b":") > MAX_MEMBERS:
+        bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _BESIDES_OBJECTS)
+        outside = b"".join(bare.replace(b'""', b"").split(b'"')[::2])  # a pair takes nobody from inside to outside
+        for count, most, what in (
+            (outside.count(b"{"), MAX_OBJECTS, "objects"),
+            (outside.count(b":"), MAX_MEMBERS, "members of objects"),
+        ):
+            if count > most:
+                raise RequestError(f"inference request: {count} JSON {what}, at most {most}")
+
+
+def _parameters(where: str, given: Mapping[str, msgspec.Raw] | None) -> Parameters:
+    """Read parameters, without building what cannot be one."""
+    if not given:
+        return {}
+    if len(given) > MAX_PARAMETERS:
+        return check_parameters(where, given)
+    return check_parameters(
+        where, {name: None if bytes(memoryview(raw)[:1]) in b"[{" else _decoded(raw) for name, raw in given.items()}
+    )
+
+
+def _decoded(raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:  # a number that is none was passed over before, unread
+        raise RequestError(f"inference request: the body is not JSON: {error}") from None
+
+
 def _parse(text: memoryview, binary: _Binary, model: LoadedModel) -> InferRequest:
+    _check_size(text)
     try:
         raw = _DECODER.decode(text)
     except msgspec.ValidationError as error:
@@ -138,7 +184,7 @@ def _parse(text: memoryview, binary: _Binary, model: LoadedModel) -> InferReques
     except RecursionError:
         raise RequestError("inference request: the body is nested too deep") from None
     check_id(raw.id)
-    parameters = check_parameters("inference request", raw.parameters)
+    parameters = _parameters("inference request", raw.parameters)
     all_binary = flag("inference request", "binary_data_output", parameters)
     parameters.pop("binary_data_output", None)
     arrays = _inputs(raw.inputs, model.inputs, binary)
@@ -167,7 +213,7 @@ def _name(where: str, name: str | msgspec.UnsetType) -> str:
 
 def _array(spec: TensorSpec, tensor: _Input, binary: _Binary) -> Array:
     where = f"input {spec.name!r}"
-    parameters = check_parameters(where, tensor.parameters)
+    parameters = _parameters(where, tensor.parameters)
     if isinstance(tensor.datatype, msgspec.UnsetType):
         raise RequestError(f"{where}: 'datatype' is missing; {expected(spec)}")
     if isinstance(tensor.shape, msgspec.UnsetType):
@@ -192,7 +238,7 @@ def _outputs(
     outputs = []
     for index, output in enumerate(given):
         spec = named.take(_name(f"outputs[{index}]", output.name))
-        parameters = check_parameters(f"output {spec.name!r}", output.parameters)
+        parameters = _parameters(f"output {spec.name!r}", output.parameters)
         outputs.append(requested(spec, parameters, binary=all_binary))
     return tuple(outputs)
 

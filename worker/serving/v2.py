@@ -18,6 +18,7 @@ from worker.metrics import CONTENT_TYPE, Metrics
 from worker.serving.answer import write
 from worker.serving.description import Identity, configuration, metadata, statistics
 from worker.serving.errors import RequestError
+from worker.serving.http_server import Connection
 from worker.serving.inference import WORKER_HEADER, Inference
 from worker.serving.reading import reading
 from worker.serving.repository_api import RepositoryApi
@@ -134,6 +135,10 @@ class Serving:
                 response.headers[report[0]] = report[1]
         if self.draining:
             response.force_close()
+        if "Content-Encoding" in request.headers and not request.content.is_eof():
+            response.force_close()
+            if isinstance(request.protocol, Connection):
+                request.protocol.discard()
         return response
 
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:

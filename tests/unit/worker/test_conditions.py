@@ -90,7 +90,8 @@ def test_what_a_dependency_looks_like(text: str, wanted: tuple[str, str, int, st
 @pytest.mark.parametrize(
     "text",
     ["", "h:1", "tcp://h", "tcp://h:0", "tcp://h:99999", "tcp://h:1/p", "ftp://h:1", "file://h/a", "file:a", "http://",
-     "http://u:p@h/", "http://h/a b", "http://h/\r\nX: y", "http://[::1"],
+     "http://u:p@h/", "http://h/a b", "http://h/\r\nX: y", "http://[::1",
+     "http://a..b:80/", f"http://{'l' * 70}/", f"tcp://{'l.' * 200}l:1"],
 )  # fmt: skip
 def test_what_is_none_is_refused(text: str) -> None:
     with pytest.raises(DependencyError, match="expected tcp://HOST:PORT, http://HOST:PORT/PATH or file:///PATH"):
