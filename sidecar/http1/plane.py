@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from router.endpoint import Endpoint
     from router.model import Event
     from router.routes import Attempt
-    from sidecar.faults.injector import Injector
     from sidecar.http1.caller import CallerConnection
     from sidecar.http1.downstream import DownstreamConnection
     from sidecar.http1.ladders import Ladders
@@ -106,7 +105,6 @@ class Plane(Settling):
         self._most_callers = limits.connections
         self._spare_places = 0
         self.gate = limits.body_bytes
-        self.faults: Injector | None = None  # None: nothing is injected, and nothing under way that was
         self.recogniser: Recogniser | None = None  # what errors mean other than their status
         self.leaving = False  # not ready any more
         self.upstream_tls: Callable[[tuple[str, ...]], UpstreamGate] | None = None  # None: none to workers

@@ -44,7 +44,6 @@ class Settling:
     """Settles what ended with the router, counts it, and hands on what siblings should hear of because of it."""
 
     admission: AdmissionPlane  # told of each place that is free while somebody waits
-    faults: Injector | None  # told how attempts end, while any may be struck
 
     def __init__(self, cluster: Cluster, page: Page, share: Callable[[tuple[Event, ...]], None]) -> None:
         self.cluster = cluster
@@ -52,6 +51,7 @@ class Settling:
         self.words = page.words
         self.share = share
         self.tunnels = 0  # open now
+        self.faults: Injector | None = None  # None: nothing is injected, and nothing under way that was
         self._unsettled: list[tuple[Candidate, int, list[float]]] = []  # what ``settle`` is to count
 
     def answered(self, attempt: Attempt, row: int, now: float) -> None:
