@@ -109,9 +109,11 @@ def _found(kind: str, worker: str, ready_file: Path | None) -> tuple[int, str]:
             raise CliError(f"fault process {kind}: name one of its workers with --worker", EXIT_REFUSED)
         return 0, f"unix://{ready.redis_socket}"
     pids = {one.id: one.pid for one in ready.workers}
-    pid = pids.get(worker)
-    if pid is None:
+    if worker not in pids:
         raise CliError(
             f"fault process {kind}: no worker {worker!r} in {ready_file}; there are: {', '.join(pids)}", EXIT_REFUSED
         )
+    pid = pids[worker]
+    if pid is None:
+        raise CliError(f"fault process {kind}: {worker} does not run now; it is being started again")
     return pid, ""

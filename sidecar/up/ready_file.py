@@ -71,6 +71,19 @@ class ReadyFile:
             part.unlink(missing_ok=True)
             raise self._refused(error.strerror or str(error)) from error
 
+    def write_again(self, places: Places, janitor: Janitor) -> None:
+        """Write other ``places``, unless somebody removed the file or put another in its place.
+
+        Raises:
+            ReadyFileError: it cannot be written.
+        """
+        try:
+            if self._written is None or identity(self._path) != self._written:
+                return
+        except OSError:
+            return
+        self.write(places, janitor)
+
     def remove(self) -> None:
         """Remove it, if it is still the one that :meth:`write` put there."""
         if self._written is not None:

@@ -124,6 +124,7 @@ class Up:
         self._plan_fd = -1
         self._drain_s = 0.0
         self._store_due = 0.0
+        self._told: Places | None = None
         self._ready = False
         self._told_to_stop = 0
         self._killed = False
@@ -279,6 +280,8 @@ class Up:
         if not self._ready:
             self._show.workers(self._worker_views())
             self._try_ready()
+        elif self._ready_file is not None:
+            self._keep_ready_file(self._ready_file)
 
     def _read_log(self, watched: Watched) -> None:
         for event in watched.log.read():
@@ -343,6 +346,7 @@ class Up:
 
     def _announce(self, sidecar: SidecarView) -> None:
         show, places, sample_file = self._show, self._places(sidecar), self._options.sample_file
+        self._told = places
         model = "magika" if "magika" in self._models else self._models[0]
         metadata = {"name": model} | ask_json(places.workers[0].address, f"/v2/models/{model}")
         write_request(Path(places.request), metadata, sample_file)
@@ -364,6 +368,19 @@ class Up:
                 self._ready_file.write(places, self._janitor)
             except ReadyFileError as error:
                 raise UpError(str(error)) from error
+
+    def _keep_ready_file(self, file: ReadyFile) -> None:
+        """Have the ready file name the processes that run now."""
+        assert self._sidecar is not None  # noqa: S101  it is ready
+        assert isinstance(self._sidecar.view, SidecarView)  # noqa: S101  made so
+        places = self._places(self._sidecar.view)
+        if places == self._told or self._janitor is None:
+            return
+        self._told = places
+        try:
+            file.write_again(places, self._janitor)
+        except ReadyFileError as error:
+            self._show.note(f"{error}; it names processes that are gone", "yellow")
 
     # --- end ----------------------------------------------------------------------------------------------------
 

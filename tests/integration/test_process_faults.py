@@ -258,6 +258,11 @@ def test_the_command_knows_the_workers_of_a_ready_file(target: Counting, tmp_pat
             2,
             "no worker 'worker-3' in .*: worker-1, worker-2",
         ),
+        (
+            ("stop", "--worker", "worker-2", "--ready-file", str(ready)),
+            1,
+            "worker-2 does not run now; it is being started",
+        ),
         (("stop", "--worker", "worker-1"), 2, "--worker worker-1: name the --ready-file of `warmroute up`"),
         (("stop", "--ready-file", str(ready)), 2, "name one of its workers with --worker"),
         (("stop",), 2, "name one: --pid, --url, --worker with --ready-file"),

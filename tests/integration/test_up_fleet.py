@@ -182,6 +182,12 @@ def test_sigkill_of_the_parent_lets_a_running_request_finish(tmp_path: Path) -> 
         up.assert_nothing_is_left()
 
 
+def running(up: Fleet) -> dict[str, int | None]:
+    """Return the workers' process ids as the ready file has them now."""
+    places = json.loads((up.scratch / "ready.json").read_bytes())
+    return {worker["id"]: worker["pid"] for worker in places["workers"]}
+
+
 def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
     with fleet(tmp_path) as up:
         victim = up.places["workers"][0]
@@ -195,6 +201,8 @@ def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
             return len(warm) == 2 and warm["worker-1"] != victim["address"]
 
         until(both_warm, "both workers are routed to again")
+        until(lambda: running(up)["worker-1"] not in (None, victim["pid"]), "the ready file names its successor")
+        assert running(up)["worker-2"] == up.places["workers"][1]["pid"]
         assert up.infer() == 200
         up.process.send(signal.SIGTERM)
         assert up.process.wait() == 0

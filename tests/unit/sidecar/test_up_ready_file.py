@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,20 @@ def test_what_somebody_else_put_there_since_stays(tmp_path: Path) -> None:
     (tmp_path / "theirs").replace(path)
     file.remove()
     assert path.read_text() == "theirs"
+
+
+def test_other_processes_are_written_where_the_file_still_is_ours(tmp_path: Path) -> None:
+    path = tmp_path / "ready.json"
+    file, noted = write(path)
+    other = replace(PLACES, redis_pid=9)
+    file.write_again(other, noted)  # type: ignore[arg-type]  # a double
+    assert json.loads(path.read_bytes())["redis_pid"] == 9
+    path.unlink()
+    file.write_again(PLACES, noted)  # type: ignore[arg-type]
+    assert not path.exists()
+    path.write_text("somebody else's")
+    file.write_again(PLACES, noted)  # type: ignore[arg-type]
+    assert path.read_text() == "somebody else's"
 
 
 @pytest.mark.parametrize(
