@@ -73,7 +73,7 @@ def test_injected_faults_lose_and_double_nothing(tmp_path: Path, idempotent: boo
         made["faults"] = {"rules": [one | {"ratio": 0.06} for one in INJECTED]}
         sidecar = stack.enter_context(sidecar_process(tmp_path, made))
         ledgers = ",".join(str(tmp_path / f"{name}.ledger") for name in "AB")
-        argv = [*script, "load", "--target", sidecar.listen, "--origins", ledgers, "--seconds", "3", "--clients", "24"]
+        argv = [*script, "load", "--target", sidecar.listen, "--origins", ledgers, "--seconds", "2", "--clients", "24"]
         done = subprocess.run(
             [*argv, *(["--idempotent"] if idempotent else [])], capture_output=True, text=True, timeout=60, check=False
         )
