@@ -160,7 +160,7 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
     if options.shard is not None:
         from worker.sharding.loader import ShardLoader
 
-        loader = ShardLoader(loader)
+        loader = ShardLoader(loader, hashes, _cores())
     starts = Starts(
         log,
         read_baseline(options.baseline),

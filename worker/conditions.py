@@ -115,7 +115,7 @@ def size_bytes(files: ModelFiles) -> int:
         from worker.sharding.manifest import read_manifest, shard_bytes
 
         try:
-            return shard_bytes(read_manifest(files.directory), files.shard.index)
+            return shard_bytes(read_manifest(files.directory, files=False), files.shard.index)
         except ShardError:  # its load says so
             return 0
     total = 0

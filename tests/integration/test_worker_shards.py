@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,29 @@ def test_a_changed_slice_fails_its_shard_with_the_tensor(tmp_path: Path) -> None
         assert "the file was changed" in answer["error"]
     with WorkerProcess("--models", str(tmp_path), "--shard", "0") as worker:
         worker.warm("m")
+
+
+def test_what_is_amiss_with_one_models_files_is_its_trouble_alone(tmp_path: Path) -> None:
+    for name in ("cut", "gone", "other"):
+        split_layer(tmp_path / name)
+        (tmp_path / name / "m").rename(tmp_path / f"{name}-m")
+        (tmp_path / name).rmdir()
+    split_layer(tmp_path)
+    os.truncate(tmp_path / "cut-m" / "1" / "weights.bin", 100)
+    (tmp_path / "gone-m" / "1" / "weights.bin").unlink()
+    (tmp_path / "other-m" / "1" / "SHA256SUMS").write_text(f"{'0' * 64}  shard-1.onnx\n")
+    with WorkerProcess("--models", str(tmp_path), "--shard", "1") as worker:
+        worker.listening()
+        worker.warm("m")
+        for name, reason in (
+            ("cut-m", "of weights.bin, which has 100: it was cut"),
+            ("gone-m", "weights.bin: No such file"),
+            ("other-m", "1/shard-1.onnx: its SHA-256 is"),
+        ):
+            assert reason in worker.event("model.state", to="failed", model=name)["reason"]
+            status, answer, _ = worker.ask(f"/v2/models/{name}/ready")
+            assert status == 503
+            assert reason in answer["error"]
 
 
 @pytest.mark.parametrize(

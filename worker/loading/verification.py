@@ -12,7 +12,7 @@ from worker.loading.unpacking import plain_name
 from worker.loading.version_files import SUMS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from worker.loading.hash_cache import HashCache
@@ -32,10 +32,12 @@ class Verification:
         known: Mapping[str, FileDigest] | None = None,
         *,
         fetched: bool = False,
+        uncounted: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Look at what is known. ``described``: the sums in ``model.yaml``. ``known``: digests, instead of the cache's.
 
-        ``fetched``: those are of what came just now, for the cache to keep.
+        ``fetched``: those are of what came just now, for the cache to keep. ``uncounted``: files, by name, that are no
+        part of the content: held to their sums where they are among ``files``, else not looked at.
 
         Raises:
             LoadError: what is written down cannot be read, is missing where it is to be believed, or does not hold.
@@ -44,9 +46,10 @@ class Verification:
         self._files = {file.name: file for file in files}
         self._cache = cache
         self._fetched = fetched
+        self._uncounted = uncounted
         self._said = read_sums(directory, described)
         for name, said in self._said.items():
-            if name not in self._files:
+            if name not in self._files and not uncounted(name):
                 compare_aside(directory / name, said)
         self._believed = verify is Verify.MANIFEST
         if self._believed:
@@ -88,7 +91,8 @@ class Verification:
         if not self._files:
             return "", HashedFrom.NOTHING
         if self._believed:
-            return manifest_hash((name, self._said[name].sha256) for name in self._files), HashedFrom.MANIFEST
+            counted = (name for name in self._files if not self._uncounted(name))
+            return manifest_hash((name, self._said[name].sha256) for name in counted), HashedFrom.MANIFEST
         self.known.update(digests)
         for name, sha256 in sums.items():
             self.known[name] = FileDigest(self.known[name].size_bytes, self.known[name].blocks, sha256)
@@ -96,5 +100,5 @@ class Verification:
             self._cache.remember(self._directory, tuple(self._files.values()), self.known)
         for name, sha256 in sums.items():
             self._said[name].compare(self._files[name].path, sha256)
-        plain = ((plain_name(name), digest) for name, digest in self.known.items())
+        plain = ((plain_name(name), digest) for name, digest in self.known.items() if not self._uncounted(name))
         return content_hash(plain), HashedFrom.BYTES if self.wanted.blocks else HashedFrom.CACHE

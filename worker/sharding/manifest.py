@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from worker.sharding.rules import Rule
 
 NAME: Final = "manifest.json"
-_GRAPH: Final = re.compile(r"shard-[0-9]+\.onnx")
+GRAPH: Final = re.compile(r"shard-[0-9]+\.onnx")
+"""What the graph of one shard is called."""
 VERSION: Final = 1
 MOST_BYTES: Final = 256 << 20
 _PIECES_AT_ONCE: Final = 1 << 20
@@ -140,11 +141,11 @@ def _text(manifest: Manifest) -> bytes:
     return b'{"version":%d,"shards":%d,"tensors":[\n%s\n]}\n' % (manifest.version, manifest.shards, tensors)
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """Read ``manifest.json``, and check it against the files' sizes.
+def read_manifest(directory: Path, *, files: bool = True) -> Manifest:
+    """Read ``manifest.json``, and check it against the sizes of the files that it names, unless ``files`` is false.
 
     Raises:
-        ShardError: it is not there, not as it should be, or a file is shorter than it says.
+        ShardError: it is not there, not as it should be, or a file is not there or shorter than it says.
     """
     path = directory / NAME
     try:
@@ -163,23 +164,31 @@ def read_manifest(directory: Path) -> Manifest:
         if known != {None} and known != set(range(manifest.shards)):
             raise ShardError(f"{path}: tensor {tensor.name!r}: slices of {len(known)} shards, not of {manifest.shards}")
         for part in tensor.slices:
-            _check(path, directory, tensor, part, sizes)
+            name = _check(path, tensor, part)
+            if files:
+                _check_size(path, directory / name, tensor, part, sizes)
     return manifest
 
 
-def _check(path: Path, directory: Path, tensor: Tensor, part: Slice, sizes: dict[str, int]) -> None:
+def _check(path: Path, tensor: Tensor, part: Slice) -> str:
+    """Look whether a slice can be one; returns its file's path within the directory."""
     what = f"{path}: tensor {tensor.name!r}: slice of shard {part.shard}"
     if part.dtype not in ITEM_BYTES:
         raise ShardError(f"{what}: dtype {part.dtype!r}: known: {', '.join(ITEM_BYTES)}")
     room = bytes_of(part.dtype, part.shape)
     if part.bytes % part.rows or part.bytes > room or (part.rows > 1 and part.stride < part.piece_bytes):
         raise ShardError(f"{what}: {part.bytes} bytes in {part.rows} rows do not fit {part.dtype} {list(part.shape)}")
+    name = within(part.file)
+    if name is None:
+        raise ShardError(f"{what}: file {part.file!r}: must be a path within the version's directory")
+    return name
+
+
+def _check_size(path: Path, file: Path, tensor: Tensor, part: Slice, sizes: dict[str, int]) -> None:
+    what = f"{path}: tensor {tensor.name!r}: slice of shard {part.shard}"
     if part.file not in sizes:
-        name = within(part.file)
-        if name is None:
-            raise ShardError(f"{what}: file {part.file!r}: must be a path within the version's directory")
         try:
-            sizes[part.file] = (directory / name).stat().st_size
+            sizes[part.file] = file.stat().st_size
         except OSError as error:
             raise ShardError(f"{what}: {part.file}: {error.strerror}") from error
     if part.end > sizes[part.file]:
@@ -267,7 +276,7 @@ def tensors_of(directory: Path, readers: Iterable[tuple[str, Callable[[Path], li
         ShardError: there is none, one cannot be read, or two files have a tensor of one name.
     """
     for pattern, read in readers:
-        files = sorted(path for path in directory.glob(pattern) if path.is_file() and not _GRAPH.fullmatch(path.name))
+        files = sorted(path for path in directory.glob(pattern) if path.is_file() and not GRAPH.fullmatch(path.name))
         if files:
             found = [tensor for path in files for tensor in read(path)]
             seen: set[str] = set()

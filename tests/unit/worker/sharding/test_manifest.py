@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -286,3 +287,46 @@ def test_the_peak_memory_of_one_shard_is_its_part(tmp_path: Path, layer: str) ->
     took, held = map(int, done.stdout.split())
     assert held == all_bytes(manifest) // 4
     assert took <= (1 / 4 + 0.10) * all_bytes(manifest)
+
+
+CUT_WHILE_READ = """
+import os, sys, threading, time
+from pathlib import Path
+from worker.sharding import ShardError
+from worker.sharding.manifest import read_manifest
+from worker.sharding.reading import read_shard
+
+path = Path(sys.argv[1]) / "model.safetensors"
+manifest = read_manifest(path.parent)
+began = threading.Event()
+
+def cut():
+    began.wait(30)
+    time.sleep(0.02)
+    os.truncate(path, 4096)
+
+threading.Thread(target=cut, daemon=True).start()
+try:
+    read_shard(path.parent, manifest, 1, read=lambda *_: began.set())
+except ShardError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="SIGBUS")
+def test_a_file_that_is_cut_while_it_is_hashed_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+    length = 4 << 30  # takes no room, and to hash its half takes a while
+    head = json.dumps({"q_proj.weight": {"dtype": "U8", "shape": [length], "data_offsets": [0, length]}}).encode()
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + length)
+    half = {"file": path.name, "bytes": length // 2, "dtype": "U8", "shape": [length // 2], "hash": "0" * 32}
+    slices = [{**half, "shard": shard, "offset": 8 + len(head) + shard * length // 2} for shard in range(2)]
+    tensor = {"name": "q_proj.weight", "dtype": "U8", "shape": [length], "dim": 0, "padded": length, "slices": slices}
+    (tmp_path / "manifest.json").write_text(json.dumps({"version": 1, "shards": 2, "tensors": [tensor]}))
+    done = subprocess.run(
+        [sys.executable, "-c", CUT_WHILE_READ, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "model.safetensors: tensor 'q_proj.weight': the file ends at byte" in done.stdout
