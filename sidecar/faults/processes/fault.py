@@ -84,6 +84,9 @@ def checked(fault: ProcessFault, kinds: Mapping[str, Act]) -> Act:
     if not isfinite(fault.for_s) or not 0 < fault.for_s <= MAX_FOR_S:
         raise ProcessFaultError(f"{fault.kind}: for_s {fault.for_s:g}: must be above 0, at most {MAX_FOR_S:g} seconds")
     for field in ("share", "headroom_mb"):
-        if getattr(fault, field) is not None and field not in kind.PARAMETERS:
+        value: float | None = getattr(fault, field)
+        if value is not None and field not in kind.PARAMETERS:
             raise ProcessFaultError(f"{fault.kind}: {field} does not belong to it; leave it out")
+        if value is not None and not isfinite(value):
+            raise ProcessFaultError(f"{fault.kind}: {field} {value:g}: must be a number")
     return kind

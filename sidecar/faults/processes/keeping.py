@@ -62,6 +62,8 @@ class Keeping:
                 return Reply(asked.call, undone=self._end(asked.number))
         except ProcessFaultError as error:
             return Reply(asked.call, error=str(error))
+        except Exception as error:  # noqa: BLE001  whatever it is: the other faults are to be ended in their time
+            return Reply(asked.call, error=f"{type(error).__name__}: {error}")
         return Reply(asked.call, error="; ".join(self._left.values()), in_force=tuple(self._faults))
 
     def _begin(self, asked: Begin) -> _InForce:
@@ -111,7 +113,11 @@ class Keeping:
                 self._quietly_end(number)
                 continue
             if one.due is not None and now >= one.due:
-                one.due = one.act.step(one.memo, now)
+                try:
+                    one.due = one.act.step(one.memo, now)
+                except Exception:  # noqa: BLE001  whatever it is: it cannot go on, so it is to end
+                    self._quietly_end(number)
+                    continue
             next_at = min(next_at, one.until, one.until if one.due is None else one.due)
         return max(0.0, next_at - self._clock())
 

@@ -35,14 +35,19 @@ class Noted:
         self.done: list[str] = []
         self.refuses = ""
         self.fails: Exception | None = None
+        self.stumbles = False
 
     def begin(self, fault: ProcessFault) -> Memo:
         if self.refuses:
             raise ProcessFaultError(self.refuses)
+        if self.stumbles:
+            raise ValueError("unforeseen")
         self.done.append(f"begin {fault.pid}")
         return {"pid": fault.pid}
 
     def step(self, memo: Memo, now: float) -> float | None:
+        if self.stumbles:
+            raise PermissionError("unforeseen")
         self.done.append(f"step {memo['pid']}")
         return now + 0.1
 
@@ -147,6 +152,16 @@ def test_what_cannot_be_undone_holds_up_nothing_else_and_is_told(
     assert keeping.left == (text,)
 
 
+def test_what_nobody_foresaw_ends_one_fault_and_no_other(keeping: Keeping, clock: Clock, act: Noted) -> None:
+    begun(keeping, 1, 40)
+    act.stumbles = True
+    assert begun(keeping, 2, 41) == Reply(2, error="ValueError: unforeseen")
+    keeping.tick()
+    assert act.done == ["begin 40", "end 40"], "it could not go on"
+    act.stumbles = False
+    assert not begun(keeping, 3, 40).error
+
+
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
@@ -157,6 +172,7 @@ def test_what_cannot_be_undone_holds_up_nothing_else_and_is_told(
         (ProcessFault("stop", pid=40, for_s=0), "stop: for_s 0: must be above 0, at most 3600 seconds"),
         (ProcessFault("stop", pid=40, for_s=3601), "stop: for_s 3601: must be above 0, at most 3600 seconds"),
         (ProcessFault("stop", pid=40, for_s=float("nan")), "stop: for_s nan: must be above 0, at most 3600 seconds"),
+        (ProcessFault("slow", pid=40, share=float("nan")), "slow: share nan: must be a number"),
         (ProcessFault("stop", pid=40, share=0.5), "stop: share does not belong to it; leave it out"),
     ],
 )
