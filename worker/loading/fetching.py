@@ -3,19 +3,18 @@
 Blocks of 16 MiB are fetched by a few threads at once, hashed as they come, and written into ``.incoming`` below the
 version's directory, which leaves them in the page cache. When all are there the files are moved to their places, the
 model's last. What a failure leaves in ``.incoming`` is gone on from, as long as it is still the same at the source.
+Before they are moved they are read once more, because what counts is what lies there, whoever has written it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import queue
 import shutil
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -26,11 +25,12 @@ import xxhash
 from worker.engines import GivenUpError
 from worker.loading import LoadError, NoRoomError
 from worker.loading.digests import BLOCK_BYTES, DIGEST_BYTES, FileDigest, block_offsets
-from worker.loading.reading import LOOK_S, write_all
+from worker.loading.fetch_lock import fetching_alone
+from worker.loading.reading import LOOK_S, BlockReader, Wanted, write_all
 from worker.loading.sources import SourceError, open_source
 from worker.loading.sums import parse_sums, read_sums
 from worker.loading.unpacking import plain_name
-from worker.loading.version_files import DESCRIPTION, SUMS
+from worker.loading.version_files import DESCRIPTION, SUMS, SourceFile, file_key
 from worker.paths import MAX_FILES, PACKED
 from worker.stages import Stage
 
@@ -55,7 +55,6 @@ BUSY_S = 60.0
 SAVE_EVERY_S = 1.0
 JOIN_S = 0.5
 """How long threads whose connections were closed are waited for: a look-up of a name cannot be ended."""
-PIECE_BYTES = 1 << 20
 MAX_STATE_BYTES = 64 << 20
 T = TypeVar("T")
 
@@ -76,7 +75,10 @@ class _State(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What was fetched: the digests of the version's files, by name, and how many bytes came over the network."""
+    """What was fetched: the digests of the version's files, by name, and how many bytes came over the network.
+
+    There are no digests where another process fetched it meanwhile.
+    """
 
     digests: dict[str, FileDigest]
     bytes_fetched: int
@@ -106,20 +108,16 @@ class Fetcher:
         began = time.perf_counter()
         with stages.measure(Stage.FETCH):
             try:
-                source = open_source(files.load.source or "", self._peers, files.name, files.version)
+                with fetching_alone(directory, cancellation, lambda: self._waits(files)):
+                    if not to_be_fetched(files):
+                        return Fetched({}, 0)
+                    source = open_source(files.load.source or "", self._peers, files.name, files.version)
+                    fetched = self._fetch(files, directory, source, progress, cancellation)
             except SourceError as error:
                 raise LoadError(f"{directory}: cannot be fetched: {error}") from error
-            try:
-                fetched = _Fetch(directory, source, progress, cancellation, self._pause_s).run(
-                    files.sha256, files.model_file.name if files.model_file is not None else ""
-                )
-            except SourceError as error:
-                raise LoadError(f"{directory}: cannot be fetched from {source.name}: {error}") from error
             except OSError as error:
                 kind = NoRoomError if error.errno == errno.ENOSPC else LoadError
                 raise kind(f"{error.filename or directory}: cannot be fetched: {error.strerror}") from error
-            finally:
-                source.close()
         self._log.info(
             "model.fetched",
             model=files.name,
@@ -129,6 +127,22 @@ class Fetcher:
             seconds=round(time.perf_counter() - began, 3),
         )
         return fetched
+
+    def _fetch(
+        self, files: ModelFiles, directory: Path, source: Source, progress: Progress, cancellation: Cancellation
+    ) -> Fetched:
+        last = files.model_file.name if files.model_file is not None else ""
+        try:
+            return _Fetch(directory, source, progress, cancellation, self._pause_s).run(files.sha256, last)
+        except SourceError as error:
+            raise LoadError(f"{directory}: cannot be fetched from {source.name}: {error}") from error
+        finally:
+            source.close()
+
+    def _waits(self, files: ModelFiles) -> None:
+        self._log.info(
+            "model.fetch_waits", model=files.name, version=files.version, reason="another process fetches it"
+        )
 
 
 def to_be_fetched(files: ModelFiles) -> bool:
@@ -167,6 +181,8 @@ class _Fetch:
         self._state = _State(source.name, {})
         self._said: dict[str, tuple[str, str]] = {}
         """The SHA-256 of a file, and what says it, by name."""
+        self._made: dict[str, os.stat_result] = {}
+        """The files that this fetch writes, by name: what another process puts in their place is none of them."""
 
     def run(self, described: dict[str, str], last: str) -> Fetched:
         """Fetch everything; see :meth:`Fetcher.fetch`. ``last``: which file is moved to its place last."""
@@ -202,12 +218,9 @@ class _Fetch:
             for thread in threads:  # one that waits on writes nothing any more
                 thread.join(max(0.0, until - time.monotonic()))
             self._save()
-        sums = self._compare([file.name for file in wanted])
-        digests = {
-            name: FileDigest(part.size_bytes, bytes.fromhex(part.digests), sums.get(name, ""))
-            for name, part in self._state.files.items()
-        }
-        self._place([file.name for file in wanted], last)
+        came = tuple(self._found(file.name) for file in wanted)
+        digests = self._compare(came)
+        self._place(came, last)
         return Fetched(digests, fetched)
 
     def _listing(self, described: dict[str, str]) -> tuple[RemoteFile, ...]:
@@ -264,8 +277,9 @@ class _Fetch:
                 part = _Part(file.tag, file.size_bytes, [], "00" * DIGEST_BYTES * blocks)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.unlink(missing_ok=True)
-                with path.open("wb") as made:
+                with path.open("xb") as made:
                     made.truncate(file.size_bytes)
+            self._made[file.name] = path.stat()
             self._state.files[file.name] = part
 
     def _left(self, file: RemoteFile) -> list[tuple[RemoteFile, int, int]]:
@@ -327,6 +341,7 @@ class _Fetch:
         digest = xxhash.xxh3_128()
         descriptor = os.open(self._incoming / file.name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
+            self._check_own(file.name, os.fstat(descriptor))
             at = offset
             for piece in self._source.read(file, offset, length):
                 if self._stop.is_set() or self._cancellation.cancelled:
@@ -345,7 +360,9 @@ class _Fetch:
         if file.blocks and digest.digest() != file.blocks[place : place + DIGEST_BYTES]:
             raise SourceError(f"{file.name}: the block at {offset} was damaged on the way", again=True)
         with self._lock:
-            part = self._state.files[file.name]
+            part = self._state.files.get(file.name)
+            if part is None:
+                return
             part.done.append(index)
             part.digests = (
                 f"{part.digests[: 2 * place]}{digest.hexdigest()}{part.digests[2 * (place + DIGEST_BYTES) :]}"
@@ -390,43 +407,62 @@ class _Fetch:
                     raise error
                 return cast("T", answer)
 
-    def _compare(self, names: Sequence[str]) -> dict[str, str]:
-        """Hold what came to its sums, before any of it is the version's; returns the SHA-256 of what has one.
+    def _check_own(self, name: str, status: os.stat_result) -> None:
+        if not os.path.samestat(status, self._made[name]):
+            with self._lock:
+                self._state.files.pop(name, None)  # what it says of it is not of what is there
+            self._save()
+            raise LoadError(
+                f"{self._incoming / name}: another process has put it there meanwhile; one at a time may fetch a "
+                f"version, and the file system's locks (flock) did not keep it away"
+            )
+
+    def _found(self, name: str) -> SourceFile:
+        path = self._incoming / name
+        status = path.stat()
+        self._check_own(name, status)
+        return SourceFile(path, name, file_key(status))
+
+    def _compare(self, came: tuple[SourceFile, ...]) -> dict[str, FileDigest]:
+        """Read what lies here before any of it is the version's; returns its digests.
 
         Raises:
-            LoadError: a file is not what is said of it. It is fetched anew by the next try.
+            LoadError: a file is not what came, or not what is said of it. It is fetched anew by the next try.
+            GivenUpError: the fetch was given up.
         """
-        with ThreadPoolExecutor(THREADS, "fetch-sum") as pool:
-            checked = [name for name in names if name in self._said]
-            found = dict(zip(checked, pool.map(self._sha256, checked), strict=True))
-        wrong = [name for name in checked if found[name] != self._said[name][0]]
+        wanted = Wanted(frozenset(file.name for file in came), frozenset(self._said))
+        with BlockReader(wanted, THREADS) as reader:
+            reader.read_all(came)
+            tally = reader.finish(self._cancellation)
+        digests = tally.digests(came)
+        wrong = {}
+        for file in came:
+            said, where = self._said.get(file.name, ("", ""))
+            if digests[file.name].sha256 != said:
+                wrong[file.name] = (
+                    f"its SHA-256 is {digests[file.name].sha256}, as it came from {self._source.name}, and {where} "
+                    f"says {said}"
+                )
+            elif digests[file.name].blocks != bytes.fromhex(self._state.files[file.name].digests):
+                wrong[file.name] = (
+                    f"what lies in {INCOMING} is not what came from {self._source.name}; it was overwritten, or lost"
+                )
         for name in wrong:
             (self._incoming / name).unlink()
             del self._state.files[name]
         if wrong:
             self._save()
-            said, where = self._said[wrong[0]]
-            raise LoadError(
-                f"{self._directory / wrong[0]}: its SHA-256 is {found[wrong[0]]}, as it came from {self._source.name}, "
-                f"and {where} says {said}; it was thrown away, and the next load fetches it again"
-            )
-        return found
+            name, why = next(iter(wrong.items()))
+            raise LoadError(f"{self._directory / name}: {why}; it was thrown away, and the next load fetches it again")
+        return digests
 
-    def _sha256(self, name: str) -> str:
-        digest = hashlib.sha256()
-        with (self._incoming / name).open("rb", buffering=0) as file:
-            while piece := file.read(PIECE_BYTES):
-                if self._cancellation.cancelled:
-                    raise GivenUpError("given up while fetching")
-                digest.update(piece)
-        return digest.hexdigest()
-
-    def _place(self, names: Sequence[str], last: str) -> None:
+    def _place(self, came: tuple[SourceFile, ...], last: str) -> None:
         """Move the files to their places, ``last`` last, so that nothing half is ever found."""
         if (self._incoming / SUMS).is_file():
-            names = [SUMS, *names]
-        for name in sorted(names, key=lambda name: plain_name(name) == plain_name(last)):
-            target = self._directory / name
+            (self._incoming / SUMS).rename(self._directory / SUMS)
+        for file in sorted(came, key=lambda file: plain_name(file.name) == plain_name(last)):
+            target = self._directory / file.name
             target.parent.mkdir(parents=True, exist_ok=True)
-            (self._incoming / name).rename(target)
+            file.check()
+            file.path.rename(target)
         shutil.rmtree(self._incoming)

@@ -155,7 +155,7 @@ class ModelLoader:
     ) -> Loaded:
         found = task.files
         held = None if entry is None else entry.digests
-        known = held if held is not None or fetched is None else fetched.digests
+        known = held if held is not None or fetched is None else fetched.digests or None
         with task.stages.measure(Stage.OPEN):
             verification = Verification(
                 directory,
@@ -203,7 +203,7 @@ class ModelLoader:
             content_hash,
             brought.bytes_read,
             sum(file.size_bytes for file in used),
-            LAZY if brought.cut else name if fetched is None else StrategyName.STREAM,
+            LAZY if brought.cut else StrategyName.STREAM if fetched is not None and fetched.digests else name,
             hashed_from,
             0 if fetched is None else fetched.bytes_fetched,
             residency_ratio,

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.sidecars import until
 from tests.support.worker_parts import ReadableLog
-from worker.engines import Cancellation
-from worker.loading import Loaded, LoadError, StrategyName
+from worker.engines import Cancellation, GivenUpError
+from worker.loading import HashedFrom, Loaded, LoadError, StrategyName
 from worker.loading.digests import BLOCK_BYTES
+from worker.loading.fetch_lock import fetching_alone
 from worker.loading.fetching import Fetcher
 from worker.loading.model_loader import ModelLoader
 from worker.loading.peer_server import PeerServer
@@ -61,19 +64,28 @@ def peers(tmp_path: Path) -> Iterator[list[Peer]]:
         peer.close()
 
 
-def fetch(tmp_path: Path, *addresses: str, version: str = "1") -> Loaded:
+def fetch(
+    tmp_path: Path,
+    *addresses: str,
+    version: str = "1",
+    progress: Callable[[int, int], None] = lambda *_: None,
+    log: ReadableLog | None = None,
+    cancellation: Cancellation | None = None,
+) -> Loaded:
     directory = tmp_path / "here" / version
     directory.mkdir(parents=True, exist_ok=True)
     files = ModelFiles("m", version, directory, directory / "model.onnx", load=LoadDescription(source="peers"))
-    loader = ModelLoader(threads=2, fetcher=Fetcher(addresses, ReadableLog(), pause_s=0.01))
-    loaded = loader.load(files, lambda *_: None, Cancellation(), Stages())
+    loader = ModelLoader(threads=2, fetcher=Fetcher(addresses, log or ReadableLog(), pause_s=0.01))
+    loaded = loader.load(files, progress, cancellation or Cancellation(), Stages())
     loaded.release()
     return loaded
 
 
-def refusal(tmp_path: Path, *addresses: str, version: str = "1") -> str:
+def refusal(
+    tmp_path: Path, *addresses: str, version: str = "1", progress: Callable[[int, int], None] = lambda *_: None
+) -> str:
     with pytest.raises(LoadError) as caught:
-        fetch(tmp_path, *addresses, version=version)
+        fetch(tmp_path, *addresses, version=version, progress=progress)
     return str(caught.value)
 
 
@@ -135,6 +147,81 @@ def test_what_was_damaged_on_the_way_is_asked_for_again_and_then_refused(tmp_pat
     os.utime(damaged, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert refusal(tmp_path, peers[0].address).endswith(f"weights/a: the block at {BLOCK_BYTES} was damaged on the way")
     assert not (tmp_path / "here" / "1" / "model.onnx").exists()
+
+
+def test_two_that_fetch_one_version_into_one_place_take_turns(tmp_path: Path, peers: list[Peer]) -> None:
+    begun, go_on, log = threading.Event(), threading.Event(), ReadableLog()
+
+    def hold(done: int, _: int) -> None:
+        if done:
+            begun.set()
+            assert go_on.wait(10)
+
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            first = pool.submit(fetch, tmp_path, peers[0].address, progress=hold)
+            assert begun.wait(10)
+            second = pool.submit(fetch, tmp_path, peers[0].address, log=log)
+            until(lambda: log.events("model.fetch_waits"), "the second to wait")
+            assert not second.done()
+            assert not (tmp_path / "here" / "1" / "model.onnx").exists()
+        finally:
+            go_on.set()
+        one, other = first.result(10), second.result(10)
+    assert here(tmp_path) == CONTENT
+    assert (one.strategy, one.bytes_fetched) == (StrategyName.STREAM, sum(map(len, CONTENT.values())))
+    assert (other.bytes_fetched, other.hashed_from) == (0, HashedFrom.BYTES), "it has read what the first put there"
+    assert other.strategy is not StrategyName.STREAM
+    assert one.content_hash == other.content_hash == peers[0].loaded.content_hash
+    assert sorted(path.name for path in (tmp_path / "here" / "1").iterdir()) == ["empty", "model.onnx", "weights"]
+
+
+def test_whoever_waits_for_anothers_fetch_can_be_given_up(tmp_path: Path, peers: list[Peer]) -> None:
+    directory = tmp_path / "here" / "1"
+    directory.mkdir(parents=True)
+    cancellation = Cancellation()
+    with (
+        fetching_alone(directory, Cancellation(), lambda: None),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        waiting = pool.submit(fetch, tmp_path, peers[0].address, cancellation=cancellation)
+        cancellation.cancel()
+        with pytest.raises(GivenUpError):
+            waiting.result(10)
+    fetch(tmp_path, peers[0].address)
+    assert here(tmp_path) == CONTENT
+
+
+def overwrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(BLOCK_BYTES + 1)
+        file.write(b"other")
+
+
+def replace_it(path: Path) -> None:
+    beside = path.with_name("beside")
+    beside.write_bytes(b"x" * len(WEIGHTS))
+    beside.rename(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (overwrite, "what lies in .incoming is not what came from m@1 of "),
+        (replace_it, "another process has put it there meanwhile; "),
+    ],
+)
+def test_what_somebody_else_wrote_is_not_taken_for_what_came(
+    tmp_path: Path, peers: list[Peer], spoil: Callable[[Path], None], why: str
+) -> None:
+    def all_is_there(done: int, total: int) -> None:
+        if done == total:
+            spoil(tmp_path / "here" / "1" / ".incoming" / "weights" / "a")
+
+    assert why in refusal(tmp_path, peers[0].address, progress=all_is_there)
+    assert not (tmp_path / "here" / "1" / "model.onnx").exists()
+    assert fetch(tmp_path, peers[0].address).content_hash == peers[0].loaded.content_hash
+    assert here(tmp_path) == CONTENT
 
 
 def test_a_peer_whose_content_is_another_by_now_gives_none_of_it(tmp_path: Path, peers: list[Peer]) -> None:
