@@ -48,6 +48,9 @@ MAX_INTEGER = (1 << 63) - 1
 NEWS_FIELD = "news"
 """Field of a record, where there is any: what became of the endpoint's models lately. Older readers pass it by."""
 
+MAX_WARM_IN_S = 7 * 86400.0
+"""Longest time until a replica is warm that is believed: callers are told it in Retry-After."""
+
 MAX_NEWS = 8
 """Pieces of news that a record holds; older ones go."""
 
@@ -378,7 +381,7 @@ def _replica_in(row: dict[str, Any]) -> Replica:
         config_revision=_text(row.get("c", "")),
         generation=_integer(row.get("g", 0)),
         warm_for_s=_finite(row.get("t", 0.0)),
-        warm_in_s=_finite(row.get("i", 0.0)),
+        warm_in_s=_warm_in(row.get("i", 0.0)),
         reason=_text(row.get("r", "")),
         group=_id(row.get("p", ""), "group"),
     )
@@ -471,6 +474,13 @@ def _finite(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise WireError(f"{_cut(repr(value))} is not a duration")
     return float(value)
+
+
+def _warm_in(value: object) -> float:
+    seconds = _finite(value)
+    if seconds > MAX_WARM_IN_S:
+        raise WireError(f"warm in {seconds:g} s, at most {MAX_WARM_IN_S:g}", OVER_LIMIT)
+    return seconds
 
 
 def _ratio(value: object) -> float:

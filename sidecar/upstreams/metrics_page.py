@@ -22,6 +22,8 @@ PAGE_LINES: Final = 20000
 """Most lines that are read of a page."""
 SERIES: Final = 4096
 """Most series of the names asked for that are read of a page."""
+MAX_VALUE: Final = 1e18
+"""A larger one is taken for this (an exabyte; in ns, thirty years): sums of as many as a page may have are finite."""
 
 NAN: Final = "nan"
 INFINITE: Final = "infinite"
@@ -100,7 +102,7 @@ def read_page(page: bytes, names: frozenset[str], *, cut: bool = False) -> Metri
         if why:
             out.refused[why] += 1
         else:
-            out.series.setdefault(name, []).append(Series(_labels(labels), value))
+            out.series.setdefault(name, []).append(Series(_labels(labels), min(value, MAX_VALUE)))
     return out
 
 

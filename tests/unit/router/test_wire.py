@@ -131,6 +131,7 @@ def replica(**fields: object) -> str:
         ("replicas", replica(w=[]), "AttributeError"),
         ("replicas", replica(m=5), "is not text"),
         ("replicas", replica(t="long"), "is not a duration"),
+        ("replicas", replica(i=1e300), "warm in 1e+300 s, at most 604800"),
         ("rev", str(1 << 63), "too large"),
         ("queue", "99999999999999999999", "too large"),
         ("queue", "-1", "negative"),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sidecar.upstreams.metrics_page import (
     INFINITE,
+    MAX_VALUE,
     NAN,
     NEGATIVE,
     NOT_A_NUMBER,
@@ -87,6 +88,11 @@ def test_a_page_is_read_up_to_its_limits() -> None:
     assert (many.series, many.refused) == ({}, {OVER_LIMIT: 1})
     large = read_page(b"m_used 1\n" + b"x" * PAGE_BYTES + b"\nm_used 2\n", NAMES)
     assert (large.series, large.refused) == ({"m_used": [Series((), 1.0)]}, {OVER_LIMIT: 1})
+
+
+def test_the_sum_of_the_largest_page_is_finite() -> None:
+    page = read_page(b"".join(b'm_used{a="%d"} 1.7e308\n' % one for one in range(SERIES)), NAMES)
+    assert total(page.series["m_used"]) == pytest.approx(SERIES * MAX_VALUE)
 
 
 def test_of_a_page_that_is_cut_its_last_line_does_not_count() -> None:
