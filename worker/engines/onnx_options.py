@@ -76,7 +76,8 @@ class OnnxOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     custom_ops: Annotated[tuple[Short, ...], msgspec.Meta(max_length=16)] = ()
     session: dict[str, str] = msgspec.field(default_factory=dict)
     graph: Literal["disabled", "basic", "extended", "all"] | None = None
-    two_phase: Literal["auto", "on", "off"] = "auto"
+    two_phase: Literal["auto", "on", "off"] | bool = "auto"
+    """YAML reads an unquoted ``on`` or ``off`` as a truth value; :func:`read_options` gives the word back."""
     deterministic: bool = False
 
     @property
@@ -117,6 +118,8 @@ def read_options(files: ModelFiles) -> OnnxOptions:
         options = msgspec.convert(files.options, OnnxOptions)
     except msgspec.ValidationError as error:
         raise EngineError(f"{where}: {error}") from error
+    if isinstance(options.two_phase, bool):
+        options = msgspec.structs.replace(options, two_phase="on" if options.two_phase else "off")
     names = options.provider_names
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

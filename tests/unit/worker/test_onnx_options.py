@@ -15,7 +15,7 @@ from worker.engines.onnx_options import LOADER_THREADS, Libraries, OnnxOptions, 
 from worker.engines.onnx_runtime import TINY_MODEL, OnnxRuntimeEngine
 from worker.engines.registry import EngineSettings
 from worker.stages import Stages
-from worker.store import ModelFiles
+from worker.store import ModelFiles, scan
 
 DIRECTORY = Path("/m/1")
 
@@ -45,6 +45,18 @@ def test_what_is_wrong_names_file_and_field(options: dict[str, Any], error: str)
     with pytest.raises(EngineError) as caught:
         read_options(files(**options))
     assert str(caught.value) == f"/m/1/model.yaml: engine{error}"
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("on", "on"), ("off", "off"), ('"on"', "on"), ("'off'", "off"), ("auto", "auto")]
+)
+def test_two_phase_is_what_model_yaml_says_quoted_or_not(tmp_path: Path, text: str, meant: str) -> None:
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "model.onnx").touch()
+    (version / "model.yaml").write_text(f"engine: {{two_phase: {text}}}\n")
+    (found,) = scan(tmp_path, ["m"], "model.onnx")
+    assert read_options(found).two_phase == meant
 
 
 def made(threads: int = 3, **options: Any) -> ort.SessionOptions:
