@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,62 @@ def test_what_is_amiss_with_one_models_files_is_its_trouble_alone(tmp_path: Path
             status, answer, _ = worker.ask(f"/v2/models/{name}/ready")
             assert status == 503
             assert reason in answer["error"]
+
+
+def deep_graph(rows: int, columns: int, layers: int, length: int) -> bytes:
+    """Return layers that each multiply the input by a matrix of their own, and give the sum; ``length``: its bytes."""
+    names = [f"h.{layer}.mlp.up_proj.weight" for layer in range(layers)]
+    return onnx_writing.model(
+        "deep",
+        [
+            *(onnx_writing.node("MatMul", ["x", name], f"y.{name}") for name in names),
+            onnx_writing.node("Sum", [f"y.{name}" for name in names], "y"),
+        ],
+        [
+            onnx_writing.external_tensor(name, onnx_writing.FLOAT, (rows, columns), "weights.bin", at * length, length)
+            for at, name in enumerate(names)
+        ],
+        [onnx_writing.value_info("x", onnx_writing.FLOAT, ["n", rows])],
+        [onnx_writing.value_info("y", onnx_writing.FLOAT, ["n", columns])],
+    )
+
+
+def peak_bytes(models: Path, name: str, inputs: int, *flags: str) -> int:
+    """Return the most memory that a worker had which came up with a model, and answered."""
+    with WorkerProcess("--models", str(models), *flags) as worker:
+        worker.listening()
+        worker.warm(name)
+        body = {"inputs": [{"name": "x", "shape": [1, inputs], "datatype": "FP32", "data": [1] * inputs}]}
+        assert worker.ask(f"/v2/models/{name}/infer", body)[0] == 200
+
+        def has_its_last_session() -> bool:
+            engine = worker.ask("/stats")[1]["versions"][f"{name}@1"]["engine"]
+            return "two_phase" not in engine or engine["two_phase"]["phase"] == "second"
+
+        until(has_its_last_session, "the session is made that stays")
+        text = Path(f"/proc/{worker.process.pid}/status").read_text()
+    return int(text.partition("VmHWM:")[2].split()[0]) << 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_the_peak_of_a_worker_with_one_shard_is_its_part_and_a_tenth_of_the_wholes(tmp_path: Path) -> None:
+    size, layers, shards = 2048, 8, 4
+    length = size * size * 4
+    directory = tmp_path / "deep" / "deep" / "1"
+    directory.mkdir(parents=True)
+    with (directory / "weights.bin").open("wb") as file:
+        for layer in range(layers):
+            file.write(np.full(size * size, layer, np.float32).tobytes())  # 128 MiB in all
+    (directory / "model.onnx").write_bytes(deep_graph(size, size, layers, length))
+    assert main(["shard", str(directory), "--shards", str(shards)]) == 0
+    (directory / "shard-1.onnx").write_bytes(deep_graph(size, size // shards, layers, length // shards))
+    split_layer(tmp_path / "small")
+    nothing = peak_bytes(tmp_path / "small", "m", ROWS)
+    shard = peak_bytes(tmp_path / "deep", "deep", size, "--shard", "1") - nothing
+    (directory / "model.yaml").write_text("engine: {two_phase: off}\n")  # the way in which a whole one takes least
+    whole = peak_bytes(tmp_path / "deep", "deep", size) - nothing
+    assert whole > layers * length
+    assert shard <= (1 / shards + 0.10) * whole
 
 
 @pytest.mark.parametrize(

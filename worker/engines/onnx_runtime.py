@@ -215,6 +215,8 @@ class OnnxRuntimeEngine:
         if options.deterministic:
             self._pin()
         self._check_devices(options)
+        if _as_it_lies(files, options):
+            return self._load(files, options, {PREPACKING_OFF: "1"}, cancellation, stages)
         marks = _marks(files)
         if not _in_two_phases(options, marks):
             return self._load(files, options, {}, cancellation, stages)
@@ -371,6 +373,15 @@ def _marks(files: ModelFiles) -> tuple[tuple[str, int, int, int], ...]:
     found = sorted(path for path in files.model_file.parent.rglob("*") if path.is_file())
     stats = [(str(path), path.stat()) for path in found]
     return tuple((path, stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
+
+
+def _as_it_lies(files: ModelFiles, options: OnnxOptions) -> bool:
+    """Say whether a shard's slices are used as they were read, unless ``two_phase`` or a session entry says otherwise.
+
+    Prepacked, each would stand in memory twice: ONNX Runtime cannot give back what somebody else has given it.
+    """
+    shard = files.shard is not None and files.shard.weights is not None
+    return shard and options.two_phase == "auto" and PREPACKING_OFF not in options.session
 
 
 def _in_two_phases(options: OnnxOptions, marks: tuple[tuple[str, int, int, int], ...]) -> bool:
