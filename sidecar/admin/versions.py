@@ -151,9 +151,13 @@ def _progress(progress: Progress | None, now: float) -> dict[str, Any]:
     if progress is None:
         return {}
     ruling = progress.ruling
-    finding = "no_replica" if progress.lacks else "" if ruling is None else ruling.finding.value
+    finding = "" if ruling is None else ruling.finding.value
     detail = "" if ruling is None else ruling.detail
-    if progress.lacks:
+    if progress.stuck:
+        finding = "no_way_back"
+        detail = f"no other version has a replica that may be picked; {detail}"
+    elif progress.lacks:
+        finding = "no_replica"
         detail = f"the new one has {progress.lacks}; {detail}"
     return {
         "for_s": round(max(0.0, now - progress.since), 1),

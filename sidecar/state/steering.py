@@ -92,6 +92,7 @@ class Progress:
     old: Sample = field(default_factory=Sample)
     ruling: Ruling | None = None
     lacks: str = ""  # what the new version has not to take all of the requests
+    stuck: Ruling | None = None  # why it is to be rolled back, while there is nobody to go back to
 
 
 def basis_of(serve: ServePolicy) -> str:
@@ -337,11 +338,16 @@ class Steering:
         progress.lacks = _lacks(rows, new)
         ruling = judge(policy, step, progress.looks, now - progress.since, progress.new, progress.old, self._buckets)
         progress.looks += ruling.looked
-        progress.ruling = ruling
+        progress.ruling = ruling = progress.stuck or ruling
         if progress.lacks and ruling.verdict is not Verdict.ROLL_BACK:
             progress.since += min(LOOK_S, now - progress.since)  # time counts while it can be seen at work
             return False
         if ruling.verdict is Verdict.HOLD:
+            return False
+        if ruling.verdict is Verdict.ROLL_BACK and not _way_back(rows, serve, new):
+            if progress.stuck is None:
+                _log.warning("version.no_way_back", model=model, version=new, why=f"{ruling.finding}: {ruling.detail}")
+            progress.stuck = ruling
             return False
         old = self.records.get(model)
         previous = old.previous if old is not None else _leading(rows, new)
@@ -387,6 +393,12 @@ def _lacks(rows: Sequence[VersionRow], version: str) -> str:
     """Say what a version has not to take all of the requests; "" where it has everything."""
     row = next((row for row in rows if row.version == version), None)
     return NOBODY if row is None else _text(row.lacks)
+
+
+def _way_back(rows: Sequence[VersionRow], serve: ServePolicy, version: str) -> bool:
+    """Whether a split without ``version`` has anybody left: some failures are better than nobody."""
+    others = {share.version for share in serve.shares if share.version != version and share.weight > 0}
+    return any(row.ready for row in rows if row.version in others)
 
 
 def _ready(rows: Sequence[VersionRow]) -> set[str]:

@@ -409,6 +409,23 @@ def test_a_version_that_its_breaker_took_out_is_rolled_back_all_the_same() -> No
     assert bench.steering.stage_of("m") == (Stage.ROLLED_BACK, 0)
 
 
+def test_nothing_is_rolled_back_to_a_version_that_has_nobody() -> None:
+    bench = Bench(ROLLING, "1", "2")
+    roll(bench, 3.0)
+    bench.holds("1", State.FAILED)
+    bench.saw("2", 0, 25)
+    bench.saw("1", 300, 0, [20.0] * 300)
+    bench.now += 1.0
+    bench.steering.tick(bench.now)
+    assert bench.steering.stage_of("m") == (Stage.RUNNING, 0)
+    assert bench.steering.progress["m"].stuck
+    bench.holds("1")
+    bench.now += 1.0
+    assert bench.steering.tick(bench.now)
+    assert bench.steering.stage_of("m") == (Stage.ROLLED_BACK, 0)
+    assert bench.shares() == {"2": 0.0, "1": 1.0}
+
+
 def test_no_step_is_taken_while_the_new_version_has_nobody() -> None:
     bench = Bench(ROLLING, "1")
     bench.holds("2", State.LOADING)
