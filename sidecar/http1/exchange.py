@@ -135,7 +135,7 @@ class ExchangeConnection(EndingConnection):
         """Have an attempt that injected faults strike go over a link of its own; True where it does."""
         plane = self._plane
         self._fault = ""
-        if plane.faults is None or not upstream.make_room():
+        if plane.faults is None or not upstream.has_room:
             return False
         head = self._head
         struck = plane.faults.strike(attempt, head.raw, now, plane.rng, trusted=self._peer.trusted)
@@ -143,6 +143,7 @@ class ExchangeConnection(EndingConnection):
             return False
         self._plain = False
         self._fault = struck.names
+        upstream.make_room()
         self._clip()
         self._connect(upstream, struck.links(plane.loop, plane.rng, bodiless=head.method == b"HEAD"))
         return True

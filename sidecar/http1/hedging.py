@@ -204,12 +204,13 @@ class HedgingConnection(ExchangeConnection):
         """Have a hedge that injected faults strike go over a link of its own; True where it does."""
         plane = self._plane
         head = self._head
-        if plane.faults is None or not upstream.make_room():
+        if plane.faults is None or not upstream.has_room:
             return False
         struck = plane.faults.strike(hedge.attempt, head.raw, now, plane.rng, trusted=self._peer.trusted)
         if struck is None:
             return False
         hedge.fault = struck.names
+        upstream.make_room()
         links = struck.links(plane.loop, plane.rng, bodiless=head.method == b"HEAD")
         upstream.connect(hedge, hedge.is_wanted, links)
         return True

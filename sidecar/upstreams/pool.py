@@ -138,11 +138,15 @@ class Upstream:
             connection.drop()
         return None
 
-    def make_room(self) -> bool:
-        """Close an idle connection where no further one may be made; False where there is none."""
+    @property
+    def has_room(self) -> bool:
+        """True where a further connection may be made, perhaps in place of an idle one (:meth:`make_room`)."""
+        return bool(self.idle) or not self.full
+
+    def make_room(self) -> None:
+        """Close an idle connection where no further one may be made."""
         if self.full and self.idle:
             self.idle.pop(0).drop()
-        return not self.full
 
     def connect(
         self,

@@ -128,6 +128,15 @@ async def test_a_faulty_attempt_needs_a_connection_of_its_own(path: DataPath) ->
 
 
 @on_data_path(echo, limits=ONE_CONNECTION)
+async def test_an_attempt_out_of_a_fault_s_scope_keeps_its_connection(path: DataPath) -> None:
+    path.inject(FaultRule("f", "abort", 1.0, path.plane.clock() + 60, endpoint="o1"))
+    client = await path.connect()
+    for body in (b"1", b"2", b"3"):
+        assert (await client.ask(post(body))).body == body
+    assert len(path.origin.connections) == 1
+
+
+@on_data_path(echo, limits=ONE_CONNECTION)
 async def test_a_caller_that_left_while_its_connection_was_made_leaves_it_to_the_next(path: DataPath) -> None:
     client = await path.connect()
     await client.send(request())

@@ -9,7 +9,7 @@ import pytest
 from router.model import Replica
 from sidecar.faults.rules import FaultRule
 from sidecar.http1.forwarding import ListenerRules
-from sidecar.settings import Limits, Timeouts
+from sidecar.settings import Admission, Limits, Tenant, Timeouts, Trust
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.connection import FULL
 from tests.support.data_path import (
@@ -341,3 +341,15 @@ def test_a_believed_caller_asks_for_a_fault_with_its_request(trusted: bool) -> N
         assert path.outcomes == ({"ok": 3, "fault": 1} if trusted else {"ok": 4})
 
     scenario()
+
+
+TENANTS = Admission(tenant=Tenant(header="x-tenant"), trust=Trust.ANYBODY)
+
+
+@on_data_path(echo, admission=TENANTS)
+async def test_a_fault_strikes_one_tenant_s_requests(path: DataPath) -> None:
+    client = await path.connect()
+    path.inject(rule("abort", path, tenant="blue"))
+    assert (await client.ask(request(b"GET / HTTP/1.1", b"X-Tenant: blue"))).status == 503
+    assert (await client.ask(request(b"GET / HTTP/1.1", b"X-Tenant: green"))).status == 200
+    assert (await client.ask(request())).status == 200

@@ -7,6 +7,7 @@ import asyncio
 from router.groups import ShardMap
 from router.model import Replica, State
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, ShardMode, ShardPolicy
+from sidecar.faults.rules import FaultRule
 from sidecar.settings import Model
 from tests.support.data_path import CHUNKED, DataPath, Refusing, chunked, echo, hold, on_data_path, post, request
 
@@ -45,6 +46,19 @@ async def test_a_key_in_the_body_leads_to_its_shard(path: DataPath) -> None:
         assert (got.status, got.body) == (200, body)
     assert counts(path) == expected(*keys)
     assert min(counts(path)) > 0
+
+
+@on_data_path(echo, echo, echo, models=(BY_HEADER,))
+async def test_a_fault_strikes_one_shard_s_attempts(path: DataPath) -> None:
+    split(path, 3)
+    client = await path.connect()
+    path.inject(FaultRule("f", "abort", 1.0, path.plane.clock() + 60, shard=1))
+    for number in range(12):
+        key = b"u%d" % number
+        got = await client.ask(post(b"x", b"x-user: " + key))
+        assert got.status == (503 if SHARDS.shard_of(key) == 1 else 200)
+    assert counts(path)[1] == 0
+    assert min(counts(path)[0], counts(path)[2]) > 0
 
 
 @on_data_path(echo, echo, echo, models=(BY_BODY,))

@@ -25,6 +25,7 @@ from router.model import (
 )
 from sidecar.channel import FaultsChanged, GuardsInForce, Hello, LoadWanted, Ping
 from sidecar.faults.rules import FaultRule
+from sidecar.settings import Fault
 from sidecar.state.keeper import SPEAKS_S
 from sidecar.state.memory import Memory
 from tests.support.fleet import observation
@@ -279,6 +280,28 @@ def test_a_new_control_process_goes_by_the_last_good_view_while_the_store_is_awa
     assert [record.id for record in Memory(fd).load().records] == ["a"]
     for made in (before, after, third):
         made.close()
+    os.close(fd)
+
+
+def test_faults_of_the_configuration_begin_once_and_as_many_as_may_be() -> None:
+    fd = os.memfd_create("test-keeper-faults")
+    made = Bench(memory=Memory(fd))
+    rules = (Fault(kind="abort", id="a", for_s=5.0), Fault(kind="reset", id="b"), Fault(kind="abort", id="c"))
+    made.keeper.configure_faults(rules, 2)
+    (told,) = [message for message in made.sent() if isinstance(message, FaultsChanged)]
+    assert [rule.id for rule in told.rules] == ["a", "b"]
+    assert told.rules[0].until == made.now + 5.0
+    made.keeper.configure_faults(rules, 2)
+    assert made.sent() == []
+    made.now += 6.0
+    made.keeper.tick()
+    after = Bench(memory=Memory(fd))
+    after.keeper.configure_faults(rules, 2)
+    assert list(after.keeper.roster.faults) == ["b"]  # one ended before, and does not begin anew
+    after.keeper.configure_faults((), 2)
+    assert after.keeper.roster.faults == {}
+    for bench in (made, after):
+        bench.close()
     os.close(fd)
 
 
