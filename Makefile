@@ -15,7 +15,7 @@ CLIENTS := .venv-clients
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv clients dev demo model test test-compiled check format bench bench-run restart compiled lock proto reference pictures \
-  demo-picture fuzz sim soak system-packages clean
+  demo-picture drills fuzz sim soak system-packages clean
 
 help:
 	@echo "make demo      start workers with a real model and a sidecar, print curl lines that work"
@@ -24,6 +24,7 @@ help:
 	@echo "make bench     CPU, latency and memory beside other proxies; ARGS='--only nginx,warmroute --profile post' for a look"
 	@echo "make sim       the router's law beside others on simulated fleets, minutes; writes the table and plot of docs/"
 	@echo "make restart   workers killed in turn behind warmroute, nginx, HAProxy and Envoy; 13 minutes"
+	@echo "make drills    the short form of every drill in deploy/drills, minutes; reports in drill-results/"
 	@echo "make soak      churn against a real sidecar for SECONDS=600, then everything must be as it was"
 	@echo "make fuzz      look for bytes that pass with two readings, for SECONDS=60"
 	@echo "make compiled  the compiled build, in .venv-compiled; nothing where no source changed"
@@ -162,6 +163,10 @@ $(COMPARED)/bench.stamp: requirements/bench.lock
 	    -r requirements/bench.lock && touch $@ || \
 	  echo "not installed: the benchmark goes on without vllm-router, sglang-router and py-spy" >&2
 
+# ARGS: any of warmroute drill run --help.
+drills: venv
+	@$(BIN)/warmroute drill run --short deploy/drills $(ARGS)
+
 soak: SECONDS ?= 600
 soak: dev
 	$(BIN)/python -m tests.chaos.churn --seconds $(SECONDS)
@@ -172,4 +177,4 @@ lock:
 clean:
 	@$(PYTHON) tools/fetch_demo_model.py --models $(MODELS) --remove
 	rm -rf $(VENV) .venv-* build
-	rm -rf .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache bench-results
+	rm -rf .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache bench-results drill-results

@@ -259,7 +259,7 @@ OUTCOMES: dict[Outcome, OutcomeSpec] = {
     Outcome.TUNNEL_IDLE: OutcomeSpec(0, "", "nothing passed through the tunnel for too long"),
     Outcome.DEGRADED_CACHE: OutcomeSpec(0, "", "nobody could answer, and an answer from better times was told again"),
     Outcome.DEGRADED_STATIC: OutcomeSpec(0, "", "nobody could answer, and the declared answer was told"),
-    Outcome.FAULT: OutcomeSpec(503, "Service Unavailable", "an injected fault"),
+    Outcome.FAULT: OutcomeSpec(0, "", "an injected fault struck the last attempt, which failed"),
     Outcome.INTERNAL: OutcomeSpec(500, "Internal Server Error", "an error inside the proxy", close=True),
     Outcome.OVER_SHARE: OutcomeSpec(
         429, "Too Many Requests", "this tenant has more waiting than its share", "rate_limit_error", retry_after=True

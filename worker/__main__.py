@@ -139,6 +139,10 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
         for one in informed:
             one.changed()
 
+    governor = Governor(
+        (Place("host", memory.read), Place("device", engine.memory)), options.memory_mark_ratio, options.memory_wait_s
+    )
+    conditions = Conditions(log, time.monotonic, governor)
     hashes = HashCache(options.loading.shm_dir, log)
     shm = ShmStore(
         options.loading.shm_dir,
@@ -156,6 +160,7 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
         shm,
         Fetcher(options.loading.peers, log),
         Placer(log) if options.loading.numa else None,
+        conditions.fetched,
     )
     if options.shard is not None:
         from worker.sharding.loader import ShardLoader
@@ -171,9 +176,6 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
     )
     news = News()
     models = Models()
-    governor = Governor(
-        (Place("host", memory.read), Place("device", engine.memory)), options.memory_mark_ratio, options.memory_wait_s
-    )
     cpu_load = CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read
     sizes: dict[str, int] = {}
 
@@ -198,7 +200,7 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
         lambda files: HeldReplica(files, engine, loader, log, time.monotonic, changed, starts, news),
         log,
         prefetcher(log, memory.read) if options.loading.prefetch else None,
-        Conditions(log, time.monotonic, governor),
+        conditions,
         None
         if not options.turns.most
         else Turns(options.turns, options.loading.shm_dir, options.namespace, standing, log, time.monotonic),

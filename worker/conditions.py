@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from worker import dependencies
 from worker.dependencies import CHECK_S, MISSES
 from worker.gate import STEPS, Step
 from worker.governor import Governor
+from worker.loading import LoadError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from worker.dependencies import Dependency
+    from worker.engines import Cancellation
     from worker.log import EventLog
     from worker.replica import HeldReplica
     from worker.store import ModelFiles
@@ -64,24 +67,56 @@ class Conditions:
         """Return whether what ``files`` depend on is well now."""
         return not (files.depends_on and await self._amiss(files.depends_on))
 
-    async def has_memory(self, files: ModelFiles) -> bool:
-        """Return whether ``files`` may be loaded now."""
-        return not self.governor.refuses(await asyncio.to_thread(size_bytes, files))
+    @asynccontextmanager
+    async def memory(self, files: ModelFiles) -> AsyncIterator[bool]:
+        """Keep memory for ``files`` until the end of the ``with`` block; False where they may not be loaded now."""
+        need_bytes = await asyncio.to_thread(size_bytes, files)
+        with self.governor.reserved(_key(files), need_bytes) as got:
+            yield got
+
+    def fetched(self, files: ModelFiles, cancellation: Cancellation) -> None:
+        """Keep memory for ``files``, which are here only now, as long as their load goes on. Blocks until there is.
+
+        Raises:
+            LoadError: that took too long.
+            GivenUpError: ``cancellation`` said so.
+        """
+        began, told = self._clock(), False
+        while (refused := self.governor.reserve_instead(_key(files), size_bytes(files))) is not None:
+            if not told:
+                self._note(files, refused.why)
+                told = True
+            if refused.passes:
+                began = self._clock()
+            elif self._clock() - began >= self.governor.wait_s:
+                raise LoadError(self._too_late(refused.why))
+            cancellation.wait(self._every_s)
+
+    def _note(self, files: ModelFiles, why: str) -> None:
+        self.governor.note(why)
+        self._log.warning("model.held_back", model=files.name, version=files.version, reason=why)
+
+    def _too_late(self, why: str) -> str:
+        return f"there was no memory for it within {self.governor.wait_s:g} s: {why}"
 
     async def until_memory(self, replica: HeldReplica, files: ModelFiles, given_up: Callable[[], bool]) -> bool:
-        """Wait until there is memory for ``files``; False where that was given up, or took too long."""
+        """Wait until there is memory for ``files``; False where that was given up, or took too long.
+
+        The time that loads under way take does not count: they end by themselves, as those in whose turn it waits.
+        """
         began, told = self._clock(), False
         while not given_up():
-            why = self.governor.refuses(await asyncio.to_thread(size_bytes, files))
-            if not why:
+            refused = self.governor.refuses(await asyncio.to_thread(size_bytes, files))
+            if refused is None:
                 return True
             if not told:
-                self.governor.note(why)
-                self._log.warning("model.held_back", model=files.name, version=files.version, reason=why)
-                replica.hold_back(f"it is held back: {why}")
+                self._note(files, refused.why)
+                replica.hold_back(f"it is held back: {refused.why}")
                 told = True
-            if self._clock() - began >= self.governor.wait_s:
-                replica.not_begun(f"there was no memory for it within {self.governor.wait_s:g} s: {why}")
+            if refused.passes:
+                began = self._clock()
+            elif self._clock() - began >= self.governor.wait_s:
+                replica.not_begun(self._too_late(refused.why))
                 return False
             await asyncio.sleep(self._every_s)
         return False
@@ -101,6 +136,10 @@ class Conditions:
                 replica.lose(f"what it depends on is amiss: {why}")
             elif step is Step.IDLE and not why and replica.lost:
                 await replica.regain()
+
+
+def _key(files: ModelFiles) -> tuple[str, str]:
+    return files.name, files.version
 
 
 def size_bytes(files: ModelFiles) -> int:

@@ -7,11 +7,11 @@ is over goes on beside the next, so that it holds up no other model.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
 
     from worker.store import ModelFiles
 
@@ -22,9 +22,9 @@ MOST_BESIDE: Final = 2
 class LoadingTurns:
     """The turns of one worker. Used on the event loop only."""
 
-    def __init__(self, allowed: Callable[[ModelFiles], Awaitable[bool]]) -> None:
-        """``allowed``: asked in the turn, whether there is memory for what is to be loaded."""
-        self._allowed = allowed
+    def __init__(self, memory: Callable[[ModelFiles], AbstractAsyncContextManager[bool]]) -> None:
+        """``memory``: keeps memory for what is loaded, until its load has ended; False where there is none."""
+        self._memory = memory
         self._turn = asyncio.Lock()
         self._fetch_turn = asyncio.Lock()
         self._beside = 0
@@ -32,25 +32,29 @@ class LoadingTurns:
     async def load(
         self, files: ModelFiles, load: Callable[[], Coroutine[Any, Any, bool]], over: asyncio.Event | None = None
     ) -> bool:
-        """Wait for a turn and load in it; False where that was not allowed, and was not done.
+        """Wait for a turn and load in it; False where there was no memory for it then, and it was not done.
 
         ``over``: once it is set, the next has its turn while this load goes on.
         """
         async with AsyncExitStack() as turn:
             await turn.enter_async_context(self._fetch_turn if await _to_be_fetched(files) else self._turn)
-            if not await self._allowed(files):
-                return False
-            if over is None:
-                await load()
-                return True
-            loading = asyncio.ensure_future(load())
-            await ended_or(loading, over)
-            if not loading.done() and self._beside < MOST_BESIDE:
-                self._beside += 1
-                loading.add_done_callback(self._no_longer_beside)
-                await turn.aclose()
-            await loading
-            return True
+            async with self._memory(files) as got:
+                if got and over is not None:
+                    await self._load(load, over, turn)
+                elif got:
+                    await load()
+                return got
+
+    async def _load(
+        self, load: Callable[[], Coroutine[Any, Any, bool]], over: asyncio.Event, turn: AsyncExitStack
+    ) -> None:
+        loading = asyncio.ensure_future(load())
+        await ended_or(loading, over)
+        if not loading.done() and self._beside < MOST_BESIDE:
+            self._beside += 1
+            loading.add_done_callback(self._no_longer_beside)
+            await turn.aclose()
+        await loading
 
     def _no_longer_beside(self, _: object) -> None:
         self._beside -= 1

@@ -91,7 +91,7 @@ class Repository:
         self._prefetch = prefetch
         self._conditions = Conditions(log, time.monotonic) if conditions is None else conditions
         self._locks: dict[str, asyncio.Lock] = {}
-        self._own_turns = LoadingTurns(self._conditions.has_memory)
+        self._own_turns = LoadingTurns(self._conditions.memory)
         self._tried: dict[tuple[str, str], str] = {}
         self._seen: dict[str, object] = {}
         self._unwanted: set[str] = set()

@@ -158,7 +158,8 @@ def routes(context: Context, now: float) -> dict[str, Any]:
 def explain(context: Context, model: str, now: float, key: str = "") -> dict[str, Any]:
     """Return the decision that would be made now for ``NAME[@VERSION][#SHARD]``, and a request with ``key``.
 
-    ``ladder`` is how far the model is degraded, where it has steps for that. ``queue`` is what waits for it.
+    ``ladder`` is how far the model is degraded, where it has steps for that. ``queue`` is what waits for it. ``faults``
+    are those in force that may strike such a request.
 
     Raises:
         UnknownModelError: there is no such route.
@@ -183,7 +184,14 @@ def explain(context: Context, model: str, now: float, key: str = "") -> dict[str
     explanation = cluster.explain(route, now, context.rng, raw)
     document: dict[str, Any] = msgspec.to_builtins(explanation)
     queue = next((row for row in queues(context) if row["model"] == route.model), None)
-    return document | {"ladder": ladder_of(context, route.model, now), "queue": queue}
+    concerned = [
+        document_of(rule, now)
+        for rule in context.keeper.roster.faults.values()
+        if rule.model in ("", route.model)
+        and (not rule.version or not route.version or rule.version == route.version)
+        and (rule.shard is None or route.shard in (None, rule.shard))
+    ]
+    return document | {"ladder": ladder_of(context, route.model, now), "queue": queue, "faults": concerned}
 
 
 def endpoints(context: Context, now: float) -> dict[str, Any]:

@@ -29,11 +29,13 @@ _COMMANDS = (
     ("endpoints", "sidecar.cli.endpoints:app", _SEE, "List, drain and resume endpoints."),
     ("versions", "sidecar.cli.versions:app", _SEE, "Show versions and their shares; promote, roll back, split."),
     ("fault", "sidecar.cli.faults:app", _SEE, "List, add and remove injected faults."),
+    ("drill", "sidecar.cli.drill:app", _SEE, "Rehearse outages: inject faults, hold objectives, get a verdict."),
     ("cache", "sidecar.cli.cache:app", _SEE, "Show and clear the answers that are kept for bad times."),
     ("health", "sidecar.cli.health:health", _SEE, "Say whether a sidecar is alive and ready."),
     ("config", "sidecar.cli.config:app", _CONFIGURE, "Check, show and explain configuration."),
     ("version", "sidecar.cli.version:version", _CONFIGURE, "Print the version."),
     ("models", "sidecar.cli.models:app", _CONFIGURE, "Split models over workers; recommend a number of shards."),
+    ("record", "sidecar.cli.record:record", _MEASURE, "Pass requests through, and write them down for replay."),
     ("replay", "sidecar.cli.replay:replay", _MEASURE, "Send recorded requests again, with their original spacing."),
     ("bench", "sidecar.cli.bench:app", _MEASURE, "Measure how workers start; write synthetic models."),
 )

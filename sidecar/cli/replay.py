@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
+import uvloop
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.text import Text
@@ -68,7 +69,7 @@ def replay(
                 writer.write(buffer)
 
         sender = sending.sender(to, take, "--to")
-        complete = asyncio.run(_run(sender, sending, trace, summary))
+        complete = uvloop.run(_run(sender, sending, trace, summary))
     report = {
         "trace": {
             "file": str(file),

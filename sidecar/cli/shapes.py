@@ -237,6 +237,7 @@ class Explanation(msgspec.Struct, frozen=True):
     versions: tuple[VersionShare, ...] = ()
     ladder: Ladder | None = None
     queue: Queue | None = None
+    faults: tuple[Fault, ...] = ()
 
 
 class Routes(msgspec.Struct, frozen=True):

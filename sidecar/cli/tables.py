@@ -95,6 +95,9 @@ def explanation_parts(explanation: Explanation) -> list[RenderableType]:
         parts.append(Text(f"nobody: {nobody.detail}; {then}", style="red"))
     if explanation.ladder is not None:
         parts.append(ladder_line(explanation.ladder))
+    if explanation.faults:
+        said = ", ".join(f"{one.id} ({one.kind}, {one.ratio:.0%})" for one in explanation.faults)
+        parts.append(Text(f"injected faults that may strike: {said}", style="yellow"))
     queue = explanation.queue
     if queue is not None and queue.limit is not None:
         parts.append(Text(f"in flight of the model: {queue.in_flight} of {queue.limit}"))

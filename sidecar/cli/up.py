@@ -30,6 +30,10 @@ def up(
     engine: Annotated[
         str | None, Parameter(help="The workers' engine, onnxruntime (the default) or deterministic.")
     ] = None,
+    config: Annotated[
+        Path | None,
+        Parameter(help="Settings of the sidecar; listeners, admin and state of it count for nothing here."),
+    ] = None,
     ready_file: Annotated[
         Path | None,
         Parameter(help="Written once all is warm, as JSON: addresses, process ids, paths. Removed at the end."),
@@ -38,6 +42,7 @@ def up(
         bool, Parameter(negative=(), help="Keep the run directory with its logs when everything has ended.")
     ] = False,
     no_color: Annotated[bool, Parameter(negative=(), help="No colours, no bars: plain lines.")] = False,
+    parent_pid: Annotated[int | None, Parameter(help="End as by SIGTERM when this process, the parent, does.")] = None,
 ) -> int:
     """Run a state store, workers and a sidecar on this machine until Ctrl-C.
 
@@ -47,9 +52,13 @@ def up(
     """
     from rich.console import Console
 
+    from sidecar.boot import die_with_parent
     from sidecar.up.run import Options, Up, UpError
+    from sidecar.up.settings import base_settings
     from sidecar.up.show import Show
 
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
     readme = Path("README.md")
     options = Options(
         models_dir=models,
@@ -60,6 +69,7 @@ def up(
         processes=processes,
         engine=engine,
         worker_flags=worker_flags,
+        settings=base_settings(config, os.environ, listen, admin, processes),
         sample_file=readme.absolute() if readme.is_file() else Path(__file__),
         environ=os.environ,
         ready_file=ready_file,

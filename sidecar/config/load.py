@@ -44,9 +44,9 @@ def load(path: str | os.PathLike[str] | None, environ: Mapping[str, str], overri
     :raises SettingsError: they cannot be used; it holds every problem found.
     """
     if path is None:
-        return _finish(node_of({"version": 1}, Where(FLAGS)), [], environ, overrides)
+        return finish(node_of({"version": 1}, Where(FLAGS)), [], environ, overrides)
     name = os.fspath(path)
-    return parse_settings(_read(name), name, environ, overrides)
+    return parse_settings(read(name, "name a configuration file that exists and can be read"), name, environ, overrides)
 
 
 def parse_settings(
@@ -57,29 +57,34 @@ def parse_settings(
     :raises SettingsError: they cannot be used; it holds every problem found.
     """
     root, problems = parse(decode(data, name), name)
-    return _finish(root, problems, environ or {}, overrides)
+    return finish(root, problems, environ or {}, overrides)
 
 
-def _finish(root: Node, problems: list[Problem], environ: Mapping[str, str], overrides: Sequence[Override]) -> Loaded:
+def finish(root: Node, problems: list[Problem], environ: Mapping[str, str], overrides: Sequence[Override]) -> Loaded:
+    """Do as :func:`load` with a tree that was read already, and the problems found meanwhile.
+
+    :raises SettingsError: it cannot be used; it holds every problem found.
+    """
     root, found = lay_over(root, environ, overrides)
     settings, differences = compare(root)
     problems = [*problems, *found, *differences]
     if settings is None or problems:
-        raise SettingsError(_in_order(problems))
+        raise SettingsError(in_order(problems))
     warnings: list[Problem] = []
     for finding in (*examine(settings), *_files(settings)):
-        problem = _problem(root, settings, finding)
+        problem = placed(root, settings, finding)
         (warnings if finding.warning else problems).append(problem)
     if problems:
-        raise SettingsError(_in_order(problems))
-    return Loaded(with_static_bodies(settings), tuple(_in_order(warnings)))
+        raise SettingsError(in_order(problems))
+    return Loaded(with_static_bodies(settings), tuple(in_order(warnings)))
 
 
-def _in_order(problems: list[Problem]) -> list[Problem]:
+def in_order(problems: list[Problem]) -> list[Problem]:
+    """Return problems as they stand in the file."""
     return sorted(problems, key=lambda problem: (problem.where.line, problem.where.column))
 
 
-def _problem(root: Node, settings: Settings, finding: Finding) -> Problem:
+def placed(root: Node, settings: msgspec.Struct, finding: Finding) -> Problem:
     """Give ``finding`` its place; a default stands nowhere, so the nearest thing around it is named."""
     node: Node | None = root
     where = root.where
@@ -102,14 +107,19 @@ def _child(node: Node | None, step: str | int) -> Node | None:
     return None
 
 
-def _at(settings: Settings, path: Path) -> object:
+def _at(settings: msgspec.Struct, path: Path) -> object:
     value: object = msgspec.to_builtins(settings)
     for step in path:
         value = value[step] if isinstance(value, dict | list | tuple) else None  # type: ignore[index]
     return value
 
 
-def _read(name: str) -> bytes:
+def read(path: str | os.PathLike[str], remedy: str) -> bytes:
+    """Return the content of a regular file, a byte more than is allowed at most.
+
+    :raises SettingsError: it cannot be read; ``remedy`` is what it says to do.
+    """
+    name = os.fspath(path)
     try:
         with open(name, "rb", opener=_at_once) as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -117,7 +127,6 @@ def _read(name: str) -> bytes:
             reason = "is not a regular file"
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    remedy = "name a configuration file that exists and can be read"
     raise SettingsError([Problem(Where(name), "", reason, remedy)])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import msgspec
 from msgspec import inspect
 
 from sidecar.settings import Settings
@@ -11,13 +12,18 @@ from sidecar.settings import Settings
 Object = inspect.StructType | inspect.DataclassType
 
 
-@functools.cache
 def schema() -> inspect.StructType:
     """Return msgspec's description of :class:`Settings`."""
-    described = inspect.type_info(Settings)
-    if not isinstance(described, inspect.StructType):
-        raise TypeError("Settings is a Struct")
-    return described
+    return described(Settings)
+
+
+@functools.cache
+def described(shape: type[msgspec.Struct]) -> inspect.StructType:
+    """Return msgspec's description of ``shape``."""
+    found = inspect.type_info(shape)
+    if not isinstance(found, inspect.StructType):
+        raise TypeError(f"{shape.__name__} is no Struct")
+    return found
 
 
 def bare(kind: inspect.Type) -> inspect.Type:

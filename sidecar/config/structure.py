@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -15,18 +16,28 @@ from msgspec import inspect
 from router.policy import PolicyError
 from sidecar.config.document import Node
 from sidecar.config.problems import Path, Problem, dotted, may_be_secret, nearest
-from sidecar.config.schema import Object, bare, schema
+from sidecar.config.schema import Object, bare, described
 from sidecar.settings import Settings
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def compare(root: Node) -> tuple[Settings | None, list[Problem]]:
     """Return the settings that ``root`` describes, or None and everything that does not fit the schema."""
-    comparison = _Comparison()
-    value = comparison.of(root, schema(), ())
+    return conform(root, Settings, _EMPTY)
+
+
+def conform(root: Node, shape: type[S], empty: str) -> tuple[S | None, list[Problem]]:
+    """Return what ``root`` describes as ``shape``, or None and everything that does not fit.
+
+    ``empty`` is what to do about a file that holds nothing.
+    """
+    comparison = _Comparison(empty)
+    value = comparison.of(root, described(shape), ())
     if comparison.problems:
         return None, comparison.problems
     try:
-        return msgspec.convert(value, Settings), []
+        return msgspec.convert(value, shape), []
     except msgspec.ValidationError as error:  # the walk above is meant to say it better, and first
         return None, [Problem(root.where, "", "", str(error))]
 
@@ -34,8 +45,9 @@ def compare(root: Node) -> tuple[Settings | None, list[Problem]]:
 class _Comparison:
     """One walk over a tree. Where something does not fit, a problem is noted and None stands in for the value."""
 
-    def __init__(self) -> None:
+    def __init__(self, empty: str) -> None:
         self.problems: list[Problem] = []
+        self._empty = empty
 
     def of(self, node: Node, kind: inspect.Type, path: Path, meta: inspect.Metadata | None = None) -> object:
         """Return the plain value of ``node``, after noting what is wrong with it."""
@@ -84,7 +96,8 @@ class _Comparison:
         members = node.value
         if not isinstance(members, dict):
             if node.value is None:
-                self._note(node, path, "must be a mapping of fields; leave it out for its defaults" if path else _EMPTY)
+                remedy = "must be a mapping of fields; leave it out for its defaults" if path else self._empty
+                self._note(node, path, remedy)
             else:
                 self._note(node, path, f"must be a mapping with some of: {_names(kind)}")
             return None

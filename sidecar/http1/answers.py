@@ -64,7 +64,7 @@ def error_answer(
     """Return a whole HTTP/1.1 response for an outcome that warmroute answers itself.
 
     ``retry_after_s`` is rounded up to whole seconds, at least 1. ``head_only``: the request was HEAD. ``status``
-    replaces the table's (an injected fault chooses its own), ``code`` the OpenAI error's.
+    replaces the table's (as a declared answer does), ``code`` the OpenAI error's.
     """
     spec = OUTCOMES[outcome]
     number, phrase = _status(spec, status)
@@ -99,4 +99,4 @@ def _status(spec: OutcomeSpec, status: int) -> tuple[int, str]:
     """Return the status and its phrase, the table's or the one that replaces it."""
     if status in (0, spec.status):
         return spec.status, spec.phrase
-    return status, HTTPStatus(status).phrase if status in HTTPStatus.__members__.values() else "Injected"
+    return status, HTTPStatus(status).phrase if status in HTTPStatus.__members__.values() else "Unassigned"

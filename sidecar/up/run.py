@@ -27,7 +27,6 @@ import msgspec
 from sidecar import boot
 from sidecar.children import Child, RestartPolicy
 from sidecar.config.addresses import is_loopback, split_address
-from sidecar.settings import Admin, Listener, Model, Settings, StateStore, Timeouts
 from sidecar.signals import Signals
 from sidecar.sockets import BindError, check_free
 from sidecar.state.embedded import EmbeddedRedis, EmbeddedRedisError
@@ -37,13 +36,14 @@ from sidecar.up.fleet import OUTPUT, LogTail, SidecarView, WorkerView
 from sidecar.up.hold import held
 from sidecar.up.janitor import Janitor
 from sidecar.up.ready_file import ReadyFile, ReadyFileError
+from sidecar.up.settings import NAMESPACE, in_run_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from sidecar.settings import Settings
     from sidecar.up.show import Show
 
-NAMESPACE = "up"
 TICK_S = 0.1
 MAX_FAILED_STARTS = 3
 """A worker or sidecar that fails this often on start, before all was ready once, ends ``up``."""
@@ -79,6 +79,7 @@ class Options:
     processes: int
     engine: str | None
     worker_flags: tuple[str, ...]
+    settings: Settings
     sample_file: Path
     environ: Mapping[str, str]
     ready_file: Path | None = None
@@ -171,7 +172,7 @@ class Up:
             raise UpError(f"--admin {options.admin}: must be a loopback address, such as 127.0.0.1:9901", started=False)
 
     def _start(self) -> None:
-        self._drain_s = Timeouts().drain_s
+        self._drain_s = self._options.settings.timeouts.drain_s
         self._janitor = Janitor(self._drain_s + STOP_MARGIN_S + WORKER_DRAIN_S)
         self._run_dir = Path(tempfile.mkdtemp(prefix="warmroute-"))
         if not self._options.keep_run_dir:
@@ -193,14 +194,8 @@ class Up:
             self._start_child(watched)
 
     def _settings(self, listen: str, admin: str) -> Settings:
-        return Settings(
-            version=1,
-            listeners=(Listener(address=listen, processes=self._options.processes),),
-            admin=Admin(socket=str(self._run_dir / "admin.sock"), address=admin),
-            state=StateStore(url=EmbeddedRedis(self._run_dir).url, namespace=NAMESPACE),
-            timeouts=Timeouts(drain_s=self._drain_s),
-            models=tuple(Model(name=name, idempotent=True) for name in self._models),
-        )
+        options, store = self._options, EmbeddedRedis(self._run_dir).url
+        return in_run_dir(options.settings, self._run_dir, store, listen, admin, options.processes, self._models)
 
     def _worker(self, name: str) -> Watched:
         assert self._redis is not None  # noqa: S101  started before any worker

@@ -221,7 +221,8 @@ class Upstream:
                 result = AttemptResult.CANCELLED if ours else AttemptResult.CONNECT_REFUSED
                 exchange.attempt_failed(result, f"{self.id}: {getattr(error, 'strerror', None) or error}")
             return
-        self._count(Scalar.UPSTREAM_CONNECTIONS_TOTAL)
+        if link is None or not link.nowhere:
+            self._count(Scalar.UPSTREAM_CONNECTIONS_TOTAL)
         if not wanted():
             if connection.transport.is_closing() or connection.unfit:
                 connection.drop()

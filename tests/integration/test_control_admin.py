@@ -192,6 +192,11 @@ def test_a_fault_is_put_in_force_listed_and_removed(control: ControlProcess) -> 
     assert (rule.id, rule.kind, rule.delay_ms, rule.ratio, rule.model) == ("slow", "delay", 20.0, 0.5, "m")
     assert 25 < rule.until - time.monotonic() <= 30
     assert [fault["id"] for fault in control.ask("/faults").json["faults"]] == ["slow"]
+    assert [fault["id"] for fault in control.ask("/routes/explain?model=m").json["faults"]] == ["slow"]
+    elsewhere = b'{"kind":"abort","model":"other","id":"elsewhere"}'
+    assert control.ask("/faults", method="POST", body=elsewhere, unix=True).status == 201
+    assert [fault["id"] for fault in control.ask("/routes/explain?model=m").json["faults"]] == ["slow"]
+    assert control.ask("/faults/elsewhere", method="DELETE", unix=True).status == 200
     assert "warmroute_faults_active 1" in control.ask("/metrics").text
     assert "slow" in control.ask("/").text
     assert control.ask("/faults/slow", method="DELETE", unix=True).json == {"id": "slow", "removed": True}

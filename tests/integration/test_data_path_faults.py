@@ -106,6 +106,18 @@ async def test_an_abort_is_an_answer_of_the_worker_s_that_it_never_gave(path: Da
     assert path.scalar(Scalar.FAULTS_FAILED_TOTAL) == 3
 
 
+@on_data_path(echo)
+async def test_an_abort_may_come_before_the_request_is_whole(path: DataPath) -> None:
+    client = await path.connect()
+    path.inject(rule("abort", path))
+    whole = post(b"x" * 100_000)
+    await client.send(whole[:-50_000])
+    got = await client.answer()
+    assert (got.status, got.value(b"Connection")) == (503, b"close")
+    assert path.outcomes == {"fault": 1}
+    assert path.scalar(Scalar.UPSTREAM_CONNECTIONS_TOTAL) == 0
+
+
 @on_data_path(echo, echo, idempotent=True)
 async def test_a_retry_meets_faults_too_and_may_escape_them(path: DataPath) -> None:
     client = await path.connect()

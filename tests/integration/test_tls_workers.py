@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from router.outcomes import AttemptResult
+from sidecar.faults.rules import FaultRule
 from sidecar.grpc.plane import GrpcPlane
 from sidecar.grpc.pool import WorkerPool
 from sidecar.settings import Settings
@@ -90,6 +91,19 @@ async def test_a_connection_is_used_again_though_tickets_came(path: DataPath, tm
     assert path.scalar(Scalar.UPSTREAM_CONNECTIONS_TOTAL) == 1
     assert path.scalar(Scalar.UPSTREAM_STALE_TOTAL) == 0
     assert path.scalar(Scalar.UPSTREAM_POISONED_TOTAL) == 0
+
+
+@pytest.mark.parametrize(("kind", "told"), [("slicing", (200, b"hello")), ("reset", (502, b"upstream_reset"))])
+@on_data_path(SecureOrigin(echo, "127.0.0.1"))
+async def test_faults_strike_behind_tls(path: DataPath, tmp_path: Path, kind: str, told: tuple[int, bytes]) -> None:
+    speak(path, tmp_path)
+    client = await path.connect()
+    path.inject(FaultRule("f", kind, 1.0, path.plane.clock() + 60, piece_bytes=1))
+    got = await client.ask(post(b"hello"))
+    assert (got.status, got.body if got.status == 200 else got.value(b"warmroute-outcome")) == told
+    path.inject()
+    assert (await client.ask(post(b"again"))).body == b"again"
+    assert path.scalar(Scalar.UPSTREAM_CONNECTIONS_TOTAL) == 2
 
 
 @pytest.mark.parametrize(

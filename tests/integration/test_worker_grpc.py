@@ -152,8 +152,9 @@ def test_statuses(shared: GrpcWorker, method: str, request_: Message, code: str,
 
 
 def test_a_message_over_the_limit_and_one_that_is_none(shared: GrpcWorker) -> None:
-    status, _, _ = failure(shared.stub.ModelInfer, infer(values=(0.0,) * (LIMIT // 4 + 1)))
+    status, _, trailers = failure(shared.stub.ModelInfer, infer(values=(0.0,) * (LIMIT // 4 + 1)))
     assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert trailers == {}, "docs/surfaces.md says so: the library ends it"
     status, text, _ = failure(shared.channel.unary_unary(SERVICE + "ModelInfer"), b"\xff")
     assert (status, text) == (
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -163,9 +164,11 @@ def test_a_message_over_the_limit_and_one_that_is_none(shared: GrpcWorker) -> No
         status, text, trailers = failure(shared.channel.unary_unary(path), b"\xff")
         assert status is grpc.StatusCode.INVALID_ARGUMENT
         assert text.startswith("the message is no "), text
-        assert "Health" in path or trailers == {"warmroute-worker": "w1"}
+        assert trailers == ({} if "Health" in path else {"warmroute-worker": "w1"})
     reports = shared.channel.unary_stream("/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")
     assert failure(lambda *given, **options: list(reports(*given, **options)), b"\xff")[0].name == "INVALID_ARGUMENT"
+    status, _, trailers = failure(shared.channel.unary_unary(SERVICE + "TraceSetting"), b"")
+    assert (status, trailers) == (grpc.StatusCode.UNIMPLEMENTED, {})
     large = infer(values=(1.0,) * 20_000)  # read in a thread
     assert len(shared.stub.ModelInfer(large).raw_output_contents[0]) == 80_000
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import h2.config
 import h2.connection
 import h2.events
+import numpy as np
 import pytest
 from warmroute_pb.v1 import open_inference_pb2 as oip
 
@@ -37,6 +40,7 @@ class Wire:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self.trailers: dict[str, str] = {}
         self._core = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self._core.initiate_connection()
 
@@ -58,6 +62,7 @@ class Wire:
                 if isinstance(event, h2.events.TrailersReceived | h2.events.ResponseReceived):
                     told = {str(name): str(value) for name, value in event.headers or ()}
                     if "grpc-status" in told:
+                        self.trailers = told
                         return int(told["grpc-status"]), told.get("grpc-message", "")
             self._writer.write(self._core.data_to_send())
 
@@ -72,34 +77,45 @@ class Wire:
         self._writer.close()
 
 
+@asynccontextmanager
+async def serving(
+    executor: Executor, bodies: Bodies, hold: threading.Event | None = None
+) -> AsyncIterator[tuple[GrpcSurface, EchoingModel]]:
+    log = ReadableLog()
+    echo = EchoingModel(inputs=(X,), outputs=(X,))
+    replica = HeldReplica(ModelFiles("m", "1"), FixedEngine(echo), EmptyLoader(), log, lambda: 0.0, unnoticed)
+    await replica.bring_up()
+    echo.hold = hold
+    models = Models((replica,))
+    inference = Inference(models, executor)
+    load = LoadProbe(executor, HostMemory(), lambda: None, inference.served, lambda: 0.0)
+    identity = Identity("w", "e", lambda: "9")
+    surface = GrpcSurface(identity, models, inference, bodies, load, None, log)  # type: ignore[arg-type]
+    surface.bind("127.0.0.1", 0)
+    await surface.start()
+    try:
+        yield surface, echo
+    finally:
+        executor.close()
+        await surface.stop(0)
+
+
 def served(check: Callable[[Callable[[], Awaitable[Wire]], Executor, Bodies], Awaitable[None]], **model: Any) -> None:
     async def scenario() -> None:
-        log = ReadableLog()
-        echo = EchoingModel(inputs=(X,), outputs=(X,))
-        replica = HeldReplica(ModelFiles("m", "1"), FixedEngine(echo), EmptyLoader(), log, lambda: 0.0, unnoticed)
-        await replica.bring_up()
-        echo.hold = model.get("hold")
-        executor, bodies, models = Executor(1, 1), Bodies(LIMIT, LIMIT), Models((replica,))
-        inference = Inference(models, executor)
-        load = LoadProbe(executor, HostMemory(), lambda: None, inference.served, lambda: 0.0)
-        identity = Identity("w", "e", lambda: "9")
-        surface = GrpcSurface(identity, models, inference, bodies, load, None, log)  # type: ignore[arg-type]
-        surface.bind("127.0.0.1", 0)
-        await surface.start()
-        port = int(surface.address.rpartition(":")[2])
+        executor, bodies = Executor(1, 1), Bodies(LIMIT, LIMIT)
         wires: list[Wire] = []
+        async with serving(executor, bodies, **model) as (surface, _):
+            port = int(surface.address.rpartition(":")[2])
 
-        async def connect() -> Wire:
-            wires.append(Wire(*await asyncio.open_connection("127.0.0.1", port)))
-            return wires[-1]
+            async def connect() -> Wire:
+                wires.append(Wire(*await asyncio.open_connection("127.0.0.1", port)))
+                return wires[-1]
 
-        try:
-            await asyncio.wait_for(check(connect, executor, bodies), 20)
-        finally:
-            for wire in wires:
-                wire.close()
-            executor.close()
-            await surface.stop(0)
+            try:
+                await asyncio.wait_for(check(connect, executor, bodies), 20)
+            finally:
+                for wire in wires:
+                    wire.close()
 
     asyncio.run(scenario())
 
@@ -180,7 +196,54 @@ def test_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         await first.answered()
         second.begin(b"", method="ModelStreamInfer")
         assert await second.status() == (8, "1 other streams are open")
+        assert second.trailers["warmroute-worker"] == "w"
         first.more(b"", end=True)
         assert await first.status() == (0, "")
 
     served(check)
+
+
+class Caller:
+    """A connection that calls without a pause; each call has a number of its own."""
+
+    def __init__(self, address: str, number: int) -> None:
+        self.number = number
+        self.ended: dict[int, grpc.StatusCode] = {}
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        self._channel = grpc.aio.insecure_channel(address.removeprefix("grpc://"), options=options)
+
+    async def run(self) -> None:
+        """Call until a call fails."""
+        call = self._channel.unary_unary(f"/{server.INFER}")
+        while True:
+            k = len(self.ended)
+            request = oip.ModelInferRequest(
+                model_name="m", raw_input_contents=[np.array([self.number, k], "<f4").tobytes()]
+            )
+            request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+            try:
+                await call(request.SerializeToString(), timeout=10)
+                self.ended[k] = grpc.StatusCode.OK
+            except grpc.aio.AioRpcError as error:
+                self.ended[k] = error.code()
+                break
+        await self._channel.close()
+
+
+def test_what_fails_in_the_moment_of_the_goaway_was_not_begun() -> None:
+    async def scenario() -> None:
+        executor, bodies = Executor(2, 64), Bodies(1 << 20, 1 << 24)
+        async with serving(executor, bodies) as (surface, echo):
+            echo.ran.clear()
+            callers = [Caller(surface.address, number) for number in range(8)]
+            calling = [asyncio.create_task(caller.run()) for caller in callers]
+            await until(lambda: all(len(caller.ended) > 5 for caller in callers))
+            await surface.stop(5)
+            await asyncio.wait_for(asyncio.gather(*calling), 15)
+            begun = {tuple(map(int, inputs["x"].ravel())) for inputs in echo.ran}
+            answered = {(c.number, k) for c in callers for k, code in c.ended.items() if code is grpc.StatusCode.OK}
+            assert begun == answered
+            codes = {code for caller in callers for code in caller.ended.values()}
+            assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
+
+    asyncio.run(scenario())

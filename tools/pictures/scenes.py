@@ -74,7 +74,7 @@ def request() -> Drawing:
         ("read the head", "llhttp validates,", "one reading or 400"),
         ("match the model", "by the path:", "/v2/models/NAME"),
         ("choose", "two by weight, then the", "shorter expected wait"),
-        ("faults", "abort or delay,", "where one is set"),
+        ("faults", "late, wrong or lost,", "where one is set"),
     ]
     below = [
         ("connection", "pooled, checked for", "stray bytes"),

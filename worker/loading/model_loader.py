@@ -69,11 +69,13 @@ class ModelLoader:
         shm: ShmStore | None = None,
         fetcher: Fetcher | None = None,
         placer: Placer | None = None,
+        on_fetched: Callable[[ModelFiles, Cancellation], None] | None = None,
     ) -> None:
         """``strategy``: where a version names none. ``memory``: what is there now. ``threads``: how many may read.
 
         ``shm``: where versions are unpacked, and kept where it keeps them. ``fetcher``: brings versions here.
-        ``placer``: says which memory nodes they go to.
+        ``placer``: says which memory nodes they go to. ``on_fetched``: called with a version that has just come, before
+        it is brought in; may block, and raise what :meth:`load` may.
         """
         self._strategy = strategy
         self._cache = cache
@@ -82,6 +84,7 @@ class ModelLoader:
         self._shm = shm
         self._fetcher = fetcher
         self._placer = placer
+        self._on_fetched = on_fetched
 
     def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation, stages: Stages) -> Loaded:
         """Bring the files in, where there is a directory; see :class:`worker.loading.Loader`."""
@@ -89,6 +92,8 @@ class ModelLoader:
             progress(0, 0)
             return Loaded("", 0)
         fetched = None if self._fetcher is None else self._fetcher.fetch(files, progress, cancellation, stages)
+        if fetched is not None and self._on_fetched is not None:
+            self._on_fetched(files, cancellation)
         with stages.measure(Stage.OPEN):
             found = version_files(files.directory)
             _check_plain(found, files.directory)

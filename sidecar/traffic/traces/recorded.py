@@ -38,9 +38,10 @@ class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"
 class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One request and what became of it. Seconds count from moment 0; bodies are text, or base64 where they are none.
 
-    ``no_body``: why a body of ``body_bytes`` is not here. ``flow`` and ``think_s``: it begins that long after the one
-    before it in the flow has ended; the first of a flow has no ``think_s``. ``hung_up_s``: its caller hung up that long
-    after sending it. ``status``, ``ended``, ``first_byte_s``, ``took_s``, ``answer_bytes``: what it was answered.
+    ``no_body``: why a body of ``body_bytes`` is not here. ``request_id``: what it was called; it gets a new one.
+    ``flow`` and ``think_s``: it begins that long after the one before it in the flow has ended; the first of a flow has
+    no ``think_s``. ``hung_up_s``: its caller hung up that long after sending it. ``status``, ``ended``,
+    ``first_byte_s``, ``took_s``, ``answer_bytes``: what it was answered.
     """
 
     at_s: float
@@ -52,6 +53,7 @@ class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     body_bytes: int = 0
     no_body: str = ""
     name: str = ""
+    request_id: str = ""
     flow: str = ""
     think_s: float | None = None
     ends_with: str = ""

@@ -89,13 +89,13 @@ def test_the_answer_to_head_has_a_length_and_no_body() -> None:
         (0, b"503 Service Unavailable"),
         (503, b"503 Service Unavailable"),
         (429, b"429 Too Many Requests"),
-        (799, b"799 Injected"),
+        (799, b"799 Unassigned"),
     ],
 )
-def test_an_injected_status_replaces_the_table_s_everywhere(status: int, line: bytes) -> None:
-    got = error_answer(Surface.PLAIN, Outcome.FAULT, status=status)
+def test_another_status_replaces_the_table_s_everywhere(status: int, line: bytes) -> None:
+    got = error_answer(Surface.PLAIN, Outcome.OVERLOADED, status=status)
     assert got.startswith(b"HTTP/1.1 " + line + b"\r\n")
-    assert got.endswith(b"\r\n\r\n" + line + b": an injected fault\n")
+    assert got.endswith(b"\r\n\r\n" + line + b": the proxy is at its limit\n")
 
 
 def test_a_body_can_be_had_alone() -> None:

@@ -17,10 +17,12 @@ COMMANDS = [
     "bench",
     "cache",
     "config",
+    "drill",
     "endpoints",
     "fault",
     "health",
     "models",
+    "record",
     "replay",
     "routes",
     "sidecar",
@@ -110,8 +112,8 @@ def test_nothing_of_the_command_line_imports_the_worker() -> None:
             ["zzz"],
             (
                 'warmroute: no command "zzz"; '
-                "there are: sidecar, up, worker, routes, endpoints, versions, fault, cache, health, config, version, "
-                "models, replay, bench"
+                "there are: sidecar, up, worker, routes, endpoints, versions, fault, drill, cache, health, config, "
+                "version, models, record, replay, bench"
             ),
         ),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,9 +14,10 @@ from router.model import State
 from tests.support.worker_parts import DoublingModel, EmptyLoader, ReadableLog
 from worker.conditions import Conditions
 from worker.dependencies import Dependency, DependencyError, parse
-from worker.engines import Engine, EngineError
+from worker.engines import Cancellation, Engine, EngineError, GivenUpError
 from worker.gate import STEPS, GateClosedError
 from worker.governor import Governor, Place, refusal
+from worker.loading import LoadError
 from worker.memory import Memory
 from worker.replica import HeldReplica, Rest
 from worker.store import ModelFiles, StoreError, scan
@@ -64,9 +66,49 @@ def test_a_load_may_not_cross_the_mark(need: int, free: int, total: int, mark: f
 def test_every_place_is_asked_and_one_that_is_unknown_refuses_nothing() -> None:
     host, device = Memory(80, 100), Memory(10, 100)
     governor = Governor((Place("host", lambda: host), Place("device", lambda: device), Place("none", lambda: None)))
-    assert governor.refuses(5) == ""
-    assert governor.refuses(6).startswith("device memory: a load takes about 6 bytes")
-    assert Governor((Place("device", lambda: device),), 1.0).refuses(1000) == ""
+    assert governor.refuses(5) is None
+    refused = governor.refuses(6)
+    assert refused is not None
+    assert refused.why.startswith("device memory: a load takes about 6 bytes")
+    assert not refused.passes
+    assert Governor((Place("device", lambda: device),), 1.0).refuses(1000) is None
+
+
+def test_what_is_allowed_is_kept_from_others_in_the_same_step() -> None:
+    governor = Governor((Place("host", lambda: Memory(100, 100)), Place("device", lambda: Memory(70, 100))))
+    with governor.reserved("a", 40) as first:
+        with governor.reserved("b", 30) as second:
+            assert (first, second) == (True, False)
+        refused = governor.refuses(30)
+        assert refused is not None
+        assert refused.why == (
+            "device memory: a load takes about 30 bytes, 70 of 100 are free, 40 of them for loads under way; "
+            "that is 5 over the mark of 0.95 (--memory-mark)"
+        )
+        assert refused.passes, "once the first has ended, there is room"
+        hopeless = governor.refuses(90)
+        assert hopeless is not None
+        assert not hopeless.passes
+        with governor.reserved("c", 25) as third:
+            assert third
+    with governor.reserved("d", 65) as later:
+        assert later, "it was given back, and so was what was refused"
+
+
+def test_memory_is_given_back_when_a_load_fails() -> None:
+    governor = Governor((Place("host", lambda: Memory(100, 100)),))
+    with pytest.raises(ZeroDivisionError), governor.reserved("a", 90):
+        raise ZeroDivisionError
+    assert governor.refuses(95) is None
+
+
+def test_of_two_places_the_one_that_will_not_pass_is_told() -> None:
+    governor = Governor((Place("host", lambda: Memory(100, 100)), Place("device", lambda: Memory(100, 100))))
+    with governor.reserved("a", 90):
+        governor._places = (governor._places[0], Place("device", lambda: Memory(0, 100)))
+        refused = governor.refuses(10)
+    assert refused is not None
+    assert (refused.why[:6], refused.passes) == ("device", False)
 
 
 # --- dependencies -----------------------------------------------------------------------------------------------------
@@ -198,6 +240,88 @@ def test_a_load_that_finds_no_memory_in_time_fails() -> None:
     assert not asyncio.run(bench.conditions.until_memory(bench.replica, bench.files, lambda: False))
     assert bench.replica.state is State.FAILED
     assert "there was no memory for it within 0 s: host memory" in bench.replica.reason
+
+
+def test_the_time_of_loads_under_way_does_not_count(tmp_path: Path) -> None:
+    governor = Governor((Place("host", lambda: Memory(100, 100)),), wait_s=0.0)
+    bench = Bench(governor=governor)
+    (tmp_path / "m.txt").write_text("x" * 10)
+    bench.files = replace(bench.files, directory=tmp_path)
+    looks = 0
+
+    def given_up() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks > 5
+
+    with governor.reserved("a", 95):
+        assert not asyncio.run(bench.conditions.until_memory(bench.replica, bench.files, given_up))
+    assert looks == 6
+    assert bench.replica.state is State.COLD, "it waits, and has not failed"
+    assert "it is held back: host memory" in bench.refusal()
+
+
+class Bounded(Cancellation):
+    """One that is given up after fifty waits, so that what should not wait is seen to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def wait(self, timeout_s: float) -> None:
+        self.waits += 1
+        if self.waits == 50:
+            self.cancel()
+        super().wait(timeout_s)
+
+
+class OneFetched:
+    """A version of 60 bytes that has just been fetched, beside loads that are under way."""
+
+    def __init__(self, directory: Path, room: list[Memory], wait_s: float = 0.0) -> None:
+        (directory / "m.txt").write_text("x" * 60)
+        self.files = ModelFiles("m", "1", directory)
+        self.log = ReadableLog()
+        self.governor = Governor((Place("host", lambda: room.pop(0) if len(room) > 1 else room[0]),), wait_s=wait_s)
+        self.conditions = Conditions(self.log, lambda: 0.0, self.governor, every_s=0.0)
+
+    def fetched(self, cancellation: Cancellation | None = None) -> None:
+        self.conditions.fetched(self.files, cancellation or Bounded())
+
+
+def test_what_was_fetched_is_kept_room_for_once_its_size_is_known(tmp_path: Path) -> None:
+    one = OneFetched(tmp_path, [Memory(100, 100)])
+    with one.governor.reserved(("m", "1"), 0), one.governor.reserved("another", 10):
+        one.fetched()
+        assert one.governor.refuses(26) is not None
+        assert one.governor.refuses(25) is None
+        one.fetched()
+        assert one.governor.refuses(25) is None, "it is not counted twice"
+    assert one.governor.refuses(95) is None
+    assert one.log.events() == []
+
+
+def test_what_was_fetched_waits_for_memory(tmp_path: Path) -> None:
+    one = OneFetched(tmp_path, [Memory(10, 100), Memory(10, 100), Memory(100, 100)], wait_s=1.0)
+    with one.governor.reserved(("m", "1"), 0):
+        one.fetched()
+    (event,) = one.log.events("model.held_back")
+    assert event["reason"].startswith("host memory: a load takes about 60 bytes, 10 of 100 are free")
+    assert one.governor.held_back == 1
+
+
+def test_what_was_fetched_and_has_no_memory_fails(tmp_path: Path) -> None:
+    one = OneFetched(tmp_path, [Memory(100, 100), Memory(10, 100)])
+    with one.governor.reserved(("m", "1"), 0), pytest.raises(LoadError, match="there was no memory for it"):
+        one.fetched()
+
+
+def test_what_was_fetched_and_waits_for_memory_can_be_given_up(tmp_path: Path) -> None:
+    one = OneFetched(tmp_path, [Memory(100, 100)])
+    cancellation = Cancellation()
+    cancellation.cancel()
+    with one.governor.reserved("another", 50), one.governor.reserved(("m", "1"), 0), pytest.raises(GivenUpError):
+        one.fetched(cancellation)
 
 
 # --- following --------------------------------------------------------------------------------------------------------

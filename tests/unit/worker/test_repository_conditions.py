@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from worker.stages import Stages
     from worker.store import ModelFiles
 
-from tests.support.repository_rig import HOUR_S, Bench
+from tests.support.repository_rig import FILE, HOUR_S, Bench
 
 
 @in_loop
@@ -69,6 +69,32 @@ async def test_what_is_fetched_holds_up_no_other_model_and_is_unloaded_at_once(r
         await bench.repository.unload("f")
         with pytest.raises(LoadFailedError):
             await fetching
+
+
+@in_loop
+async def test_a_fetch_and_a_load_are_not_both_given_the_last_memory(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT)
+    (root / "f" / "1" / ".incoming").mkdir(parents=True)
+    (root / "f" / "1" / ".incoming" / FILE).write_text("x" * 50)  # the half of it that came before
+    (root / "f" / "1" / "model.yaml").write_text("load: {source: 'http://127.0.0.1:9/f'}")
+    make = bench._make
+    bench.repository._make = lambda files: (
+        HeldReplica(files, bench.engine, WaitingLoader(), bench.log, lambda: bench.now, lambda: None)
+        if files.name == "f"
+        else make(files)
+    )
+    bench.put("m", "1", "x" * 40)
+    async with bench.running():
+        fetching = asyncio.create_task(bench.repository.load("f"))
+        await until(lambda: bench.states["f@1"] is State.LOADING, "the fetch")
+        loading = asyncio.create_task(bench.repository.load("m"))
+        await until(lambda: "for loads under way" in bench.models.find("m").reason, "that it is held back")
+        assert bench.answering == {}
+        await bench.repository.unload("f")
+        with pytest.raises(LoadFailedError):
+            await fetching
+        await loading
+        assert bench.answering == {"m": "x" * 40}
 
 
 @in_loop

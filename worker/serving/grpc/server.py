@@ -269,7 +269,8 @@ class GrpcSurface:
     async def _stream(self, _: object, context: Context) -> None:
         """Answer one request of a stream after the other. What fails is an answer, too, and the stream goes on."""
         if self._streams >= MAX_STREAMS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_STREAMS} other streams are open")
+            text = f"{MAX_STREAMS} other streams are open"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text, self._trailers(context, None))
         context.set_trailing_metadata(self._trailers(context, None))
         self._streams += 1
         ending = asyncio.ensure_future(self._ended.wait())

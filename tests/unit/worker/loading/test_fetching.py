@@ -17,6 +17,7 @@ import pytest
 from tests.support.certificates import Authority, write
 from tests.support.file_store import FileStore
 from tests.support.worker_parts import ReadableLog
+from worker.conditions import size_bytes
 from worker.engines import Cancellation, GivenUpError
 from worker.loading import HashedFrom, Loaded, LoadError, StrategyName
 from worker.loading.digests import BLOCK_BYTES
@@ -63,9 +64,14 @@ class Rig:
     def describe(self, source: str) -> None:
         (self.directory / "model.yaml").write_text(f"load: {{source: '{source}'}}\n")
 
-    def load(self, progress: Callable[[int, int], None] | None = None) -> Loaded:
+    def load(
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        on_fetched: Callable[[ModelFiles, Cancellation], None] | None = None,
+    ) -> Loaded:
         (files,) = scan(self.directory.parents[1], ("m",), "model.onnx")
-        loader = ModelLoader(threads=2, cache=self.hashes, fetcher=Fetcher((), self.log, pause_s=0.01))
+        fetcher = Fetcher((), self.log, pause_s=0.01)
+        loader = ModelLoader(threads=2, cache=self.hashes, fetcher=fetcher, on_fetched=on_fetched)
         note = progress or (lambda *step: self.seen.append(step))
         loaded = loader.load(files, note, self.cancellation, self.stages)
         loaded.release()
@@ -88,6 +94,23 @@ class Rig:
 def rig(tmp_path: Path) -> Iterator[Rig]:
     with FileStore({}) as store:
         yield Rig(tmp_path, store)
+
+
+def test_what_has_come_is_told_of_before_it_is_brought_in(rig: Rig) -> None:
+    rig.put(CONTENT)
+    told: list[int] = []
+
+    def no_memory(files: ModelFiles, cancellation: Cancellation) -> None:
+        assert cancellation is rig.cancellation
+        told.append(size_bytes(files))
+        raise LoadError("there was no memory for it")
+
+    with pytest.raises(LoadError, match="there was no memory for it"):
+        rig.load(on_fetched=no_memory)
+    assert told[0] >= sum(map(len, CONTENT.values()))
+    assert rig.here() == CONTENT
+    rig.load(on_fetched=no_memory)
+    assert len(told) == 1, "it was here"
 
 
 def test_a_version_is_fetched_hashed_and_loaded_and_then_it_is_here(rig: Rig, tmp_path: Path) -> None:

@@ -1,0 +1,153 @@
+"""``warmroute record``: a listener in front of a sidecar that writes down what passes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import signal
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import uvloop
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from sidecar.cli.outcome import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, CliError
+from sidecar.config.addresses import AddressError, split_address
+from sidecar.traffic.recording.listener import MAX_CONNECTIONS, Recorder
+from sidecar.traffic.recording.redaction import Redaction, RedactionError, path_of
+from sidecar.traffic.recording.tap import Terms
+from sidecar.traffic.recording.writing import TraceFile
+from sidecar.traffic.traces.recorded import VERSION, Opening
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_BODY_BYTES: Final = 1 << 20
+MAX_FILE_BYTES: Final = 1 << 30
+
+
+def record(
+    *,
+    listen: Annotated[str, Parameter(help="Where to accept, HOST:PORT; port 0 takes a free one.")],
+    to: Annotated[str, Parameter(help="Where bytes go: http://HOST:PORT or unix:/PATH.")],
+    out: Annotated[Path, Parameter(help="A new file for the trace.")],
+    sample: Annotated[
+        float, Parameter(help="Share of the requests, or flows, that are recorded.", validator=Number(gt=0, lte=1))
+    ] = 1.0,
+    flow_header: Annotated[
+        str, Parameter(help="Requests with the same value of this header are one caller's.", show_default=False)
+    ] = "",
+    redact_header: Annotated[
+        tuple[str, ...], Parameter(help="Leave this header out too; may be repeated.", show_default=False)
+    ] = (),
+    redact_query: Annotated[
+        tuple[str, ...], Parameter(help="Mask this query parameter too; may be repeated.", show_default=False)
+    ] = (),
+    redact_field: Annotated[
+        tuple[str, ...],
+        Parameter(help="Mask these fields of JSON bodies: messages.*.content; may be repeated.", show_default=False),
+    ] = (),
+    keep_name: Annotated[
+        tuple[str, ...],
+        Parameter(help="Keep this header or query parameter, whose name looks like a secret's.", show_default=False),
+    ] = (),
+    max_body_bytes: Annotated[
+        int, Parameter(help="Longer bodies are not kept.", validator=Number(gte=0, lte=64 << 20))
+    ] = MAX_BODY_BYTES,
+    max_file_bytes: Annotated[
+        int, Parameter(help="Nothing is recorded beyond this.", validator=Number(gte=4096, lte=1 << 40))
+    ] = MAX_FILE_BYTES,
+    max_connections: Annotated[
+        int, Parameter(help="Connections at once; more are closed.", validator=Number(gte=1, lte=20_000))
+    ] = MAX_CONNECTIONS,
+) -> int:
+    """Pass HTTP/1.1 through to a sidecar as it is, and write down the requests, until Ctrl-C.
+
+    Headers and query parameters whose names look like secrets (authorization, cookie, token, key, ...) are never
+    written. The file is readable by its owner alone. A slow or full disk loses lines, and holds no traffic up.
+    """
+    try:
+        host, port = split_address(listen)
+    except AddressError as error:
+        raise CliError(f"--listen: {listen!r}: {error}", EXIT_REFUSED) from None
+    try:
+        redaction = Redaction(
+            _lower(redact_header),
+            _lower(redact_query),
+            tuple(path_of(text) for text in redact_field),
+            _lower(keep_name),
+        )
+    except RedactionError as error:
+        raise CliError(f"--redact-field: {error}", EXIT_REFUSED) from None
+    began = time.monotonic()
+    opening = Opening(VERSION, datetime.now(UTC).isoformat(), sample, max_body_bytes, redaction.words)
+    terms = Terms(
+        random.SystemRandom().random,
+        lambda one: file.take(one),
+        sample,
+        max_body_bytes,
+        redaction,
+        flow_header.lower(),
+        secrets.token_bytes(16),
+    )
+    try:
+        recorder = Recorder(to, terms, lambda: time.monotonic() - began, max_connections=max_connections)
+    except ValueError as error:
+        raise CliError(f"--to: {error}", EXIT_REFUSED) from None
+    try:
+        file = TraceFile(out, opening, max_file_bytes)
+    except FileExistsError:
+        raise CliError(f"--out: {out}: is there already; name a new file", EXIT_REFUSED) from None
+    except OSError as error:
+        raise CliError(f"--out: {out}: {error.strerror}", EXIT_REFUSED) from None
+    try:
+        uvloop.run(_run(recorder, host, port, lambda: _say(terms, file)))
+    except OSError as error:
+        raise CliError(f"--listen: {listen}: {error.strerror}", EXIT_REFUSED) from None
+    finally:
+        file.close()
+        if not file.lines:
+            out.unlink(missing_ok=True)
+    print(f"{out}: {file.lines:,} requests" if file.lines else f"{out}: nothing was recorded, so there is no file")
+    for count, what in (
+        (terms.passed_over, "requests that --sample left out"),
+        (file.lost, f"requests lost: {file.why or 'the disk was too slow'}"),
+        (terms.unreadable, "connections that are no HTTP/1.1, or became something else; they passed unrecorded"),
+        (recorder.unreachable, f"connections closed because nobody took them at {to}"),
+        (recorder.refused, "connections closed for --max-connections"),
+    ):
+        if count:
+            print(f"{count:,} {what}")
+    return EXIT_FAILED if file.lost else EXIT_OK
+
+
+async def _run(recorder: Recorder, host: str, port: int, said: Callable[[], str]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for end in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(end, stop.set)
+    name, number = await recorder.listen(host, port)
+    shown = f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
+    sys.stderr.write(f"recording what passes {shown}; Ctrl-C ends it\n")
+    sys.stderr.flush()
+    while not stop.is_set():
+        try:
+            async with asyncio.timeout(None if not sys.stderr.isatty() else 1.0):
+                await stop.wait()
+        except TimeoutError:
+            sys.stderr.write(f"\r\x1b[K{recorder.open} connections, {said()}")
+            sys.stderr.flush()
+    await recorder.close()
+
+
+def _say(terms: Terms, file: TraceFile) -> str:
+    return f"{terms.requests:,} requests, {file.lines:,} recorded" + (f", {file.lost:,} lost" if file.lost else "")
+
+
+def _lower(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name.lower() for name in names)

@@ -1,0 +1,134 @@
+"""The faults that a drill has in force.
+
+A drill that is killed leaves none for long: the sidecar's are on a short lease, those of processes have a keeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sidecar.drills.faulting import OfProcess, endpoint_of, of_process, process_fault, rule, told
+from sidecar.drills.place import PlaceError
+from sidecar.drills.record import FaultSpan
+from sidecar.faults.processes import FaultKeeper, ProcessFaultError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sidecar.drills.place import Place
+    from sidecar.faults.processes import KeptFault
+    from sidecar.up.announce import Places
+
+LEASE_S = 10.0
+"""A fault that the sidecar injects ends by itself so long after the drill was heard of last."""
+RENEW_S = 2.5
+END_TRIES = 5
+END_PAUSE_S = 0.5
+
+
+class Faults:
+    """Begins, prolongs and ends faults. ``now`` is seconds since the drill began; ``places`` is a fleet of its own."""
+
+    def __init__(self, place: Place, drill: str, now: Callable[[], float], places: Places | None) -> None:
+        self._place = place
+        self._places = places
+        self._prefix = f"drill-{drill}-"
+        self._now = now
+        self._held: dict[str, tuple[dict[str, Any], float]] = {}
+        self._kept: dict[str, KeptFault] = {}
+        self._keeper: FaultKeeper | None = None
+        self.spans: list[FaultSpan] = []
+
+    @property
+    def in_force(self) -> list[str]:
+        """The ids of the faults in force."""
+        return list(self._held)
+
+    async def begin(self, fault: dict[str, Any]) -> None:
+        """Put a fault in force.
+
+        Raises:
+            PlaceError: it is refused.
+        """
+        id_, for_s = str(fault["id"]), float(fault["for_s"])
+        begin = self._now()
+        self._held[id_] = (fault, begin + for_s)  # before it is there: whatever happens now, it will be ended
+        self.spans.append(FaultSpan(id_, str(fault["kind"]), endpoint_of(fault), begin, begin, told(fault)))
+        if of_process(fault):
+            await asyncio.to_thread(self._begin_of_process, id_, fault)
+        else:
+            await self._place.put_fault(rule(self._named(id_), fault, min(LEASE_S, for_s)))
+
+    async def end(self, id_: str) -> None:
+        """End a fault before its time; nothing where it has ended.
+
+        Raises:
+            PlaceError: it could not be ended now; it ends by itself all the same.
+        """
+        if id_ not in self._held:
+            return
+        if of_process(self._held[id_][0]):
+            kept = self._kept.get(id_)
+            if kept is not None:
+                try:
+                    await asyncio.to_thread(kept.end)
+                except ProcessFaultError as error:
+                    raise PlaceError(str(error)) from None
+        else:
+            await self._place.remove_fault(self._named(id_))
+        self._ended(id_)
+
+    async def keep(self) -> None:
+        """Prolong the sidecar's faults in force, each up to its own end, and note what has ended, until cancelled."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            for id_, (fault, until) in list(self._held.items()):
+                left_s = until - self._now()
+                if left_s <= 0:
+                    self._ended(id_, until)
+                elif not of_process(fault) and left_s > LEASE_S - RENEW_S and id_ in self._held:
+                    with suppress(PlaceError):  # it may be starting again; the next turn tries it again
+                        await self._place.put_fault(rule(self._named(id_), fault, min(LEASE_S, left_s)))
+
+    async def end_all(self) -> list[str]:
+        """End all of them; return what could not be ended."""
+        left = []
+        for id_ in list(self._held):
+            for number in range(END_TRIES):
+                try:
+                    await self.end(id_)
+                    break
+                except PlaceError as error:
+                    if number == END_TRIES - 1:
+                        left.append(f"fault {id_}: {error}; it ends by itself")
+                        self._ended(id_)
+                await asyncio.sleep(END_PAUSE_S)
+        if self._keeper is not None:
+            await asyncio.to_thread(self._keeper.close)
+        return left
+
+    def _begin_of_process(self, id_: str, fault: dict[str, Any]) -> None:
+        if self._places is None:
+            raise PlaceError(f"fault {id_}: only processes that the drill started itself are touched")
+        if self._keeper is None:
+            self._keeper = FaultKeeper()
+        try:
+            self._kept[id_] = self._keeper.begin(process_fault(msgspec.convert(fault, OfProcess), self._places))
+        except ProcessFaultError as error:
+            raise PlaceError(f"fault {id_}: {error}") from None
+
+    def _named(self, id_: str) -> str:
+        return (self._prefix + id_)[:64]
+
+    def _ended(self, id_: str, at: float | None = None) -> None:
+        self._held.pop(id_, None)
+        self._kept.pop(id_, None)
+        moment = self._now() if at is None else min(at, self._now())
+        for number, span in enumerate(self.spans):
+            if span.id == id_ and span.end == span.begin:
+                self.spans[number] = replace(span, end=moment)

@@ -1,0 +1,109 @@
+"""A fleet of the drill's own: ``warmroute up`` as a child, which ends when the drill does, in whatever way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sidecar.children import Child
+from sidecar.config.document import written
+from sidecar.up.announce import Places
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sidecar.drills.scenario import Up
+
+POLL_S = 0.05
+END_S = 60.0
+"""How long the fleet may take to drain before it is killed; longer than ``warmroute up`` itself waits for its parts."""
+_KILLED_S = 5.0
+_LAST_LINES = 12
+
+
+class FleetError(Exception):
+    """The fleet does not come up; the text says what it said last."""
+
+
+class Fleet:
+    """One fleet over its life."""
+
+    def __init__(self, up: Up, environ: Mapping[str, str]) -> None:
+        self._up = up
+        self._dir = Path(tempfile.mkdtemp(prefix="warmroute-drill-"))
+        self._ready_file = self._dir / "ready.json"
+        self._log = self._dir / "up.log"
+        self._log_fd = os.open(self._log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._child = Child("up", self._command(), stderr_fd=self._log_fd, environ=environ)
+
+    def start(self) -> None:
+        """Start it; :meth:`ready` waits for it."""
+        self._child.start(time.monotonic())
+
+    async def ready(self) -> Places:
+        """Return where everything is, once all is warm.
+
+        Raises:
+            FleetError: it ended, or was not ready in time.
+        """
+        until = time.monotonic() + self._up.ready_s
+        while not self._ready_file.exists():
+            now = time.monotonic()
+            if self._child.reap(now) is not None:
+                raise FleetError(f"warmroute up ended: {self._last_words()}")
+            if now > until:
+                raise FleetError(f"warmroute up was not ready within {self._up.ready_s:g} s: {self._last_words()}")
+            await asyncio.sleep(POLL_S)
+        return msgspec.json.decode(self._ready_file.read_bytes(), type=Places)
+
+    def gone(self) -> bool:
+        """Whether it ended by itself."""
+        return self._child.reap(time.monotonic()) is not None or self._child.pid is None
+
+    async def end(self) -> str:
+        """End it and remove what it left; return what went wrong with that, "" where nothing did."""
+        trouble = ""
+        self._child.send(signal.SIGTERM)
+        until = time.monotonic() + END_S
+        while self._child.pid is not None and self._child.reap(time.monotonic()) is None:
+            now = time.monotonic()
+            if now > until and not trouble:
+                trouble = f"warmroute up did not end within {END_S:g} s and was killed"
+                self._child.send(signal.SIGKILL)
+                until = now + _KILLED_S
+            elif now > until:
+                return f"warmroute up (process {self._child.pid}) cannot be ended"
+            await asyncio.sleep(POLL_S)
+        os.close(self._log_fd)
+        shutil.rmtree(self._dir, ignore_errors=True)
+        return trouble
+
+    def _command(self) -> list[str]:
+        up = self._up
+        command = [sys.executable, "-P", "-m", "sidecar.cli.main", "up", "--listen", "127.0.0.1:0"]
+        command += ["--admin", "127.0.0.1:0", "--ready-file", str(self._ready_file), "--no-color"]
+        command += ["--workers", str(up.workers), "--processes", str(up.processes)]
+        command += ["--parent-pid", str(os.getpid())]
+        for model in up.models:
+            command += ["--model", model]
+        if up.engine is not None:
+            command += ["--engine", up.engine]
+        if up.models_dir is not None:
+            command += ["--models", up.models_dir]
+        config = self._dir / "warmroute.yaml"
+        config.write_text(written({"version": 1, **up.config}), encoding="utf-8")
+        command += ["--config", str(config)]
+        return [*command, "--", *up.worker_flags] if up.worker_flags else command
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(["", *lines[-_LAST_LINES:]])

@@ -1,0 +1,127 @@
+"""Where a drill takes place: the sidecar's admin API, asked in threads so that load and clock go on."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
+
+from sidecar.cli.client import decoded, segment
+from sidecar.cli.outcome import CliError
+from sidecar.cli.shapes import Endpoints, Fault, Faults, Routes
+from sidecar.drills.scenario import Act
+from sidecar.drills.watching import look_of, scrape_of
+
+if TYPE_CHECKING:
+    from sidecar.cli.client import Admin
+    from sidecar.drills.record import Look, Scrape
+    from sidecar.drills.scenario import Do
+
+
+T = TypeVar("T")
+
+
+class PlaceError(Exception):
+    """The sidecar cannot be asked, or refuses; the text is one line."""
+
+
+class Place:
+    """One sidecar. Everything here raises :class:`PlaceError` where it does not answer or refuses."""
+
+    def __init__(self, admin: Admin, target: str) -> None:
+        self._admin = admin
+        self.target = target
+        """Where requests go, HOST:PORT."""
+
+    async def look(self, at: float, *, with_ready: bool) -> Look:
+        """Return what the sidecar shows now."""
+        routes = await self._read("/routes", Routes)
+        return look_of(at, routes, ready=await self._ready() if with_ready else None)
+
+    async def scrape(self, at: float) -> Scrape:
+        """Return the sidecar's counters."""
+        return scrape_of(at, (await self._get("/metrics")).decode("utf-8", "replace"))
+
+    async def endpoints(self) -> list[str]:
+        """Return the ids of the endpoints that it knows."""
+        return [one.id for one in (await self._read("/endpoints", Endpoints)).endpoints]
+
+    async def models(self) -> list[str]:
+        """Return the keys of its routes."""
+        return [route.key for route in (await self._read("/routes", Routes)).routes]
+
+    async def faults(self) -> list[Fault]:
+        """Return the faults in force."""
+        return list((await self._read("/faults", Faults)).faults)
+
+    async def may_write(self) -> str:
+        """Return why the sidecar would refuse changes, "" where it takes them: asked with one that changes nothing."""
+        try:
+            token = self._admin.token()
+            answer = await asyncio.to_thread(
+                self._admin.ask, "DELETE", "/faults/drill-", token=token, accept_errors=True
+            )
+        except CliError as error:
+            raise PlaceError(str(error)) from None
+        if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            return "the sidecar takes no changes from here: --admin unix:PATH, or --token-file FILE"
+        return ""
+
+    async def put_fault(self, rule: dict[str, Any]) -> None:
+        """Put a fault in force, or prolong it."""
+        await self._change("POST", "/faults", rule)
+
+    async def remove_fault(self, id_: str) -> None:
+        """End a fault; one that has ended is ended."""
+        if any(one.id == id_ for one in await self.faults()):
+            try:
+                await self._change("DELETE", f"/faults/{segment(id_)}")
+            except PlaceError:
+                if any(one.id == id_ for one in await self.faults()):
+                    raise
+
+    async def act(self, do: Do) -> None:
+        """Do what an operator does."""
+        if do.act in {Act.DRAIN, Act.RESUME}:
+            await self._change("POST", f"/endpoints/{segment(do.endpoint)}/{do.act.value}")
+            return
+        content: dict[str, Any] = {}
+        if do.act is Act.SPLIT:
+            content = {"split": [{"version": name, "weight": weight} for name, weight in do.split.items()]}
+        elif do.version:
+            content = {"version": do.version}
+        await self._change("POST", f"/versions/{segment(do.model)}/{do.act.value}", content)
+
+    async def _read(self, path: str, kind: type[T]) -> T:
+        try:
+            return decoded(await self._get(path), kind)
+        except CliError as error:
+            raise PlaceError(str(error)) from None
+
+    async def _get(self, path: str) -> bytes:
+        try:
+            return await asyncio.to_thread(self._admin.get, path)
+        except CliError as error:
+            raise PlaceError(str(error)) from None
+
+    async def _ready(self) -> bool:
+        try:
+            answer = await asyncio.to_thread(self._admin.ask, "GET", "/readyz", accept_errors=True)
+        except CliError as error:
+            raise PlaceError(str(error)) from None
+        return answer.status == HTTPStatus.OK
+
+    async def _change(self, method: str, path: str, content: object = None) -> None:
+        try:
+            await asyncio.to_thread(self._admin.change, method, path, content)
+        except CliError as error:
+            raise PlaceError(str(error)) from None
+
+
+def undoing(do: Do) -> Do | None:
+    """Return what takes ``do`` back at the drill's end: a drained endpoint is resumed, versions go by configuration."""
+    if do.act is Act.RESUME or do.act is Act.RESET:
+        return None
+    return replace(do, act=Act.RESUME if do.act is Act.DRAIN else Act.RESET)

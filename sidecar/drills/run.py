@@ -1,0 +1,283 @@
+"""Runs one drill: the script, the load, the looks, the abort conditions, and an end that comes whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from sidecar.drills.examine import faults_of
+from sidecar.drills.faulting import endpoint_of
+from sidecar.drills.faults import Faults
+from sidecar.drills.load import Sending
+from sidecar.drills.place import PlaceError, undoing
+from sidecar.drills.record import Accounts, Check, Record, Span
+from sidecar.drills.scenario import kind_of
+from sidecar.drills.traffic import Figures, figures, of_calls
+from sidecar.drills.verdict import to_abort
+from sidecar.drills.watching import expected, unmet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    from sidecar.drills.fleet import Fleet
+    from sidecar.drills.place import Place
+    from sidecar.drills.record import Look, Scrape
+    from sidecar.drills.scenario import Do, Drill, Expect, Phase
+    from sidecar.drills.show import Show
+    from sidecar.up.announce import Places
+
+LOOK_S = 0.1
+SCRAPE_S = 1.0
+ABORT_S = 0.25
+TELL_S = 0.5
+LATE_S = 2.0
+"""How far back the live figures go."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Running:
+    """One run of a drill against one sidecar. ``clock`` is monotonic seconds."""
+
+    def __init__(
+        self,
+        drill: Drill,
+        place: Place,
+        show: Show,
+        fleet: Fleet | None = None,
+        places: Places | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._drill = drill
+        self._place = place
+        self._show = show
+        self._fleet = fleet
+        self._clock = clock
+        self._began = clock()
+        self._faults = Faults(place, drill.name, self._now, places)
+        self._sending: list[Sending] = []
+        self._spans: list[Span] = []
+        self._checks: list[Check] = []
+        self._looks: list[Look] = []
+        self._scrapes: list[Scrape] = []
+        self._look: Look | None = None
+        self._undo: list[Do] = []
+        self._stop: asyncio.Future[str]
+        self._background: list[asyncio.Task[None]] = []
+        self._with_ready = any(phase.expect and phase.expect.ready is not None for phase in drill.phases)
+
+    async def run(self) -> Record:
+        """Run the script to its end, or until something ends it before; take back what it did; return what it saw.
+
+        Raises:
+            PlaceError: the sidecar is not what the drill is for; nothing was touched.
+        """
+        await self._preflight()
+        loop = asyncio.get_running_loop()
+        self._stop = loop.create_future()
+        for signum in _SIGNALS:
+            loop.add_signal_handler(signum, self._told_to_stop, signum)
+        self._began = self._clock()
+        cut_short = ""
+        left_behind: list[str] = []
+        try:
+            for work in (self._keep_looking(), self._keep_scraping(), self._faults.keep(), self._guard(), self._tell()):
+                self._spawn(work)
+            cut_short = await self._until_over()
+        finally:
+            self._show.note("ending: faults, load")
+            left_behind = await self._clean_up()
+            for signum in _SIGNALS:
+                loop.remove_signal_handler(signum)
+        return self._record(cut_short, tuple(left_behind))
+
+    def _now(self) -> float:
+        return self._clock() - self._began
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._background.append(asyncio.get_running_loop().create_task(work))
+
+    def _told_to_stop(self, signum: signal.Signals) -> None:
+        if self._stop.done():
+            self._show.note("already ending: faults are taken back first")
+            return
+        self._stop.set_result(f"interrupted ({signum.name})")
+
+    async def _preflight(self) -> None:
+        """Refuse what cannot work before anything is touched.
+
+        Raises:
+            PlaceError: the sidecar does not answer, or has no such endpoint or model.
+        """
+        if any(phase.fault is not None or phase.do is not None for phase in self._drill.phases):
+            refused = await self._place.may_write()
+            if refused:
+                raise PlaceError(refused)
+        endpoints = await self._place.endpoints()
+        models = await self._place.models()
+        wanted: list[tuple[str, str, list[str]]] = []
+        for id_, phase in faults_of(self._drill).items():
+            fault = phase.fault or {}
+            wanted += [(f"fault {id_}", endpoint_of(fault), endpoints)]
+            wanted += [(f"fault {id_}", str(fault.get("model", "")), models)]
+        for phase in self._drill.phases:
+            part = phase.expect or phase.do
+            if part is not None:
+                wanted += [(phase.name, part.endpoint, endpoints), (phase.name, part.model, models)]
+        for where, name, known in wanted:
+            if name and name not in known:
+                raise PlaceError(f'{where}: the sidecar knows no "{name}"; it knows: {", ".join(known[:16]) or "none"}')
+        ours = {one.id for one in await self._place.faults() if one.id.startswith("drill-")}
+        if ours:
+            ids = ", ".join(sorted(ours))
+            raise PlaceError(f"another drill has faults in force ({ids}): wait for its end, or remove them")
+
+    # --- the script ---------------------------------------------------------------------------------------------
+
+    async def _until_over(self) -> str:
+        """Run the script; return why it ended before its end, "" where it did not."""
+        script = asyncio.get_running_loop().create_task(self._script())
+        try:
+            await asyncio.wait({script, self._stop}, return_when=asyncio.FIRST_COMPLETED, timeout=self._drill.limit_s)
+            if self._stop.done():
+                return self._stop.result()
+            if not script.done():
+                return f"it took longer than limit_s, {self._drill.limit_s:g} s"
+            return script.result()
+        finally:
+            script.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({script})
+
+    async def _script(self) -> str:
+        for phase in self._drill.phases:
+            begin = self._now()
+            self._show.phase(begin, phase)
+            try:
+                await self._step(phase)
+            except PlaceError as error:
+                return f"{phase.name}: {error}"
+            finally:
+                self._spans.append(Span(phase.name, kind_of(phase), begin, self._now()))
+        return ""
+
+    async def _step(self, phase: Phase) -> None:
+        if phase.load is not None:
+            sending = Sending(phase.load, self._place.target, self._now, self._drill.limit_s)
+            self._sending.append(sending)
+            sending.start()
+        elif phase.fault is not None:
+            await self._faults.begin(phase.fault)
+        elif phase.end is not None:
+            await self._faults.end(phase.end.fault)
+        elif phase.do is not None:
+            undo = undoing(phase.do)
+            if undo is not None and undo not in self._undo:
+                self._undo.append(undo)
+            await self._place.act(phase.do)
+        elif phase.wait is not None:
+            await asyncio.sleep(phase.wait.for_s)
+        elif phase.expect is not None:
+            self._checks.append(await self._await(phase.name, phase.expect))
+            self._show.check(self._checks[-1])
+
+    async def _await(self, name: str, expect: Expect) -> Check:
+        """Wait for what is expected; it must be seen after the phase began."""
+        begin = self._now()
+        while True:
+            fresh = self._look if self._look is not None and self._look.at >= begin else None
+            missing = unmet(expect, fresh)
+            took_s = self._now() - begin
+            if not missing or took_s >= expect.within_s:
+                return Check(name, expected(expect), not missing, took_s, "; ".join(missing))
+            await asyncio.sleep(LOOK_S / 2)
+
+    # --- beside it ----------------------------------------------------------------------------------------------
+
+    async def _keep_looking(self) -> None:
+        while True:
+            begin = self._now()
+            try:
+                self._look = await self._place.look(begin, with_ready=self._with_ready)
+                self._looks.append(self._look)
+            except PlaceError:
+                self._look = None
+            if self._fleet is not None and self._fleet.gone() and not self._stop.done():
+                self._stop.set_result("warmroute up ended")
+            await asyncio.sleep(max(0.0, LOOK_S - (self._now() - begin)))
+
+    async def _keep_scraping(self) -> None:
+        while True:
+            await self._scrape()
+            await asyncio.sleep(SCRAPE_S)
+
+    async def _scrape(self) -> None:
+        with suppress(PlaceError):
+            self._scrapes.append(await self._place.scrape(self._now()))
+
+    async def _guard(self) -> None:
+        """End the drill where an abort condition holds."""
+        while True:
+            await asyncio.sleep(ABORT_S)
+            for abort in self._drill.abort:
+                why = to_abort(abort, self._late(abort.over_s))
+                if why and not self._stop.done():
+                    self._stop.set_result(f"aborted: {why}")
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_S)
+            self._show.status(self._now(), self._late(LATE_S), self._look, self._faults.in_force)
+
+    def _late(self, over_s: float) -> Figures:
+        """Return what callers saw of late: of answers that came then, for of others nothing is known yet."""
+        since = self._now() - over_s
+        if self._sending:
+            return of_calls([call for one in self._sending for call in one.ended_since(since)])
+        return figures(Record(length_s=self._now(), scrapes=tuple(self._scrapes)), [(since, self._now())])
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    async def _clean_up(self) -> list[str]:
+        """Take back all that the drill did; return what could not be."""
+        left = await self._faults.end_all()
+        for do in reversed(self._undo):
+            try:
+                await self._place.act(do)
+            except PlaceError as error:
+                left.append(f"{do.act.value} {do.endpoint or do.model}: {error}")
+        await asyncio.gather(*(sending.end() for sending in self._sending))
+        await self._scrape()
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        if self._fleet is not None:
+            return []  # what is in force there ends with it
+        return left
+
+    def _record(self, cut_short: str, left_behind: tuple[str, ...]) -> Record:
+        calls = sorted((call for one in self._sending for call in one.calls), key=lambda call: call.at)
+        accounts = None
+        if self._sending:
+            accounts = Accounts(
+                sent=len(calls),
+                lost=sum(one.lost for one in self._sending),
+                doubled=sum(one.doubled for one in self._sending),
+                wrong=sum(one.wrong for one in self._sending),
+            )
+        return Record(
+            length_s=self._now(),
+            spans=tuple(self._spans),
+            faults=tuple(self._faults.spans),
+            calls=tuple(calls),
+            looks=tuple(self._looks),
+            scrapes=tuple(self._scrapes),
+            checks=tuple(self._checks),
+            accounts=accounts,
+            cut_short=cut_short,
+            left_behind=left_behind,
+        )

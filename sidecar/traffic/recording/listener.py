@@ -1,0 +1,139 @@
+"""A listener in front of a sidecar, or of anything else that speaks HTTP/1.1: bytes pass through as they are."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from sidecar.traffic.recording.tap import Tap, Terms
+from sidecar.upstreams.pool import SECURE, split_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_CONNECTIONS: Final = 1024
+CONNECT_S: Final = 5.0
+FLUSH_S: Final = 30.0
+DRAIN_S: Final = 10.0
+_PIECE_BYTES: Final = 65536
+
+
+class Recorder:
+    """Relays connections to one address; ``now`` gives the trace's seconds.
+
+    More than ``max_connections`` at once are closed, and counted as ``refused``.
+    """
+
+    def __init__(
+        self, address: str, terms: Terms, now: Callable[[], float], *, max_connections: int = MAX_CONNECTIONS
+    ) -> None:
+        """``address``: ``http://HOST:PORT`` or ``unix:/PATH``.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if address.startswith(("grpc", SECURE)):
+            raise ValueError(f"address {address!r}: must be http://HOST:PORT or unix:/PATH")
+        self._name, self._port, self._socket = split_address(address)
+        self._terms = terms
+        self._now = now
+        self._max = max_connections
+        self._server: asyncio.Server | None = None
+        self._taps: dict[asyncio.Task[None], Tap] = {}
+        self.refused = 0
+        self.unreachable = 0
+        """Connections that were closed because nobody took them at the address."""
+
+    @property
+    def open(self) -> int:
+        """Connections there are."""
+        return len(self._taps)
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Accept connections; return the address and port, which the kernel chose where ``port`` is 0."""
+        self._server = await asyncio.start_server(self._accept, host, port, backlog=1024)
+        name: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
+        return name
+
+    async def close(self, within_s: float = DRAIN_S) -> None:
+        """Accept no more, let requests under way end within a time, and close."""
+        if self._server is not None:
+            self._server.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while any(tap.under_way for tap in self._taps.values()):  # noqa: ASYNC110 (taps know no loop)
+                    await asyncio.sleep(0.05)
+        tasks = list(self._taps)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._taps) >= self._max:
+            self.refused += 1
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 (for the type checker)
+        tap = self._taps[task] = Tap(self._terms)
+        both: tuple[asyncio.StreamWriter, ...] = (writer,)
+        try:
+            answers, upstream = await self._connect()
+            both = (writer, upstream)
+            async with asyncio.TaskGroup() as ways:
+                ways.create_task(self._carry(reader, upstream, tap.from_caller, tap.caller_left, tap.server_left))
+                ways.create_task(self._carry(answers, writer, tap.from_server, tap.server_left, tap.caller_left))
+            await self._flush(both)
+        except* (OSError, TimeoutError):  # one side is gone, so the other one is closed
+            self.unreachable += len(both) == 1
+        except* asyncio.CancelledError:  # by close, which waits for it
+            pass
+        finally:
+            self._taps.pop(task, None)
+            tap.server_left(self._now())
+            for one in both:
+                one.transport.abort()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(CONNECT_S):
+            if self._socket is not None:
+                return await asyncio.open_unix_connection(self._socket)
+            return await asyncio.open_connection(self._name, self._port)
+
+    async def _carry(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        heard: Callable[[bytes, float], None],
+        left: Callable[[float], None],
+        other_left: Callable[[float], None],
+    ) -> None:
+        """Carry one way. ``left``: who is read from has ended; ``other_left``: who is written to has gone."""
+        while True:
+            try:
+                piece = await reader.read(_PIECE_BYTES)
+            except OSError:
+                left(self._now())
+                raise
+            if not piece:
+                break
+            heard(piece, self._now())
+            try:
+                writer.write(piece)
+                await writer.drain()
+            except OSError:
+                other_left(self._now())
+                raise
+        left(self._now())
+        with suppress(OSError):
+            writer.write_eof()
+
+    @staticmethod
+    async def _flush(writers: tuple[asyncio.StreamWriter, ...]) -> None:
+        """Both sides have ended; let what was written to them arrive."""
+        async with asyncio.timeout(FLUSH_S):
+            for writer in writers:
+                writer.close()
+            for writer in writers:
+                await writer.wait_closed()

@@ -1,0 +1,131 @@
+"""What of a request is not written down. Pure; where it cannot be sure, it keeps nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sidecar.traffic.requests import NOT_SENT, REQUEST_ID
+
+SECRET_WORDS: Final = (
+    "api-key",
+    "api_key",
+    "apikey",
+    "authorization",
+    "cookie",
+    "credential",
+    "password",
+    "secret",
+    "signature",
+    "token",
+)
+"""A header or query parameter whose name holds one of these is a secret, unless its name is kept."""
+SECRET_NAMES: Final = frozenset({"key", "sig"})
+"""Query parameters that are secrets by their whole name."""
+MASK: Final = "x"
+_ANY: Final = "*"
+
+
+class RedactionError(ValueError):
+    """A path of fields that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Redaction:
+    """Names are in lower case. ``fields`` are paths into JSON bodies, each a tuple of keys, indices or ``*``."""
+
+    headers: frozenset[str] = frozenset()
+    queries: frozenset[str] = frozenset()
+    fields: tuple[tuple[str, ...], ...] = ()
+    kept: frozenset[str] = frozenset()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return what is redacted, for the first line of a trace."""
+        by_name = [f"header {name}" for name in sorted(self.headers)] + [
+            f"query {name}" for name in sorted(self.queries)
+        ]
+        return (*by_name, *(f"field {'.'.join(path)}" for path in self.fields))
+
+    def secret(self, name: str, named: frozenset[str]) -> bool:
+        """Return whether a header's or query parameter's value stays out."""
+        name = name.lower()
+        if name in self.kept:
+            return False
+        return name in named or any(word in name for word in SECRET_WORDS)
+
+    def of_headers(self, lines: list[str]) -> tuple[tuple[str, str], ...]:
+        """Return the fields of a head's lines that are written: no secrets, and nothing that is made anew each time."""
+        found = []
+        for line in lines:
+            name, _, value = line.partition(":")
+            lowered = name.lower()
+            if lowered in NOT_SENT or lowered in ("host", REQUEST_ID, "traceparent") or self.secret(name, self.headers):
+                continue
+            found.append((name, value.strip()))
+        return tuple(found)
+
+    def of_target(self, target: str) -> str:
+        """Return a target; the values of secret query parameters are masked."""
+        path, mark, query = target.partition("?")
+        if not mark:
+            return target
+        parts = []
+        for part in query.split("&"):
+            name, equals, _ = part.partition("=")
+            masked = equals and (self.secret(name, self.queries) or (name.lower() in SECRET_NAMES - self.kept))
+            parts.append(f"{name}={MASK}" if masked else part)
+        return f"{path}?{'&'.join(parts)}"
+
+    def of_body(self, body: bytes) -> bytes | None:
+        """Return a body with its fields masked; None where it is not JSON, so that nobody knows where they are."""
+        if not self.fields or not body:
+            return body
+        try:
+            content = json.loads(body)
+            changed = [_mask_at(content, path) for path in self.fields]  # each of them, also after one that changed it
+        except (ValueError, RecursionError):
+            return None
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() if any(changed) else body
+
+
+def path_of(text: str) -> tuple[str, ...]:
+    """Return the path that ``messages.*.content`` or the like names: keys, indices, and ``*`` for any of them.
+
+    Raises:
+        RedactionError: a part of it is empty, or it would mask everything.
+    """
+    parts = tuple(text.split("."))
+    if not all(parts) or parts == (_ANY,) * len(parts):
+        raise RedactionError(f"{text!r} is no path of fields such as messages.*.content")
+    return parts
+
+
+def _mask_at(content: Any, path: tuple[str, ...]) -> bool:
+    part, *rest = path
+    keys: list[Any]
+    if isinstance(content, dict):
+        keys = list(content) if part == _ANY else [part] if part in content else []
+    elif isinstance(content, list):
+        keys = list(range(len(content))) if part == _ANY else [int(part)] if part.isdigit() else []
+        keys = [key for key in keys if key < len(content)]
+    else:
+        return False
+    if rest:
+        changed = [_mask_at(content[key], tuple(rest)) for key in keys]  # each of them, not up to the first
+        return any(changed)
+    for key in keys:
+        content[key] = _masked(content[key])
+    return bool(keys)
+
+
+def _masked(value: Any) -> Any:
+    """Return something of the same form and size: it still costs what it cost."""
+    if isinstance(value, str):
+        return MASK * len(value)
+    if isinstance(value, dict):
+        return {key: _masked(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_masked(inner) for inner in value]
+    return value if value is None or isinstance(value, bool) else 0

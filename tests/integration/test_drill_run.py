@@ -1,0 +1,177 @@
+"""``warmroute drill run`` with everything real: what it leaves to read, and what it never leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.drills.faults import LEASE_S
+from tests.support.http_origin import Echo, HttpOrigin
+from tests.support.product import Sidecar, running
+from tests.support.sidecars import Process, gone, until
+
+WARMROUTE = str(Path(sys.executable).with_name("warmroute"))
+ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE")}
+
+HERE = """\
+version: 1
+name: here
+title: Requests are late
+phases:
+  - {name: load, load: {path: /echo, rate_per_s: 40, body: text}}
+  - {name: calm, wait: {for_s: 0.5}}
+  - {name: slow, fault: {id: slow, kind: delay, delay_ms: 60, for_s: FOR}}
+  - {name: late, wait: {for_s: FOR}}
+objectives:
+  - {measure: error_ratio, at_most: 0}
+  - {measure: p50_ms, at_least: 60, at_most: 2000, during: [late]}
+  - {measure: lost, at_most: 0}
+  - {measure: wrong, at_most: 0}
+"""
+FLEET = """\
+version: 1
+name: fleet
+title: One of two workers stands still
+start: {up: {workers: 2, config: {models: [{name: drill, idempotent: true}], timeouts: {try_s: 0.3}}}}
+phases:
+  - name: load
+    load:
+      path: /v2/models/drill/infer
+      rate_per_s: 30
+      headers: {content-type: application/json}
+      body: '{"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}'
+  - {name: stuck, fault: {id: stop, kind: stop, process: worker-1, for_s: 60}}
+  - {name: stays, wait: {for_s: 60}}
+objectives:
+  - {measure: error_ratio, at_most: 0.01}
+"""
+
+
+class Here:
+    """A sidecar that runs, with an origin behind it, and drills against it."""
+
+    def __init__(self, sidecar: Sidecar, scratch: Path) -> None:
+        self.sidecar = sidecar
+        self.scratch = scratch
+        self.admin = f"unix:{scratch}/admin.sock"
+
+    def drill(self, for_s: float) -> Process:
+        file = self.scratch / "here.yaml"
+        file.write_text(HERE.replace("FOR", f"{for_s:g}"))
+        command = [WARMROUTE, "drill", "run", str(file), "--admin", self.admin, "--target", self.sidecar.listen]
+        with (self.scratch / "out").open("wb") as out:
+            return Process([*command, "--out", str(self.scratch)], self.scratch / "err", stdout=out, env=ENVIRON)
+
+    def faults(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.sidecar.json("/faults")["faults"]
+        return found
+
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.scratch / "here.json").read_bytes())
+        return found
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
+    scratch = tmp_path_factory.mktemp("here")
+    with HttpOrigin(Echo) as origin:
+        settings = {
+            "models": [{"name": "m", "endpoints": [origin.url], "default": True}],
+            "admin": {"socket": str(scratch / "admin.sock")},
+        }
+        with running(scratch, settings=settings, processes=1) as sidecar:
+            yield Here(sidecar, scratch)
+
+
+def test_a_drill_against_a_sidecar_that_runs(here: Here) -> None:
+    with here.drill(1.0) as process:
+        assert process.wait() == 0, process.text()
+    report = here.report()
+    assert report["passed"]
+    assert report["faults_injected"] > 0
+    assert report["accounts"] == {"sent": report["figures"]["requests"], "lost": 0, "doubled": 0, "wrong": 0}
+    assert here.faults() == []
+    assert (here.scratch / "here.xml").read_bytes().startswith(b"<?xml")
+    assert b"<svg" in (here.scratch / "here.html").read_bytes()
+
+
+def test_ctrl_c_takes_the_fault_back_first(here: Here) -> None:
+    with here.drill(60) as process:
+        until(here.faults, "the fault is in force")
+        process.send(signal.SIGINT)
+        assert process.wait() == 1, process.text()
+    assert here.faults() == []
+    assert here.report()["cut_short"] == "interrupted (SIGINT)"
+
+
+def test_a_killed_drill_leaves_its_fault_no_longer_than_its_lease(here: Here) -> None:
+    with here.drill(60) as process:
+        until(here.faults, "the fault is in force")
+        process.send(signal.SIGKILL)
+        process.wait()
+    left = here.faults()
+    assert all(fault["left_s"] <= LEASE_S for fault in left)
+    for fault in left:  # others of this sidecar's tests need not wait for it
+        removed = [WARMROUTE, "fault", "remove", fault["id"], "--admin", here.admin]
+        subprocess.run(removed, check=True, env=ENVIRON, timeout=30, capture_output=True)
+
+
+def test_a_bad_file_touches_nothing(here: Here) -> None:
+    file = here.scratch / "bad.yaml"
+    file.write_text(HERE.replace("FOR", "1").replace("delay_ms: 60", "delay_ms: sixty"))
+    command = [WARMROUTE, "drill", "run", str(file), "--admin", here.admin, "--target", here.sidecar.listen]
+    done = subprocess.run(command, check=False, env=ENVIRON, timeout=30, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f'{file}:7:59: phases[2].fault.delay_ms: "sixty": must be a number\n'
+
+
+def test_a_drill_that_cannot_work_here_touches_nothing(here: Here) -> None:
+    file = here.scratch / "else.yaml"
+    file.write_text(HERE.replace("FOR", "1").replace("kind: delay", "kind: delay, endpoint: elsewhere"))
+    command = [WARMROUTE, "drill", "run", str(file), "--admin", here.admin, "--target", here.sidecar.listen]
+    done = subprocess.run(command, check=False, env=ENVIRON, timeout=30, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert 'fault slow: the sidecar knows no "elsewhere"; it knows: 127.0.0.1:' in done.stderr
+    assert here.faults() == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_whatever_ends_a_drill_ends_its_fleet_and_what_was_stopped_in_it(
+    signum: signal.Signals, tmp_path: Path
+) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FLEET)
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    out = tmp_path / "out"
+    with out.open("wb") as stream:
+        process = Process(
+            [WARMROUTE, "drill", "run", str(file), "--out", str(tmp_path)],
+            tmp_path / "err",
+            stdout=stream,
+            env=ENVIRON | {"TMPDIR": str(scratch)},
+        )
+    with process:
+        until(lambda: "stays: wait" in out.read_text(), "worker-1 stands still", within_s=60)
+        ready = next(scratch.glob("warmroute-drill-*/ready.json"))
+        places = json.loads(ready.read_bytes())
+        pids = [worker["pid"] for worker in places["workers"]]
+        pids += [places[name] for name in ("sidecar_pid", "control_pid", "redis_pid", "janitor_pid")]
+        process.send(signum)
+        process.wait(60)
+    for pid in pids:
+        until(lambda pid=pid: gone(pid), f"process {pid} is gone", within_s=40)  # type: ignore[misc]
+    if signum is signal.SIGINT:
+        report = json.loads((tmp_path / "fleet.json").read_bytes())
+        assert re.match(r"interrupted", report["cut_short"])
+        assert report["left_behind"] == []
+        assert list(scratch.iterdir()) == []
