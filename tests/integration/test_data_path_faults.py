@@ -16,6 +16,7 @@ from tests.support.data_path import (
     CHUNKED,
     DataPath,
     OriginConnection,
+    Refusing,
     answer,
     chunked,
     echo,
@@ -325,6 +326,27 @@ async def test_what_is_removed_strikes_nobody_any_more_and_leaves_nothing(path: 
     assert (await client.ask(post(b"x"))).body == b"x"
     assert len(path.origin.connections) == connections == 2  # what was struck is not used again
     assert path.pool().pooled == 1
+
+
+@on_data_path(Refusing, echo, idempotent=True)
+async def test_a_worker_that_is_not_there_leaves_no_fault_behind(path: DataPath) -> None:
+    injector = path.inject(rule("delay", path, delay_ms=1.0))
+    client = await path.connect()
+    assert (await client.ask(post(b"x"))).body == b"x"
+    assert path.results == {"connect_refused": 1, "success": 1}
+    await path.until(lambda: not injector.under_way, "nothing is under way")
+    assert path.scalar(Scalar.FAULTS_INJECTED_TOTAL) == 2
+
+
+@on_data_path(echo)
+async def test_a_caller_that_left_before_there_was_a_link_leaves_no_fault_behind(path: DataPath) -> None:
+    injector = path.inject(rule("delay", path, delay_ms=1.0))
+    client = await path.connect()
+    await client.send(request())
+    client.reset()
+    await path.until(lambda: path.outcomes, "over")
+    await path.until(lambda: not injector.under_way and not path.pool().open_connections, "nothing is under way")
+    assert path.pool().pooled == 0  # it is for that request alone
 
 
 @on_data_path(echo)
