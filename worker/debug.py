@@ -160,7 +160,9 @@ async def _same_host(request: web.Request, handler: Handler) -> web.StreamRespon
 def is_loopback_name(text: str) -> bool:
     """Whether a Host header's value, with a port or without, names this machine's loopback."""
     if text.startswith("["):
-        name = text[1:].partition("]")[0]
+        name, _, port = text[1:].partition("]")
+        if port and not (port[0] == ":" and port[1:].isdecimal()):
+            return False
     else:
         name = text.rpartition(":")[0] if text.count(":") == 1 else text
     if name.lower().rstrip(".") == "localhost":

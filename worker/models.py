@@ -81,8 +81,10 @@ class Models:
                 return replica
         return next((replica for replica in versions if replica.gate.is_open), versions[0])
 
-    def wanted(self, name: str, version: str | None = None) -> HeldReplica:
+    def wanted(self, name: str, version: str | None = None, *, background: bool = False) -> HeldReplica:
         """Return what :meth:`find` does, for a request that is to be answered: what rests is called for it.
+
+        A ``background`` request calls nobody: it is no reason to load what nobody else asks for.
 
         That is the replica itself or, where no ``version`` is named, the newest, while an older one answers.
 
@@ -90,7 +92,7 @@ class Models:
             UnknownModelError: the worker has no such model or version.
         """
         replica = self.find(name, version)
-        if replica.state is not State.WARM or version is None:
+        if not background and (replica.state is not State.WARM or version is None):
             meant = replica if version is not None else self._models[name][0]
             if meant.can_be_wanted:
                 self.on_wanted(meant)

@@ -34,6 +34,7 @@ class Recorder:
         self._log = log
         self._lock = threading.Lock()
         self._known: dict[tuple[str, str], set[tuple[tuple[str, tuple[int, ...]], ...]]] = {}
+        self._others: dict[tuple[str, str], int] = {}
         self._told = False
 
     def note(self, files: ModelFiles, inputs: Mapping[str, Array]) -> None:
@@ -43,15 +44,20 @@ class Recorder:
         """
         shapes = tuple((name, array.shape) for name, array in inputs.items())
         with self._lock:
-            known = self._known.setdefault((files.name, files.version), set())
+            key = (files.name, files.version)
+            known = self._known.setdefault(key, set())
             if shapes in known or len(known) >= self._most:
+                return
+            if key not in self._others:
+                self._others[key] = _recorded_before(self._directory / files.name / files.version)
+            if len(known) + self._others[key] >= self._most:
                 return
             if any(array.dtype.hasobject for array in inputs.values()):
                 return
             if sum(array.nbytes for array in inputs.values()) > MAX_REQUEST_BYTES:
                 return
             known.add(shapes)
-            name = _class_name(inputs, len(known))
+            name = _class_name(inputs, len(known) + self._others[key])
         try:
             self._write(self._directory / files.name / files.version, name, inputs)
         except OSError as error:
@@ -75,6 +81,16 @@ class Recorder:
         except OSError:
             part.unlink(missing_ok=True)
             raise
+
+
+def _recorded_before(directory: Path) -> int:
+    """Return how many requests other processes have kept there, the highest number in a name where that is more."""
+    try:
+        names = [path.stem for path in directory.iterdir() if _FILE.fullmatch(path.name) and path.name[0] != "."]
+    except OSError:
+        return 0
+    numbers = [int(end) for _, _, end in (name.rpartition("-") for name in names) if end.isdecimal() and len(end) < 9]
+    return max(len(names), *numbers, 0)
 
 
 def _class_name(inputs: Mapping[str, Array], number: int) -> str:

@@ -63,7 +63,9 @@ def who(request: web.Request) -> str:
 def is_loopback_name(text: str) -> bool:
     """Whether a Host header's value names this machine's loopback."""
     if text.startswith("["):
-        name = text[1:].partition("]")[0]
+        name, _, port = text[1:].partition("]")
+        if port and not (port[0] == ":" and port[1:].isdecimal()):
+            return False
     else:
         name = text.rpartition(":")[0] if text.count(":") == 1 else text
     if name.lower().rstrip(".") == "localhost":

@@ -145,7 +145,8 @@ def test_bounds(path: str, error: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "10.0.0.1", "127.0.0.1.evil.example", "[::2]:1", ""]
+    "host",
+    ["evil.example", "evil.example:80", "[::1]evil.example", "10.0.0.1", "127.0.0.1.evil.example", "[::2]:1", ""],
 )
 def test_a_page_of_the_web_that_points_its_name_here_gets_nothing(host: str) -> None:
     async def check(ask: Ask) -> None:

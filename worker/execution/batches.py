@@ -91,7 +91,7 @@ class Batch(Job[None]):
     def add(self, member: Member[Any], max_size: int) -> bool:
         """Take another one in; False where it is too late, or there is no room, after which nobody is taken in."""
         with self._lock:
-            if not self.open or self.rows + member.rows > max_size:
+            if not self.open or not self.wanted or self.rows + member.rows > max_size:
                 self.open = False
                 return False
             self.members.append(member)
@@ -344,6 +344,8 @@ class Batcher:
         statistics.executed()
         uncounted = len(members)
         for member, part in zip(members, parts, strict=True):
+            if member.future.done():  # its time is over, or its caller has gone: that is counted already
+                continue
             began = self._executor.now
             try:
                 answer = member.write(part)

@@ -151,7 +151,7 @@ class Inference:
                 failed.
         """
         try:
-            replica = self._models.wanted(name, version)
+            replica = self._models.wanted(name, version, background=ticket.background)
         except UnknownModelError as error:
             raise RequestError(str(error), 404) from None
         began = self._last_active = self._clock()

@@ -274,6 +274,8 @@ async def test_a_request_that_comes_while_it_goes_has_it_loaded_again() -> None:
     with bench.replica.request():
         unloading = asyncio.create_task(bench.replica.unload(Rest.IDLE, "it was idle"))
         await until(lambda: not bench.replica.gate.is_open, "the gate")
+        assert models.wanted("m", background=True) is bench.replica
+        assert called == [], "background is no reason to load"
         assert models.wanted("m") is bench.replica
         assert called == [bench.replica]
     await unloading

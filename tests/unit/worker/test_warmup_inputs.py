@@ -161,6 +161,13 @@ def test_what_is_kept_is_bounded_and_strings_are_not(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*.npz")) == ["recorded-1.npz", "recorded-2.npz"]
 
 
+def test_what_other_processes_kept_counts(tmp_path: Path) -> None:
+    for rows in (1, 2, 3):
+        Recorder(tmp_path, 2, ReadableLog()).note(FILES, {"x": np.ones((rows, 2), np.float32)})
+    kept = sorted(path.name for path in (tmp_path / "m" / "3").iterdir())
+    assert kept == ["batch-1-1.npz", "batch-2-2.npz"]
+
+
 def test_a_place_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     log = ReadableLog()
     (tmp_path / "m").write_text("in the way")

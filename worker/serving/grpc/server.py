@@ -281,6 +281,7 @@ class GrpcSurface:
                     text, trailers = "the worker is draining", self._trailers(context, 1)
                     await context.abort(grpc.StatusCode.UNAVAILABLE, text, trailers)
                 if data is grpc.aio.EOF:
+                    context.set_trailing_metadata(self._trailers(context, None))  # what is said of load is of now
                     return
                 await context.write(await self._one_of_many(data, context))
         finally:

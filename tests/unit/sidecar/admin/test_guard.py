@@ -22,6 +22,8 @@ from sidecar.admin.guard import is_loopback_name
         ("localhost.evil.example", False),
         ("127.0.0.1.evil.example:80", False),
         ("[::2]:80", False),
+        ("[::1]evil.example", False),
+        ("[::1]:80x", False),
         ("[127.0.0.1", True),  # nobody but this machine can be meant
         ("localhost:80:80", False),
     ],

@@ -223,6 +223,8 @@ def test_one_that_is_over_its_time_while_it_runs_is_told_so_and_the_others_are_a
         assert late.value.overdue
         rig.go()
         assert await asyncio.gather(*tasks[1:]) == [[4.0], [6.0], [8.0]]
+        counts = rig.statistics()
+        assert (counts["inference_stats"]["success"]["count"], counts["inference_stats"]["fail"]["count"]) == (3, 1)
         assert rig.model.parameters[-1] == {}, "the engine does not see what is not for it"
 
     batched(check, held=True)
