@@ -10,6 +10,8 @@
 A slice is ``rows`` pieces of ``bytes / rows`` bytes each, the first at ``offset`` and each ``stride`` behind the one
 before: one piece where the tensor is split on dimension 0 or not at all. ``shape`` is that of the shard's array; where
 it takes more than ``bytes``, the last columns or elements are padding, zeros. ``hash`` is the xxh3-128 of the pieces.
+A tensor with ``parts`` is that many tensors of one size, one behind the other along ``dim``; a slice has its piece of
+each, in the same order, and each is padded by itself.
 A slice without ``shard`` is every shard's.
 """
 
@@ -24,7 +26,7 @@ import xxhash
 
 from worker.paths import within
 from worker.sharding import ShardError
-from worker.sharding.rules import MOST_SHARDS, Split, check_shards, split_for
+from worker.sharding.rules import MOST_PARTS, MOST_SHARDS, Split, check_shards, split_for
 from worker.sharding.tensors import ITEM_BYTES, TensorInfo, bytes_of
 
 if TYPE_CHECKING:
@@ -70,13 +72,17 @@ class Slice(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_defaul
 
 
 class Tensor(msgspec.Struct, forbid_unknown_fields=True, frozen=True, omit_defaults=True, kw_only=True):
-    """One tensor: ``dim`` is the dimension it is split on, ``padded`` the size of that with the padding."""
+    """One tensor: ``dim`` is the dimension it is split on, ``padded`` the size of that with the padding.
+
+    ``parts`` of it are split each by itself.
+    """
 
     name: str
     dtype: str
     shape: Shape
     dim: Annotated[int, msgspec.Meta(ge=0, le=1)] | None = None
     padded: Count = 0
+    parts: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARTS)] = 1
     slices: tuple[Slice, ...]
 
 
@@ -209,6 +215,7 @@ def _describe(directory: Path, tensor: TensorInfo, split: Split, shards: int) ->
         shape=tensor.shape,
         dim=split.dim,
         padded=split.padded,
+        parts=split.parts,
         slices=slices,
     )
 
@@ -222,8 +229,8 @@ def _slice(fd: int, file: str, tensor: TensorInfo, split: Split, shard: int | No
         shape = (*shape[: split.dim], width, *shape[split.dim + 1 :])
         offset += begin * inner
         piece = (end - begin) * inner
-        if split.dim == 1:
-            rows, stride = tensor.shape[0], tensor.shape[1] * inner
+        rows = split.parts if split.dim == 0 else tensor.shape[0] * split.parts
+        stride = split.size // split.parts * inner
     digest = xxhash.xxh3_128()
     for data in read_pieces(fd, offset, piece, rows, stride):
         digest.update(data)

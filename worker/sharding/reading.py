@@ -142,7 +142,7 @@ def _copied(fd: int, part: Slice, kind: np.dtype[np.generic]) -> tuple[Array, st
     array = np.zeros(part.shape, kind)
     digest = xxhash.xxh3_128()
     if part.bytes:
-        # Padding is at the end of each row, or behind the last element of a vector or of dimension 0.
+        # Padding is at the end of each piece: of a row, a vector or dimension 0, or of each part of one.
         rows = array.reshape(-1).view(np.uint8).reshape(part.rows, -1)
         piece = part.piece_bytes
         row = at = 0

@@ -49,11 +49,17 @@ def joined(manifest: Manifest, held: list[ShardWeights]) -> dict[str, np.ndarray
             assert all((part == parts[0]).all() for part in parts)
             whole[tensor.name] = parts[0]
         else:
-            everything = np.concatenate(parts, axis=tensor.dim)
-            assert everything.shape[tensor.dim] == tensor.padded
-            size = tensor.shape[tensor.dim]
-            whole[tensor.name], padding = np.split(everything, [size], axis=tensor.dim)
-            assert not padding.any()
+            pieces = [np.split(part, tensor.parts, axis=tensor.dim) for part in parts]
+            each, padded = tensor.shape[tensor.dim] // tensor.parts, 0
+            cropped = []
+            for of_one in zip(*pieces, strict=True):  # a part of the tensor, from all shards
+                everything = np.concatenate(of_one, axis=tensor.dim)
+                padded += everything.shape[tensor.dim]
+                kept, padding = np.split(everything, [each], axis=tensor.dim)
+                assert not padding.any()
+                cropped.append(kept)
+            assert padded == tensor.padded
+            whole[tensor.name] = np.concatenate(cropped, axis=tensor.dim)
     return whole
 
 
@@ -95,9 +101,13 @@ def test_parts_cover_a_dimension_once(shards: int, times: int, rows: int, column
     ("name", "dim"),
     [
         ("model.layers.3.self_attn.q_proj.weight", 0),
-        ("model.layers.3.self_attn.qkv_proj.weight", 0),
         ("encoder.layer.0.attention.self.query.weight", 0),
-        ("transformer.h.0.attn.c_attn.weight", 0),
+        ("decoder.block.0.layer.0.SelfAttention.q.weight", 0),
+        ("model.layers.0.attn.q_proj.MatMul.weight", 0),
+        ("/model/layers.0/self_attn/q_proj/MatMul_weight", 0),
+        ("model.layers.3.self_attn.q_proj.weight_quantized", 0),
+        ("transformer.h.0.attn.c_proj.weight", 1),
+        ("transformer.h.0.mlp.c_proj.weight", 0),
         ("gpt_neox.layers.0.attention.query_key_value.weight", 0),
         ("model.layers.3.mlp.up_proj.weight", 1),
         ("model.layers.3.mlp.gate_proj.weight", 1),
@@ -113,10 +123,84 @@ def test_parts_cover_a_dimension_once(shards: int, times: int, rows: int, column
         ("model.layers.3.input_layernorm.weight", None),
         ("monkey.weight", None),
         ("setup_projection.weight", None),
+        ("model.layers.3.self_attn.q_norm.weight", None),
+        ("model.layers.3.self_attn.k_norm.weight", None),
+        ("model.layers.3.self_attn.q_a_proj.weight", None),
+        ("model.layers.3.self_attn.q_a_layernorm.weight", None),
+        ("model.layers.3.self_attn.kv_a_proj_with_mqa.weight", None),
+        ("model.layers.3.self_attn.q_proj.lora_A.weight", None),
+        ("model.layers.3.self_attn.query.norm.weight", None),
+        ("model.layers.3.mlp.gate.weight", None),
+        ("model.layers.3.block_sparse_moe.gate.weight", None),
+        ("model.layers.3.mlp.shared_expert_gate.weight", None),
+        ("model.layers.3.mlp.experts.0.gate_proj.weight", 1),
+        ("model.layers.3.block_sparse_moe.experts.0.w1.weight", 1),
+        ("text_model.embeddings.position_embedding.weight", None),
+        ("transformer.embedding.position_embeddings.weight", None),
+        ("transformer.embedding.word_embeddings.weight", 0),
+        ("decoder.up.0.weight", None),
+        ("backbone.layers.0.mixer.in_proj.weight", None),
     ],
 )
 def test_layers_are_known_by_their_names(name: str, dim: int | None) -> None:
     assert split_for(TensorInfo(name, "F32", (8, 8), Path("f"), 0, 256), 4).dim == dim
+
+
+def test_a_norm_of_a_head_is_whole_for_any_number_of_shards() -> None:
+    assert split_for(TensorInfo("h.0.self_attn.q_norm.weight", "F32", (16,), Path("f"), 0, 64), 64).dim is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dim", "parts"),
+    [
+        ("h.0.attn.qkv.weight", (192, 64), 0, 3),
+        ("h.0.self_attn.in_proj_weight", (192, 64), 0, 3),
+        ("h.0.self_attn.in_proj_bias", (192,), 0, 3),
+        ("h.0.attn.Wqkv.weight", (192, 64), 0, 3),
+        ("h.0.attn.c_attn.weight", (64, 192), 1, 3),
+        ("h.0.attn.c_attn.bias", (192,), 0, 3),
+        ("h.0.mlp.gate_up_proj.weight", (64, 60), 1, 2),  # halves of 30, which 4 shards do not divide
+        ("h.0.mlp.gate_up_proj.bias", (60,), 0, 2),
+    ],
+)
+def test_each_of_what_lies_in_one_tensor_is_split(
+    tmp_path: Path, name: str, shape: tuple[int, ...], dim: int, parts: int
+) -> None:
+    wanted = {name: np.random.default_rng(1).random(shape, np.float32)}
+    write_safetensors(tmp_path / "model.safetensors", wanted)
+    manifest = split(tmp_path)
+    assert [(tensor.dim, tensor.parts) for tensor in manifest.tensors] == [(dim, parts)]
+    held = [read_shard(tmp_path, manifest, shard) for shard in range(4)]
+    assert (joined(manifest, held)[name] == wanted[name]).all()
+    for shard, weights in enumerate(held):
+        pieces = np.split(weights.arrays[name], parts, axis=dim)
+        for piece, part in zip(pieces, np.split(wanted[name], parts, axis=dim), strict=True):
+            width = piece.shape[dim]
+            mine = np.take(part, range(shard * width, min((shard + 1) * width, part.shape[dim])), axis=dim)
+            assert (np.take(piece, range(mine.shape[dim]), axis=dim) == mine).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "text"),
+    [
+        (
+            "h.qkv_proj.weight",
+            (96, 64),
+            r"query, key and value in one, and \[96, 64\] does not tell where each ends, as no",
+        ),
+        ("h.qkv_proj.bias", (64,), r"query, key and value in one, and \[64\] does not tell"),
+        ("h.qkv_proj.weight", (18, 6), r"6 output channels of each of 3 parts .dimension 0. are not divisible by 4"),
+        ("h.gate_up_proj.weight", (8, 7), r"7 .dimension 1. is not 2 equal parts; store them apart, or keep it whole"),
+    ],
+)
+def test_what_cannot_be_split_in_its_parts_is_refused_with_the_layer(
+    name: str, shape: tuple[int, ...], text: str
+) -> None:
+    tensor = TensorInfo(name, "F32", shape, Path("f"), 0, bytes_of("F32", shape))
+    with pytest.raises(ShardError, match=f"^layer '{name}': (has )?{text}"):
+        split_for(tensor, 4)
+    assert split_for(tensor, 4, [Rule("proj", None)]).dim is None
+    assert split_for(tensor, 4, [Rule("proj", 0, pad=True, parts=1)]).parts == 1
 
 
 def test_a_bias_that_is_added_to_the_sum_is_whole() -> None:
