@@ -56,13 +56,14 @@ is a connection over the limit, of which only questions for the process's health
 
 
 class Timer(Protocol):
-    """What a request waits for: a timer of the loop, or its place in a queue."""
+    """What a request waits for: a timer of the loop, or its place in a queue.
+
+    To be cancelled is all that it can do on every loop: with no delay, uvloop's ``call_later`` returns a handle that
+    has no ``when()``. So whoever waits notes the moment itself (``_held_until``).
+    """
 
     def cancel(self) -> None:
         """Wait for it no more."""
-
-    def when(self) -> float:
-        """Return when it is over at the latest, loop time."""
 
 
 class CallerConnection(asyncio.Protocol):
@@ -80,6 +81,7 @@ class CallerConnection(asyncio.Protocol):
         "_fault",
         "_generation",
         "_head",
+        "_held_until",
         "_head_at",
         "_last_head",
         "_left",
@@ -145,6 +147,7 @@ class CallerConnection(asyncio.Protocol):
         self._meant: tuple[Attempt, AttemptResult] | None = None  # what an error was recognised as
         self._look: Look | None = None  # at a body that is to name its model
         self._timer: Timer | None = None
+        self._held_until = 0.0  # when that is over at the latest, monotonic seconds
         self._watch: Watch | None = None  # of the request in hand, where it has limits of its own
         self._calm: Watch | None = None  # one that may be used again
         self._left = 0

@@ -377,10 +377,8 @@ class DownstreamConnection(BoundedConnection):
                 attempt.started = now
                 if attempt.permits:
                     self._plane.cluster.reclaim(attempt, now)
-            held_s = 0.0
-            if self._timer is not None:  # held back before a retry: the worker is not asked yet
-                held_s = max(0.0, self._timer.when() - self._plane.loop.time())
-            self._wait_for_head(now + held_s)
+            held = self._timer is not None  # before a retry, or in a queue: the worker is not asked yet
+            self._wait_for_head(max(now, self._held_until) if held else now)
             if self._watch is not None:
                 self._arm_hedge(self._watch, now)
         if self._look is not None:

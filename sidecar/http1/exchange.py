@@ -413,8 +413,9 @@ class ExchangeConnection(EndingConnection):
     def _retry_in(self, delay_s: float, failed: Failed, now: float) -> None:
         self._sent_head = numbered(self._sent_head, 1 + self._tries)
         self._timer = self._plane.loop.call_later(delay_s, self._retry, failed)
+        self._held_until = now + delay_s
         if self.request_done:  # nobody's time runs meanwhile but the request's own
-            self._wait_for_head(now + delay_s)
+            self._wait_for_head(self._held_until)
 
     def _send_anew(self, broken: UpstreamConnection, attempt: Attempt) -> bool:
         """Send the request on a new connection where a kept one was closed as it was used; True where that is done.

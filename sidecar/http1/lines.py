@@ -59,10 +59,6 @@ class Ticket:
         """Leave the line: the request has ended otherwise."""
         self._line.left(self)
 
-    def when(self) -> float:
-        """Return when it is turned away at the latest, monotonic seconds."""
-        return self.waiter.deadline
-
 
 class Line:
     """What waits on one route. ``full``: for room, else for a replica that may be picked."""

@@ -67,9 +67,10 @@ class QueueingConnection(DegradingConnection):
 
     def _wait_on(self, ticket: Ticket) -> None:
         self._timer = ticket
+        self._held_until = ticket.waiter.deadline
         if self._watch is not None:
             self._watch.stop_hedging()
-        self._wait_for_head(ticket.when())
+        self._wait_for_head(self._held_until)
 
     def turn_came(self, ticket: Ticket) -> None:
         """Go on with a request that waited; it waits on where nobody can be picked for it after all."""

@@ -65,12 +65,9 @@ class HandLoop:
         self.soon.append((callback, arguments))
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *arguments: Any) -> HandTimer:
-        timer = HandTimer(callback, arguments, delay_s)
+        timer = HandTimer(callback, arguments)
         self.soon.append((timer.fire, ()))
         return timer
-
-    def time(self) -> float:
-        return 0.0  # a timer is as far away as it was set, until the test lets it fire
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self.errors.append(context)
@@ -82,13 +79,11 @@ class HandLoop:
 
 
 class HandTimer:
-    def __init__(self, callback: Callable[..., object], arguments: tuple[Any, ...], delay_s: float) -> None:
+    """No more than what every loop's timer can do: uvloop's with no delay has no ``when()``."""
+
+    def __init__(self, callback: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         self._callback: Callable[..., object] | None = callback
         self._arguments = arguments
-        self._delay_s = delay_s
-
-    def when(self) -> float:
-        return self._delay_s
 
     def cancel(self) -> None:
         self._callback = None

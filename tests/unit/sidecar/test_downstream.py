@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from router.model import EndpointGone, GoneReason
+from router.policy import ModelPolicy, Policies, RetryPolicy
 from sidecar.http1.caller import LINGER_BYTES, LINGER_S
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.plane import SMALL_BYTES
@@ -344,6 +345,34 @@ def test_a_caller_held_back_for_one_worker_is_read_again_for_the_next(by_hand: B
     assert isinstance(second.transport, FakeTransport)
     assert second.transport.written.endswith(b"\r\n\r\nhello")
     second.data_received(answer(b"x"))
+    down.connection_lost(None)
+    by_hand.check_rest()
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_the_rest_of_a_body_that_comes_before_a_retry_goes_with_it(by_hand: Bench, failures: int) -> None:
+    """The first retry is due at once, the second after a back-off: the worker's time begins when it is over."""
+    down, plane = by_hand.connection, by_hand.plane
+    models = (ModelPolicy("m", idempotent=True, default=True),)
+    retry = RetryPolicy(attempts=3, backoff_min_ms=20.0)
+    plane.cluster.configure(Policies(retry=retry), models, by_hand.now)
+    down.data_received(post(b"hello")[:-4])
+    for _ in range(failures - 1):
+        by_hand.busy[0].connection_lost(ConnectionResetError())
+        by_hand.loop.run()
+    by_hand.now = 1.0
+    by_hand.busy[0].connection_lost(ConnectionResetError())
+    assert by_hand.busy == []
+    down.data_received(b"ello")
+    assert by_hand.transport.written == b""
+    held_s = down.deadline - by_hand.now - plane.timeouts.response_head_s
+    assert (held_s == 0.0) if failures == 1 else (0.02 <= held_s <= retry.backoff_max_ms / 1000)
+    by_hand.loop.run()
+    (asked,) = by_hand.busy
+    assert isinstance(asked.transport, FakeTransport)
+    assert asked.transport.written.endswith(b"\r\n\r\nhello")
+    asked.data_received(answer(b"x"))
+    assert by_hand.transport.written[:13] == b"HTTP/1.1 200 "
     down.connection_lost(None)
     by_hand.check_rest()
 
