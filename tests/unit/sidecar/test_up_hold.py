@@ -34,6 +34,7 @@ def test_a_store_is_held_until_it_is_let_go(tmp_path: Path) -> None:
         "{",
         "",
     ],
+    ids=["no-process", "no-process-no-ticks", "another-process", "no-ticks", "no-object", "half", "empty"],
 )
 def test_nobody_who_is_gone_holds_it(tmp_path: Path, note: str) -> None:
     (tmp_path / "state.sock.hold").write_text(note)
