@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import stat
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker import dependencies
@@ -158,9 +162,9 @@ def size_bytes(files: ModelFiles) -> int:
         except ShardError:  # its load says so
             return 0
     total = 0
-    for path in files.directory.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue
+    for folder, _, names in os.walk(files.directory):  # which passes over what is gone or may not be looked at
+        for name in names:
+            with contextlib.suppress(OSError):
+                status = (Path(folder) / name).stat()
+                total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from worker.store import NAME, ModelFiles, ShardPlace, Versions, choose, names_in
+from worker.store import NAME, ModelFiles, ShardPlace, Versions, choose, is_there, names_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ class Source:
             return []
         if self.root is None:
             return [self._recorded(ModelFiles(name, "1"))] if name in self.names else []
-        if not (self.root / name).is_dir() and (self.file_name is not None or name not in self.names):
+        if not is_there(self.root, name) and (self.file_name is not None or name not in self.names):
             return []
         chosen = choose(self.root, name, self.file_name, self.versions, self.place)
         return [self._recorded(files) for files in chosen]

@@ -48,10 +48,14 @@ class EventLog:
         now = self._clock()
         if self._json:
             stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
-            line = msgspec.json.encode({"ts": stamp, "level": level, "event": event, **fields}).decode()
+            said = {"ts": stamp, "level": level, "event": event, **fields}
+            try:
+                line = msgspec.json.encode(said).decode()
+            except UnicodeEncodeError:  # the name of a file that is no UTF-8
+                line = msgspec.json.encode(_legible(said)).decode()
         else:
             rest = " ".join(f"{name}={value}" for name, value in fields.items())
-            line = f"{now:%H:%M:%S} {level:<7} {event} {rest}".rstrip()
+            line = f"{now:%H:%M:%S} {level:<7} {event} {_legible(rest)}".rstrip()
         try:
             with self._lock:
                 self._stream.write(line + "\n")
@@ -94,6 +98,15 @@ class LibraryLog(logging.Handler):
         if dropped:
             fields["dropped"] = dropped
         (self._log.error if record.levelno >= logging.ERROR else self._log.warning)("library.log", **fields)
+
+
+def _legible(said: Any) -> Any:
+    """Return what is said with escapes for what is no UTF-8 in it."""
+    if isinstance(said, str):
+        return said.encode("utf-8", "backslashreplace").decode()
+    if isinstance(said, dict):
+        return {_legible(name): _legible(value) for name, value in said.items()}
+    return [_legible(value) for value in said] if isinstance(said, list | tuple) else said
 
 
 def _line(text: str) -> str:

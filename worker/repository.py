@@ -94,6 +94,7 @@ class Repository:
         self._own_turns = LoadingTurns(self._conditions.memory)
         self._tried: dict[tuple[str, str], str] = {}
         self._seen: dict[str, object] = {}
+        self._unreadable = ""
         self._unwanted: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
@@ -269,10 +270,8 @@ class Repository:
 
     async def _follow_names(self) -> None:
         """Put models that are new in the repository into the table, at rest; take out what left it and is cold."""
-        try:
-            listed = await asyncio.to_thread(self._source.listed)
-        except StoreError as error:
-            self._log.warning("repository.unreadable", error=str(error))
+        listed = await self._listed()
+        if listed is None:
             return
         for name in {*listed, *self.models.names, *self.models.refused}:
             if self._lock(name).locked() or any(replica.state is not State.COLD for replica in self.models.of(name)):
@@ -306,10 +305,8 @@ class Repository:
 
     async def look_again(self) -> None:
         """Follow what has changed in the repository, and was the same at the last two looks: it may be half there."""
-        try:
-            listed = await asyncio.to_thread(self._source.listed)
-        except StoreError as error:
-            self._log.warning("repository.unreadable", error=str(error))
+        listed = await self._listed()
+        if listed is None:
             return
         for name in dict.fromkeys((*self.models.names, *listed, *self.models.refused)):
             if self._stop.is_set():
@@ -338,6 +335,18 @@ class Repository:
     async def _apply_alone(self, name: str, chosen: list[ModelFiles]) -> None:
         async with self._lock(name):
             await self._apply(name, chosen, again=False)
+
+    async def _listed(self) -> list[str] | None:
+        """Return what there is, or None where the repository cannot be looked at, which is told once."""
+        try:
+            listed = await asyncio.to_thread(self._source.listed)
+        except StoreError as error:
+            if self._unreadable != str(error):
+                self._log.warning("repository.unreadable", error=str(error))
+            self._unreadable = str(error)
+            return None
+        self._unreadable = ""
+        return listed
 
     async def _look(self, name: str) -> list[ModelFiles]:
         """Look at one model; what is wrong with it is told once, and in the index for as long as it lasts.

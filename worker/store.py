@@ -25,6 +25,7 @@ import msgspec
 from worker.dependencies import MAX_DEPENDENCIES, Dependency, DependencyError, parse
 from worker.loading.settings import LoadDescription
 from worker.paths import MAX_FILES, PACKED, within
+from worker.yaml_file import YamlFileError, read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +37,6 @@ NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._:-]{1,128}")
 """A model's name, as in the sidecar's configuration schema; not a path to somewhere else."""
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 MAX_LABELS = 1 << 20
-MAX_DESCRIPTION_BYTES = 1 << 20
 Fill = Literal["zeros", "ones", "random"]
 Dim = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
@@ -48,6 +48,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 class StoreError(Exception):
     """The repository is not as it should be; the text names file, field, value and remedy."""
+
+    def __init__(self, text: str) -> None:
+        """``text`` may have names as the file system has them; what is no UTF-8 in them is shown escaped."""
+        super().__init__(text.encode("utf-8", "backslashreplace").decode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +231,12 @@ def names_in(root: Path) -> list[str]:
     Raises:
         StoreError: ``root`` is no directory, or cannot be looked at.
     """
-    if not root.is_dir():
-        raise StoreError(f"{root}: not a directory; give --models the directory that holds NAME/VERSION/")
     try:
+        if not root.is_dir():
+            raise StoreError(f"{root}: not a directory; give --models the directory that holds NAME/VERSION/")
         return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:
-        raise StoreError(f"{error.filename}: {error.strerror}") from error
+        raise _unreadable(root, error) from error
 
 
 def choose(
@@ -240,13 +244,37 @@ def choose(
 ) -> list[ModelFiles]:
     """Return the versions of one model that are to be served, the newest first; see :func:`scan`.
 
+    Every file that describes a model is read below here, and whatever goes wrong with one is that model's error alone.
+
     Raises:
         StoreError: there is no such model, or it is not as it should be.
     """
     try:
         return _choose(root, name, file_name, versions, place)
-    except OSError as error:  # a file that left meanwhile, or that may not be read
-        raise StoreError(f"{error.filename}: {error.strerror}") from error
+    except StoreError:
+        raise
+    except OSError as error:
+        raise _unreadable(root / name, error) from error
+    except Exception as error:
+        raise StoreError(f"{root / name}: cannot be read: {type(error).__name__}: {error}") from error
+
+
+def is_there(root: Path, name: str) -> bool:
+    """Return whether there is a directory for the model.
+
+    Raises:
+        StoreError: it cannot be looked at.
+    """
+    try:
+        return (root / name).is_dir()
+    except OSError as error:
+        raise _unreadable(root / name, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> StoreError:
+    """Return what to say of a file that left meanwhile, may not be read, or is where nothing answers."""
+    remedy = "let the worker's user read it" if isinstance(error, PermissionError) else "is all of it there?"
+    return StoreError(f"{os.fsdecode(error.filename or path)}: {error.strerror or error}; {remedy}")
 
 
 def _choose(
@@ -374,7 +402,7 @@ def signature(directory: Path, alone: Path | None = None) -> str:
     Raises:
         StoreError: a file cannot be looked at, or there are more than ``MAX_FILES``.
     """
-    digest, count, folders = hashlib.blake2b(digest_size=16), 0, [str(directory)]
+    digest, count, folders, path = hashlib.blake2b(digest_size=16), 0, [str(directory)], ""
     try:
         while folders:
             with os.scandir(folders.pop()) as entries:
@@ -384,26 +412,26 @@ def signature(directory: Path, alone: Path | None = None) -> str:
                     count += 1
                     if count > MAX_FILES:
                         raise StoreError(f"{directory}: over {MAX_FILES} files; a version holds the files of one model")
+                    path = entry.path
+                    path.encode()  # what loads, hashes and hands on the files names them in UTF-8
                     if entry.is_dir():
-                        folders.append(entry.path)
+                        folders.append(path)
                         continue
                     status = entry.stat()
-                    said = (entry.path, status.st_size, status.st_mtime_ns, status.st_ino)
+                    said = (path, status.st_size, status.st_mtime_ns, status.st_ino)
                     digest.update(msgspec.json.encode(said))
     except OSError as error:
-        raise StoreError(f"{error.filename or directory}: {error.strerror}") from error
+        raise _unreadable(directory, error) from error
+    except UnicodeEncodeError as error:
+        raise StoreError(f"{path}: its name is not UTF-8; rename the file, or take it away") from error
     return digest.hexdigest()
 
 
 def _describe(source: Path, kind: type[T]) -> T:
-    if source.stat().st_size > MAX_DESCRIPTION_BYTES:
-        raise StoreError(f"{source}: over {MAX_DESCRIPTION_BYTES} bytes; is it the right file?")
-    import yaml  # takes a while, and not every model has a description
-
     try:
-        raw = yaml.safe_load(source.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise StoreError(f"{source}: not valid YAML: {error}") from error
+        raw = read_yaml(source)
+    except YamlFileError as error:
+        raise StoreError(f"{source}: {error}") from error
     try:
         return msgspec.convert({} if raw is None else raw, kind)
     except msgspec.ValidationError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from router.model import State
 from tests.support.worker_parts import DoublingModel, EmptyLoader, ReadableLog
-from worker.conditions import Conditions
+from worker.conditions import Conditions, size_bytes
 from worker.dependencies import Dependency, DependencyError, parse
 from worker.engines import Cancellation, Engine, EngineError, GivenUpError
 from worker.gate import STEPS, GateClosedError
@@ -37,6 +38,24 @@ def test_the_four_combinations() -> None:
     words = {True: "yes", False: "no"}
     for (ready, healthy), step in said.items():
         assert f"| {words[ready]} | {words[healthy]} | `{step}` |" in page
+
+
+def test_the_size_of_what_cannot_be_looked_at_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("m.onnx", "weights/w"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(10))
+    files = ModelFiles("m", "1", tmp_path)
+    assert size_bytes(files) == 20
+    assert size_bytes(replace(files, directory=tmp_path / "gone")) == 0
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("weights"):
+            raise OSError(116, "Stale file handle", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert size_bytes(files) == 10
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

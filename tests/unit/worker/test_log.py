@@ -33,6 +33,16 @@ def test_text_is_for_people() -> None:
     assert out.getvalue() == "03:04:05 warning a.b n=1\n"
 
 
+def test_what_is_no_utf8_is_escaped_and_nothing_is_lost() -> None:
+    for json_lines in (True, False):
+        out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        EventLog(out, json=json_lines, clock=lambda: AT).warning("a.b", file="caf\udce9", more=[{"n\udce9": "é"}])
+        out.seek(0)
+        line = out.read()
+        assert "caf\\udce9" in (json.loads(line)["file"] if json_lines else line)
+        assert json_lines is False or json.loads(line)["more"] == [{"n\\udce9": "é"}]
+
+
 def test_a_reader_that_is_gone_stops_nothing() -> None:
     out = io.StringIO()
     log = EventLog(out)

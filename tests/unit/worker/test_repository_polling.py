@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from router.model import State
 from tests.support.loops import in_loop, until
-from worker.control import Behaviour, Control
-
-if TYPE_CHECKING:
-    pass
-
 from tests.support.repository_rig import Bench
+from worker.control import Behaviour, Control
 
 
 @in_loop
@@ -102,6 +100,69 @@ async def test_a_description_that_cannot_be_read_changes_nothing_and_is_told_onc
         await bench.look_twice()
         assert bench.engine.open == ["one", "two"]
         assert bench.models.refused == {}
+
+
+BREAKING = ("labels: 2026-13-45", "engine: &a {inputs: *a}", "engine: {session: {~: 1}}", "x: !!int ''")
+
+
+def put_broken(bench: Bench) -> set[str]:
+    """Put models that cannot be read, each in another way, and return their names."""
+    for number, text in enumerate(BREAKING):
+        bench.put(f"b{number}", "1", "unread")
+        (bench.root / f"b{number}" / "1" / "model.yaml").write_text(text)
+    bench.put("named", "1", "unread")
+    Path(os.fsdecode(os.fsencode(bench.root) + b"/named/1/caf\xe9.txt")).write_text("x")
+    return {*(f"b{number}" for number in range(len(BREAKING))), "named"}
+
+
+@in_loop
+async def test_models_that_cannot_be_read_hurt_no_other(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        broken = put_broken(bench)
+        bench.put("m", "1", "two")
+        await bench.look_twice()
+        assert bench.answering == {"m": "two"}
+        assert bench.models.refused.keys() == broken
+        assert len(bench.log.events("model.refused")) == len(broken)
+
+
+@in_loop
+async def test_the_index_names_each_model_that_cannot_be_read(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT, startup=("m",))
+    bench.put("m", "1", "one")
+    async with bench.running():
+        broken = put_broken(bench)
+        index = await bench.repository.index()
+        assert {entry.name for entry in index if entry.reason} == broken
+        "".join(entry.reason for entry in index).encode()
+        assert bench.answering == {"m": "one"}
+
+
+@in_loop
+async def test_a_repository_that_may_not_be_looked_at_is_told_of_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "iterdir", _refuse)
+            for _ in range(3):
+                await bench.look_twice()
+        (told,) = bench.log.events("repository.unreadable")
+        assert told["error"] == f"{root}: Permission denied; let the worker's user read it"
+        await bench.look_twice()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "iterdir", _refuse)
+            await bench.look_twice()
+        assert len(bench.log.events("repository.unreadable")) == 2
+        assert bench.answering == {"m": "one"}
+
+
+def _refuse(path: Path) -> None:
+    raise PermissionError(13, "Permission denied", str(path))
 
 
 @in_loop

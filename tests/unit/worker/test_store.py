@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from worker.store import ModelFiles, ShapeClass, StoreError, Versions, scan
+from worker.control import Source
+from worker.store import ModelFiles, ShapeClass, StoreError, Versions, choose, scan
 
 KNOWN = (
     "; known fields: labels, warmup, engine, files, load, depends_on, deadline_s, max_requests, batching"
@@ -143,6 +145,36 @@ def test_an_engine_without_files_needs_no_directory(tmp_path: Path) -> None:
             "Invalid enum value 'fast' - at `$.load.strategy`" + KNOWN,
         ),
         ("[1", "not valid YAML: while parsing a flow sequence"),
+        ("load: {}\nlabels: 2026-13-45", "line 2: '2026-13-45' is read as !!timestamp, and is none; put it in quotes"),
+        ("labels: 2026-12-01", "labels: '2026-12-01' is read as a date; put it in quotes"),
+        (
+            "max_requests: " + "1" * 5000,
+            f"line 1: '{'1' * 64}...' is read as !!int, and is none; put it in quotes",
+        ),
+        ("labels: !!int ''", "line 1: '' is read as !!int, and is none; put it in quotes"),
+        ("labels: !!bool x", "line 1: 'x' is read as !!bool, and is none; put it in quotes"),
+        ("engine: " + "[" * 5000 + "]" * 5000, "nested too deep; at most 32 levels"),
+        (
+            "engine: " + "[" * 40 + "]" * 40,
+            "engine.0: nested over 32 levels deep; does an alias hold itself?",
+        ),
+        (
+            "engine: &a {inputs: *a}",
+            "engine.inputs: nested over 32 levels deep; does an alias hold itself?",
+        ),
+        ("engine: {session: {~: 1}}", "engine.session: key None: a key is text; put it in quotes"),
+        ("1: x", "key 1: a key is text; put it in quotes"),
+        (
+            'engine: {session: "\\ud800"}',
+            "engine.session: '\\ud800': half of a surrogate pair is no text",
+        ),
+        (
+            "engine: {"
+            + ", ".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else 'x'}]" for n in range(9))
+            + "}",
+            "over 100000 values, those of aliases counted each time; use fewer",
+        ),
+        ("x: " + "y" * (1 << 20), "over 1048576 bytes; is it the right file?"),
     ],
 )
 def test_a_wrong_description_names_file_field_and_remedy(tmp_path: Path, description: str, error: str) -> None:
@@ -151,6 +183,72 @@ def test_a_wrong_description_names_file_field_and_remedy(tmp_path: Path, descrip
     with pytest.raises(StoreError) as caught:
         scan(tmp_path, (), "model.onnx")
     assert str(caught.value).splitlines()[0] == f"{directory}/model.yaml: {error}"
+
+
+def test_a_description_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    directory = put(tmp_path, "m", "1")
+    (directory / "model.yaml").write_bytes(b"labels: caf\xe9.txt")
+    with pytest.raises(StoreError, match=r"m/1/model\.yaml: not valid YAML: 'utf-8' codec can't decode byte 0xe9"):
+        scan(tmp_path, (), None)
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        (b"m/1/caf\xe9.txt", "m/1/caf\\udce9.txt: its name is not UTF-8; rename the file, or take it away"),
+        (b"m/1/caf\xe9/x", "m/1/caf\\udce9: its name is not UTF-8; rename the file, or take it away"),
+        (
+            b"m/caf\xe9/x",
+            "m/caf\\udce9: version 'caf\\udce9': a version is a number from 1, without leading zeros",
+        ),
+        (b"caf\xe9/1/x", "caf\\udce9: name 'caf\\udce9': use 1 to 128 of A-Z a-z 0-9 . _ : -"),
+    ],
+)
+def test_a_name_that_is_no_utf8_is_refused_by_name(tmp_path: Path, place: bytes, error: str) -> None:
+    path = tmp_path / os.fsdecode(place)
+    path.parent.mkdir(parents=True)
+    path.touch()
+    with pytest.raises(StoreError) as caught:
+        scan(tmp_path, (), None)
+    assert str(caught.value) == f"{tmp_path}/{error}"
+
+
+@pytest.mark.parametrize("method", ["is_dir", "iterdir", "is_file", "open"])
+@pytest.mark.parametrize(
+    ("refusal", "said"),
+    [
+        (
+            PermissionError(13, "Permission denied", "/far/m"),
+            "/far/m: Permission denied; let the worker's user read it",
+        ),
+        (OSError(116, "Stale file handle"), "Stale file handle; is all of it there?"),
+    ],
+)
+def test_whatever_cannot_be_looked_at_is_an_error_of_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, refusal: OSError, said: str
+) -> None:
+    put(tmp_path, "m", "1", "max_requests: 1")
+    source = Source(tmp_path, (), None, Versions())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(Path, method, refuse)
+    with pytest.raises(StoreError) as caught:
+        _ = [source.choose(name) for name in source.listed()]
+    assert str(caught.value).endswith(said)
+
+
+def test_whatever_else_goes_wrong_with_a_model_is_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = put(tmp_path, "m", "1", "depends_on: ['file:///x']")
+
+    def break_down(_: str) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr("worker.store.parse", break_down)
+    with pytest.raises(StoreError) as caught:
+        choose(tmp_path, "m", None, Versions())
+    assert str(caught.value) == f"{directory.parent}: cannot be read: KeyError: 'x'"
 
 
 def test_an_empty_label_file_is_refused(tmp_path: Path) -> None:
