@@ -110,6 +110,7 @@ class Builder:
                     await asyncio.to_thread(check_batching, model, files, cancellation)
             _go_on(cancellation)  # a run that could not be interrupted ends well after it was given up
             await asyncio.to_thread(brought.check)
+            _go_on(cancellation)
         except BaseException:
             await close(copy)
             raise

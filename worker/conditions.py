@@ -65,6 +65,7 @@ class Conditions:
                 replica.hold_back(f"it waits for what it depends on: {why}")
                 told = why
             await asyncio.sleep(self._every_s)
+        replica.wait_no_more()
         return False
 
     async def healthy(self, files: ModelFiles) -> bool:
@@ -123,6 +124,7 @@ class Conditions:
                 replica.not_begun(self._too_late(refused.why))
                 return False
             await asyncio.sleep(self._every_s)
+        replica.wait_no_more()
         return False
 
     async def follow(self, replica: HeldReplica, given_up: Callable[[], bool]) -> None:

@@ -126,6 +126,7 @@ class HeldReplica:
         self._failures = 0
         self._again_at: float | None = None
         self._ended = False
+        self._unloads = 0
         self._trouble = ""
         self._fell_back = ""
         self._requests = 0
@@ -212,6 +213,11 @@ class HeldReplica:
         self._trouble = why
         self._on_change()
 
+    def wait_no_more(self) -> None:
+        """Say no longer what it waits for: that was given up."""
+        self._trouble = ""
+        self._on_change()
+
     def not_begun(self, why: str) -> None:
         """Say that it is not loaded, or its new content not taken over, because what that waited for did not come."""
         if self._ended:
@@ -288,9 +294,12 @@ class HeldReplica:
 
         ``files``: what to load from now on. Every failure but a cancellation ends in state ``failed``, with its reason.
         """
+        unloads = self._unloads
         async with self._busy:
             if self._ended or self._copy is not None:
                 return self.state is State.WARM
+            if self._unloads != unloads:
+                return False  # while this waited for another change to end
             self.files = files or self.files
             self.rest = None
             self._trouble, self._fell_back = self._fell_back, ""
@@ -493,6 +502,7 @@ class HeldReplica:
         of it. Those that were let in have ``drain_s`` to end before this returns; what still runs then runs to its end,
         and what it uses is given back after that.
         """
+        self._unloads += 1
         self._cancellation.cancel()
         if self.state in (State.LOADING, State.WARMING):
             self._lifecycle.to(State.DRAINING, self._clock(), why)

@@ -22,7 +22,7 @@ from worker.replica import Rest
 from worker.store import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
     from typing import Any
 
     from worker.control import Behaviour, Source
@@ -96,6 +96,12 @@ class Repository:
         self._seen: dict[str, object] = {}
         self._unreadable = ""
         self._unwanted: set[str] = set()
+        self._waiting: dict[str, object] = {}
+        """What is to become of models whose change waits for what they depend on."""
+        self._outdated: set[str] = set()
+        """Of them, those of which the repository has something else by now."""
+        self._applied: dict[str, object] = {}
+        """What the change under way makes of a model, where it follows the repository."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._given_up = Cancellation()
@@ -212,21 +218,35 @@ class Repository:
 
     async def _load(self, name: str) -> None:
         self._unwanted.discard(name)
-        async with self._lock(name):
+        if name in self._waiting:
+            with contextlib.suppress(StoreError):
+                self._outdate(name, await self._look(name))
+        async with self._changing(name):
             try:
                 chosen = await self._look(name)
             except StoreError as error:
                 raise LoadFailedError(f"model {name!r} was not loaded: {error}") from None
             if not chosen:
-                await self._clear(name)
-                self._locks.pop(name, None)  # whoever asks for what is not there leaves nothing behind
+                self._forget_unloaded(name)
                 raise UnknownModelError(f"model {name[:128]!r} is not in the repository")
             await self._apply(name, chosen, again=True)
             if self._stop.is_set() or name in self._unwanted:
                 raise LoadFailedError(f"model {name!r} was not loaded: it was unloaded meanwhile")
+            if name in self._outdated:
+                raise LoadFailedError(f"model {name!r} was not loaded: its files changed while it waited")
             failed = [why for files in chosen if (why := self._not_as_said(files)) is not None]
             if failed:
                 raise LoadFailedError(f"model {name!r} was not loaded: {'; '.join(failed)}")
+
+    def _forget_unloaded(self, name: str) -> None:
+        """Let go of what is not loaded of a model that is not in the repository; what serves may outlive its files."""
+        if self.control is Control.EXPLICIT:
+            for replica in self.models.of(name):
+                if replica.model is None and replica.state in (State.COLD, State.FAILED):
+                    self._remove(replica)
+        if not self.models.of(name):
+            self._seen.pop(name, None)
+            self._locks.pop(name, None)  # whoever asks for what is not there leaves nothing behind
 
     def _not_as_said(self, files: ModelFiles) -> str | None:
         replica = self._held(files.name, files.version)
@@ -311,19 +331,14 @@ class Repository:
         for name in dict.fromkeys((*self.models.names, *listed, *self.models.refused)):
             if self._stop.is_set():
                 return
-            if self._lock(name).locked():
-                continue  # it is being changed
-            async with self._lock(name):
-                try:
-                    chosen = await self._look(name)
-                except StoreError:
-                    continue
-                now = [
-                    (files.version, files.signature, files.config_revision, files.lazy, files.idle_unload_s)
-                    for files in chosen
-                ]
-                before, self._seen[name] = self._seen.get(name, _NEVER), now
-                if before != now:
+            if self._lock(name).locked():  # it is being changed
+                found = await self._stands_still(name) if name in self._waiting else None
+                if found is not None:
+                    self._outdate(name, found)
+                continue
+            async with self._changing(name):
+                chosen = await self._stands_still(name)
+                if chosen is None:
                     continue
                 if any(files.depends_on for files in chosen):  # others need not wait for what it waits for
                     self._start(self._apply_alone(name, chosen), f"follow {name}")
@@ -332,9 +347,23 @@ class Repository:
                 else:
                     await self._clear(name)
 
+    async def _stands_still(self, name: str) -> list[ModelFiles] | None:
+        """Look at one model; None where it cannot be read, or is not what it was at the last look."""
+        try:
+            chosen = await self._look(name)
+        except StoreError:
+            return None
+        before, self._seen[name] = self._seen.get(name, _NEVER), _content(chosen)
+        return chosen if before == self._seen[name] else None
+
     async def _apply_alone(self, name: str, chosen: list[ModelFiles]) -> None:
-        async with self._lock(name):
+        async with self._changing(name):
             await self._apply(name, chosen, again=False)
+
+    def _outdate(self, name: str, found: list[ModelFiles]) -> None:
+        """Have a change that waits for what a model depends on end, where the repository has something else by now."""
+        if name in self._waiting and self._waiting[name] != _content(found):
+            self._outdated.add(name)
 
     async def _listed(self) -> list[str] | None:
         """Return what there is, or None where the repository cannot be looked at, which is told once."""
@@ -371,8 +400,9 @@ class Repository:
         again = again or any(
             replica.state is State.WARM and replica.version not in versions for replica in self.models.of(name)
         )
+        self._applied[name] = _content(chosen)
         for files in chosen:
-            if self._stop.is_set() or name in self._unwanted:
+            if self._is_given_up(name):
                 return
             replica = self._held(name, files.version) or self._put(files)
             was_lazy = self._lazy(replica.files)
@@ -400,7 +430,8 @@ class Repository:
         elif replica.state is State.WARM:
             if replica.files.signature != files.signature:
                 await self._when_allowed(replica, files, lambda: replica.swap(files))
-                self._note(files, failed=replica.files is not files and bool(replica.reason))
+                if not self._is_given_up(replica.name):
+                    self._note(files, failed=replica.files is not files and bool(replica.reason))
                 self._follow_if_needed(replica)
                 await replica.retired(self._behaviour.drain_s)
         elif replica.rest is not None and not again:
@@ -416,10 +447,10 @@ class Repository:
         if self._turns is None:
             await self._bring_up_alone(replica)
             return
-        async with self._lock(replica.name):  # what it waits for is waited for before it has the turn of others
+        async with self._changing(replica.name):  # what it waits for is waited for before it has the turn of others
             if not self._is_to_come(replica):
                 return
-            if not await self._conditions.until_healthy(replica, replica.files, lambda: self._given_up_on(replica)):
+            if not await self._until_healthy(replica, replica.files):
                 self._brought_up(replica, replica.files)
                 return
         async with self._turns.turn(self._stop.is_set) as got:
@@ -437,7 +468,7 @@ class Repository:
         await load
 
     async def _bring_up_alone(self, replica: HeldReplica, over: asyncio.Event | None = None) -> None:
-        async with self._lock(replica.name):
+        async with self._changing(replica.name):
             await self._bring_up(replica, replica.files, over)
 
     async def _bring_up(self, replica: HeldReplica, files: ModelFiles, over: asyncio.Event | None = None) -> None:
@@ -446,7 +477,7 @@ class Repository:
 
     def _brought_up(self, replica: HeldReplica, files: ModelFiles) -> None:
         """A load has ended, or was not begun."""
-        if not self._given_up_on(replica):
+        if not self._is_given_up(replica.name):
             self._note(files, failed=replica.state is State.FAILED)
             self._follow_if_needed(replica)
 
@@ -463,17 +494,31 @@ class Repository:
         """
 
         def given_up() -> bool:
-            return self._given_up_on(replica)
+            return self._is_given_up(replica.name)
+
+        async def load_if_wanted() -> bool:
+            return not given_up() and await load()  # it may have been given up while it waited for its turn
 
         # What is waited for is waited for outside of the turn: others have memory enough, or depend on nothing.
-        while await self._conditions.until_healthy(replica, files, given_up) and await self._conditions.until_memory(
+        while await self._until_healthy(replica, files) and await self._conditions.until_memory(
             replica, files, given_up
         ):
-            if await self._own_turns.load(files, load, over):
+            if await self._own_turns.load(files, load_if_wanted, over):
                 return
 
-    def _given_up_on(self, replica: HeldReplica) -> bool:
-        return self._stop.is_set() or replica.name in self._unwanted
+    async def _until_healthy(self, replica: HeldReplica, files: ModelFiles) -> bool:
+        """Wait for what ``files`` depend on; False where that was given up, or the deadline has passed."""
+        name = replica.name
+        if files.depends_on:
+            self._waiting[name] = self._applied.get(name) or _content(one.files for one in self.models.of(name))
+        try:
+            return await self._conditions.until_healthy(replica, files, lambda: self._is_given_up(name))
+        finally:
+            self._waiting.pop(name, None)
+
+    def _is_given_up(self, name: str) -> bool:
+        """Whether the change of a model that is under way is not to go on."""
+        return self._stop.is_set() or name in self._unwanted or name in self._outdated
 
     def _follow_if_needed(self, replica: HeldReplica) -> None:
         """Watch what a replica depends on, where it does, for as long as it is loaded."""
@@ -552,6 +597,16 @@ class Repository:
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
 
+    @contextlib.asynccontextmanager
+    async def _changing(self, name: str) -> AsyncIterator[None]:
+        """Change a model, alone: what was found before does not end this change."""
+        async with self._lock(name):
+            self._outdated.discard(name)
+            try:
+                yield
+            finally:
+                self._applied.pop(name, None)
+
     async def _stopped(self, within_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -570,6 +625,13 @@ class Repository:
 
 
 _NEVER = object()
+
+
+def _content(chosen: Iterable[ModelFiles]) -> object:
+    """Return what is equal as long as nothing is to be done about a model's chosen versions."""
+    return [
+        (files.version, files.signature, files.config_revision, files.lazy, files.idle_unload_s) for files in chosen
+    ]
 
 
 def _unloaded(name: str) -> str:

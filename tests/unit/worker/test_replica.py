@@ -13,7 +13,7 @@ from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, 
 from worker.engines import EngineError
 from worker.loading import Loaded, LoadError
 from worker.loading.version_files import version_files
-from worker.replica import HeldReplica
+from worker.replica import HeldReplica, Rest
 from worker.store import ModelFiles, ShapeClass
 
 if TYPE_CHECKING:
@@ -177,6 +177,50 @@ def test_a_drain_during_the_last_warm_up_run_is_not_undone_by_its_end() -> None:
     assert state(bench) is State.DRAINING
     assert not ready(bench)
     assert bench.log.events("model.warm") == []
+
+
+class CheckedLoader(EmptyLoader):
+    """What it brought in is looked at once more for as long as a test wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks, self.release = threading.Event(), threading.Event()
+
+    def load(self, files: ModelFiles, progress: Progress, cancellation: Cancellation, stages: Stages) -> Loaded:
+        looks, release = self.looks, self.release
+
+        class Checked(Loaded):
+            def check(self) -> None:
+                looks.set()
+                assert release.wait(10)
+
+        return Checked("abc", 10)
+
+
+@pytest.mark.parametrize("unloaded", [False, True])
+def test_a_drain_or_an_unload_while_the_files_are_looked_at_once_more_is_not_undone(unloaded: bool) -> None:
+    async def scenario() -> Bench:
+        loader = CheckedLoader()
+        bench = Bench(loader=loader)
+        task = asyncio.create_task(bench.replica.bring_up())
+        assert await asyncio.to_thread(loader.looks.wait, 10)
+        unloading = None
+        if unloaded:
+            unloading = asyncio.create_task(bench.replica.unload(Rest.UNLOADED, "it was unloaded"))
+            await turns()
+        else:
+            bench.replica.drain()
+        assert state(bench) is State.DRAINING
+        loader.release.set()
+        assert not await asyncio.wait_for(task, 5)
+        if unloading is not None:
+            await unloading
+        return bench
+
+    bench = asyncio.run(scenario())
+    assert state(bench) is (State.COLD if unloaded else State.DRAINING)
+    assert not ready(bench)
+    assert bench.model.closed
 
 
 def test_draining_keeps_the_gate_open_and_taking_down_closes_it() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from router.model import State
-from tests.support.loops import in_loop, until
+from tests.support.loops import in_loop, turns, until
 from worker.control import Control
 from worker.models import UnknownModelError
 from worker.replica import Rest
@@ -153,6 +153,46 @@ async def test_unloading_ends_a_load_that_is_under_way(root: Path) -> None:
         assert bench.states == {"m@1": State.COLD}
         await bench.repository.load("m")
         assert bench.states == {"m@1": State.WARM}
+
+
+@in_loop
+async def test_unloading_ends_a_load_that_waits_for_its_turn(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT)
+    for name in "ab":
+        bench.put(name, "1", name)
+    async with bench.running():
+        bench.engine.hold = threading.Event()
+        first = asyncio.create_task(bench.repository.load("a"))
+        await until(lambda: bench.states["a@1"] is State.LOADING, "the first load")
+        second = asyncio.create_task(bench.repository.load("b"))
+        await turns()
+        await bench.repository.unload("b")
+        bench.engine.hold.set()
+        await first
+        with pytest.raises(LoadFailedError, match="it was unloaded meanwhile"):
+            await second
+        assert bench.states == {"a@1": State.WARM, "b@1": State.COLD}
+        assert bench.engine.open == ["a"]
+
+
+@in_loop
+async def test_a_load_of_what_left_the_repository_leaves_what_serves(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT, startup=("m",))
+    bench.put("m", "1", "one")
+    async with bench.running():
+        (root / "m").rename(root / ".away")
+        with pytest.raises(UnknownModelError) as caught:
+            await bench.repository.load("m")
+        assert str(caught.value) == "model 'm' is not in the repository"
+        assert bench.answering == {"m": "one"}
+        (root / ".away").rename(root / "m")
+        await bench.repository.load("m")
+        assert (bench.answering, bench.engine.open) == ({"m": "one"}, ["one"])
+        shutil.rmtree(root / "m")
+        await bench.repository.unload("m")
+        with pytest.raises(UnknownModelError):
+            await bench.repository.load("m")
+        assert (bench.states, bench.repository._locks) == ({}, {})
 
 
 @in_loop

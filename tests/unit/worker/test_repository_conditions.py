@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,6 +115,99 @@ async def test_what_waits_for_its_dependencies_holds_up_no_other_model(root: Pat
         assert bench.answering == {"m": "three"}
         bench.amiss = ""
         await until(lambda: bench.states["d@1"] is State.WARM, "the model that waited")
+
+
+DEPENDS = "depends_on: ['tcp://127.0.0.1:9']"
+
+
+@in_loop
+async def test_a_dependency_that_is_mended_is_gone_by_also_for_what_waits(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.amiss = "the sun is down"
+    bench.put("d", "1", "depends")
+    (root / "d" / "1" / "model.yaml").write_text(DEPENDS)
+    await bench.repository.find()
+    running = asyncio.create_task(bench.repository.run())
+    await until(lambda: "the sun is down" in bench.models.find("d").reason, "why it waits")
+    await bench.look_twice()
+    await turns()
+    assert "the sun is down" in bench.models.find("d").reason, "it was given up though nothing changed"
+    (root / "d" / "1" / "model.yaml").unlink()
+    await bench.look_twice()
+    await until(lambda: "the sun is down" not in bench.models.find("d").reason, "the end of the wait")
+    await bench.repository.look_again()
+    assert (bench.answering, bench.models.find("d").reason) == ({"d": "depends"}, "")
+    bench.repository.drain()
+    await running
+    bench.repository.take_down()
+
+
+@in_loop
+async def test_what_serves_takes_over_content_that_needs_nothing_while_other_content_waits(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("d", "1", "one")
+    async with bench.running():
+        bench.amiss = "the sun is down"
+        bench.put("d", "1", "two")
+        (root / "d" / "1" / "model.yaml").write_text(DEPENDS)
+        await bench.look_twice()
+        await until(lambda: "the sun is down" in bench.models.find("d").reason, "why it waits")
+        assert bench.answering == {"d": "one"}
+        (root / "d" / "1" / "model.yaml").unlink()
+        await bench.look_twice()
+        await until(lambda: bench.models.find("d").reason == "", "the end of the wait")
+        await bench.repository.look_again()
+        assert bench.answering == {"d": "two"}
+
+
+@in_loop
+async def test_a_version_that_comes_while_another_waits_is_loaded(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("d", "1", "one")
+    async with bench.running():
+        bench.amiss = "the sun is down"
+        bench.put("d", "2", "two")
+        (root / "d" / "2" / "model.yaml").write_text(DEPENDS)
+        await bench.look_twice()
+        await until(lambda: "the sun is down" in bench.models.of("d")[0].reason, "why it waits")
+        bench.put("d", "3", "three")
+        await bench.look_twice()
+        await until(lambda: bench.models.of("d")[0].reason == "", "the end of the wait")
+        await bench.repository.look_again()
+        assert (bench.answering, list(bench.states)) == ({"d": "three"}, ["d@3"])
+
+
+@in_loop
+async def test_a_model_that_waits_goes_with_its_directory(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        bench.amiss = "the sun is down"
+        bench.put("d", "1", "depends")
+        (root / "d" / "1" / "model.yaml").write_text(DEPENDS)
+        await bench.look_twice()
+        await until(lambda: any("the sun is down" in one.reason for one in bench.models.of("d")), "why it waits")
+        shutil.rmtree(root / "d")
+        await bench.look_twice()
+        await turns(20)
+        await bench.repository.look_again()
+        assert bench.models.names == ("m",)
+
+
+@in_loop
+async def test_a_load_that_is_asked_for_again_goes_by_what_a_model_needs_now(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT)
+    bench.put("d", "1", "depends")
+    (root / "d" / "1" / "model.yaml").write_text(DEPENDS)
+    async with bench.running():
+        bench.amiss = "the sun is down"
+        first = asyncio.create_task(bench.repository.load("d"))
+        await until(lambda: "the sun is down" in bench.models.find("d").reason, "why it waits")
+        (root / "d" / "1" / "model.yaml").unlink()
+        await bench.repository.load("d")
+        with pytest.raises(LoadFailedError, match="its files changed while it waited"):
+            await first
+        assert bench.answering == {"d": "depends"}
 
 
 @in_loop

@@ -209,6 +209,23 @@ async def test_a_run_that_does_not_end_does_not_hold_the_unload_up_and_keeps_its
 
 
 @in_loop
+async def test_unloading_again_ends_a_load_that_waits_for_the_first_to_end() -> None:
+    bench = Bench()
+    await bench.warm()
+    with bench.replica.request():
+        unloading = asyncio.create_task(bench.replica.unload(Rest.IDLE, "it was idle"))
+        await turns()
+        loading = asyncio.create_task(bench.replica.bring_up())
+        await turns()
+        again = asyncio.create_task(bench.replica.unload(Rest.UNLOADED, "it was unloaded"))
+        await turns()
+    await asyncio.gather(unloading, again)
+    assert not await loading
+    assert (bench.replica.state, bench.replica.rest) == (State.COLD, Rest.UNLOADED)
+    assert len(bench.log.events("model.warm")) == 1
+
+
+@in_loop
 async def test_unloading_gives_a_load_up_and_it_can_be_loaded_again() -> None:
     bench = Bench()
     bench.engine.hold = threading.Event()
