@@ -180,7 +180,7 @@ def _load(load: Load) -> Iterator[Finding]:
 
 def _expect(drill: Drill, expect: Expect) -> Iterator[Finding]:
     shares = expect.share_at_most is not None or expect.share_at_least is not None
-    if not (expect.being or expect.step or expect.picked is not None or shares or expect.store) and (
+    if not (expect.being or expect.step or expect.picked is not None or shares or expect.store is not None) and (
         expect.ready is None
     ):
         yield Finding((), "expects nothing: add being, step, picked, share_at_most, share_at_least, store or ready")

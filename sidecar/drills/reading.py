@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +13,7 @@ from sidecar.config.problems import Problem, SettingsError, dotted
 from sidecar.config.structure import conform
 from sidecar.drills.examine import examine
 from sidecar.drills.faulting import read_fault
-from sidecar.drills.scenario import Drill, named
+from sidecar.drills.scenario import Drill, Start, named
 from sidecar.up.settings import checked
 
 if TYPE_CHECKING:
@@ -23,11 +24,16 @@ _EMPTY = 'the file is empty; a drill starts with "version: 1", a name, a title, 
 
 
 def load_drill(path: str | os.PathLike[str]) -> Drill:
-    """Return the drill in the file at ``path``.
+    """Return the drill in the file at ``path``, beside which its ``models_dir`` is.
 
     :raises SettingsError: it cannot be used; it holds every problem found.
     """
-    return parse_drill(read(path, "name a drill that exists and can be read"), str(path))
+    drill = parse_drill(read(path, "name a drill that exists and can be read"), str(path))
+    if drill.start is None or drill.start.up.models_dir is None:
+        return drill
+    models_dir = str(Path(path).parent / drill.start.up.models_dir)
+    up = msgspec.structs.replace(drill.start.up, models_dir=models_dir)
+    return msgspec.structs.replace(drill, start=Start(up=up))
 
 
 def parse_drill(data: bytes, name: str) -> Drill:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, field
 
+from router.model import StoreMode
 from sidecar.settings.base import Base
 
 MAX_S = 3600.0
@@ -100,7 +101,7 @@ class Expect(Base, frozen=True):
     version: str = ""
     share_at_most: Annotated[float, Meta(ge=0, le=1)] | None = None
     share_at_least: Annotated[float, Meta(ge=0, le=1)] | None = None
-    store: str = ""
+    store: StoreMode | None = None
     ready: bool | None = None
 
 

@@ -103,8 +103,8 @@ def expected(expect: Expect) -> str:
         parts.append(f"share of {whose} at most {expect.share_at_most:g}")
     if expect.share_at_least is not None:
         parts.append(f"share of {whose} at least {expect.share_at_least:g}")
-    if expect.store:
-        parts.append(f"store is {expect.store}")
+    if expect.store is not None:
+        parts.append(f"store is {expect.store.value}")
     if expect.ready is not None:
         parts.append("ready" if expect.ready else "not ready")
     return f"{', '.join(parts)} within {expect.within_s:g} s"
@@ -125,8 +125,8 @@ def _conditions(expect: Expect, look: Look) -> Iterable[tuple[bool, str]]:
         yield share <= expect.share_at_most, f"share is {share:.3g}"
     if expect.share_at_least is not None:
         yield share >= expect.share_at_least, f"share is {share:.3g}"
-    if expect.store:
-        yield look.store == expect.store, f"store is {look.store}"
+    if expect.store is not None:
+        yield look.store == expect.store.value, f"store is {look.store}"
     if expect.ready is not None:
         yield look.ready is expect.ready, "ready" if look.ready else "not ready"
 

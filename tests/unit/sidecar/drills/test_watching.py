@@ -7,6 +7,7 @@ import math
 import msgspec
 import pytest
 
+from router.model import StoreMode
 from sidecar.cli.shapes import Routes
 from sidecar.drills.record import Look, Scrape, Seen, Share
 from sidecar.drills.scenario import Being, Expect, Step
@@ -117,7 +118,7 @@ LOOK = Look(
         (Expect(within_s=1, model="m", picked=2), ["1 replicas of m take requests"]),
         (Expect(within_s=1, model="m", version="2", share_at_most=0.05), ["share is 0.1"]),
         (Expect(within_s=1, model="m", endpoint="a", share_at_least=0.5), []),
-        (Expect(within_s=1, store="silent", ready=True), ["store is live"]),
+        (Expect(within_s=1, store=StoreMode.FROZEN, ready=True), ["store is live"]),
         (Expect(within_s=1, ready=False), ["ready"]),
     ],
 )
