@@ -14,6 +14,7 @@ from sidecar.faults import KINDS
 from sidecar.faults.checking import problems as wrong_with
 from sidecar.faults.processes.fault import ProcessFault, ProcessFaultError, checked
 from sidecar.faults.processes.kinds import KINDS as PROCESS_KINDS
+from sidecar.faults.signals.terms import TERMS
 from sidecar.settings.base import Base
 from sidecar.settings.faults import Fault
 
@@ -102,7 +103,7 @@ def process_fault(fault: OfProcess, places: Places | None = None) -> ProcessFaul
 
 def kinds() -> list[str]:
     """Return the names of all kinds of faults."""
-    return sorted([*KINDS, *PROCESS_KINDS])
+    return sorted([*KINDS, *TERMS, *PROCESS_KINDS])
 
 
 def of_process(fault: Mapping[str, Any]) -> bool:

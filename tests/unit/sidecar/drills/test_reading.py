@@ -115,6 +115,29 @@ def test_phases_have_names_and_faults_their_defaults() -> None:
             "d.yaml:4:35: config.listeners: a list: warmroute up decides this itself: leave it out",
         ),
         (
+            "kind: delay, delay_ms: 5, endpoint: worker-1",
+            "kind: delay, endpoint: worker-1",
+            "d.yaml:7:13: phases[1].fault.delay_ms: missing: must be given: delay needs it",
+        ),
+        (
+            "kind: delay, delay_ms: 5, endpoint: worker-1",
+            "kind: store_stop, process: worker-1",
+            'd.yaml:7:51: phases[1].fault.process: "worker-1": store_stop is for redis: name that',
+        ),
+        (
+            "kind: delay, delay_ms: 5, endpoint: worker-1",
+            "kind: stop, process: worker-3",
+            'd.yaml:7:45: phases[1].fault.process: "worker-3": there are control, data-0, redis, worker-1, worker-2',
+        ),
+        (
+            "config: {policies: {breaker: {surge: false}}}",
+            "skip: [storm]",
+            (
+                'd.yaml:12:28: without.breaker.skip[0]: "storm": no phase has this name: '
+                "there are calm, end-4, fault-2, load"
+            ),
+        ),
+        (
             "path: /v2/models/drill/infer",
             "path: v2/models/drill/infer",
             'd.yaml:6:31: phases[0].load.path: "v2/models/drill/infer": must begin with / and hold no spaces',

@@ -67,6 +67,12 @@ def test_without_a_feature_the_workers_may_have_other_flags(drill: Drill) -> Non
     assert kept.up.worker_flags == ("--load-s", "1")
 
 
+def test_without_a_feature_phases_may_be_left_out() -> None:
+    text = TEXT.replace(b"  gate: {worker_flags: []}", b"  waiting: {skip: [calm]}")
+    names = [phase.name for phase in lacking(parse_drill(text, "one.yaml"), "waiting").phases]
+    assert names == ["load", "fault", "out"]
+
+
 def test_a_feature_that_it_knows_nothing_of(drill: Drill) -> None:
     with pytest.raises(KeyError):
         lacking(drill, "cache")
