@@ -11,7 +11,7 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from router.balancers import load_bound, load_of
+from router.balancers import LoadBound
 from router.fits import Anyone
 from router.protocols import Sample
 
@@ -66,9 +66,10 @@ class Affinity:
     """Has another balancer pick only where nobody has seen the prompt's beginning, or all who have are at their bound.
 
     An endpoint takes a request for its prompt's sake only while that leaves it with no more than ``load_factor`` x the
-    mean in flight, rounded up. Of the endpoints that have seen as much of a prompt, the one that saw it last goes
-    first; one that took what another was too busy for is remembered beside it. No block is known without those before
-    it: what is forgotten first is the longest prompts' ends.
+    mean in flight, rounded up, in this process or in all (:class:`router.balancers.LoadBound`). Of the endpoints that
+    have seen as much of a prompt, the one that saw it last goes first; one that took what another was too busy for is
+    remembered beside it. No block is known without those before it: what is forgotten first is the longest prompts'
+    ends.
     """
 
     table: HandPicker | None = None
@@ -116,7 +117,7 @@ class Affinity:
         """Return who takes a request for its prompt's sake, how many blocks are known, and whether one was too busy."""
         known, at = self._known, self._at
         depth = self._depth(key)
-        bound = 0
+        bound: LoadBound | None = None
         declined = False
         before: tuple[str, ...] = ()
         for end in range(depth, self._policy.least_blocks - 1, -1):
@@ -128,14 +129,16 @@ class Affinity:
                 candidate = at.get(place)
                 if candidate is None:
                     continue
-                load = load_of(candidate)
-                if load and not bound:
-                    bound = load_bound(self._candidates, self._policy.load_factor)
-                if load and load >= bound:
+                if candidate.load and bound is None:
+                    bound = self._bound()
+                if bound is not None and bound.reached_by(candidate):
                     declined = True
                 elif fit.admits(candidate):
                     return candidate, end, declined
         return None, depth, declined
+
+    def _bound(self) -> LoadBound:
+        return LoadBound(self._candidates, self._policy.load_factor)
 
     def _depth(self, key: bytes) -> int:
         """Return how many of a prompt's blocks are known; fewer than count are none."""
@@ -201,10 +204,9 @@ class Affinity:
         picked, matched, _ = self._find(fit, key)
         if picked is None:
             return self._inner.sample(fit, rng, None)
-        bound = load_bound(self._candidates, self._policy.load_factor)
         total = len(key) // HASH_BYTES
-        why = f"it has seen {matched} of {total} blocks of the prompt; {load_of(picked) + 1} in flight with this one"
-        return Sample((picked,), picked, f"{why}, at most {bound}")
+        why = f"it has seen {matched} of {total} blocks of the prompt; {self._bound().told(picked)}"
+        return Sample((picked,), picked, why)
 
     def shares(self, key: bytes | None) -> list[float]:
         """Return 1 for the one that the prompt leads to; else what the other balancer says."""
@@ -219,17 +221,13 @@ class Affinity:
         inner = self._inner.measures(None)
         if key is None or not self._candidates:
             return inner
-        bound = float(load_bound(self._candidates, self._policy.load_factor))
+        bound = self._bound()
         out: list[tuple[Measure, ...]] = []
         depth = self._depth(key)
         for candidate, others in zip(self._candidates, inner, strict=True):
             place = _place(candidate.endpoint.id, candidate.endpoint.epoch)
             seen = next((end for end in range(depth, 0, -1) if place in self._known[_block(key, end)]), 0)
-            own: tuple[Measure, ...] = (
-                ("prefix", "blocks", float(seen)),
-                ("in_flight", "requests", float(load_of(candidate))),
-                ("bound", "requests", bound),
-            )
+            own: tuple[Measure, ...] = (("prefix", "blocks", float(seen)), *bound.measures(candidate))
             out.append((*own, *(one for one in others if one[0] != "in_flight")))
         return out
 

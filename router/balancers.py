@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from hashlib import blake2b
-from math import ceil
+from math import ceil, floor
 from typing import TYPE_CHECKING, Final
 
 from router.fits import Anyone
@@ -36,10 +36,41 @@ def load_of(candidate: Choosable) -> int:
     return candidate.endpoint.in_flight + candidate.endpoint.peers_in_flight
 
 
-def load_bound(candidates: Sequence[Choosable], load_factor: float) -> int:
-    """Return how much one of ``candidates`` may have in flight: the mean, with one more request, x ``load_factor``."""
-    total = sum([load_of(candidate) for candidate in candidates])
-    return ceil(load_factor * (total + 1) / len(candidates))
+class LoadBound:
+    """How much one of a route's candidates may have in flight and still take a request for its key's sake.
+
+    That is the mean of the candidates, with one more request, x ``load_factor``, rounded up: of what is in flight in
+    this process (``own``), and of what is in flight in all processes of the sidecar (``whole``). Who is below either
+    has room. What siblings have is told up to a second late, and may be over long since: their numbers give room to
+    what is many here and few among all, and never take away what this process alone shows to be free.
+    """
+
+    __slots__ = ("own", "whole")
+
+    def __init__(self, candidates: Sequence[Choosable], load_factor: float) -> None:
+        count = len(candidates)
+        self.own = ceil(load_factor * (sum([candidate.load for candidate in candidates]) + 1) / count)
+        self.whole = ceil(load_factor * (sum([load_of(candidate) for candidate in candidates]) + 1) / count)
+
+    def reached_by(self, candidate: Choosable) -> bool:
+        """Return whether one more would be more than the bound: both for this process and for all."""
+        return candidate.load >= self.own and load_of(candidate) >= self.whole
+
+    def told(self, candidate: Choosable) -> str:
+        """Return what the bound says of one that has room, or that is taken though nobody has."""
+        load, most, whose = load_of(candidate), self.whole, ""
+        if load >= most and candidate.load < self.own:
+            load, most, whose = floor(candidate.load), self.own, " of the process that decides"
+        return f"{load + 1} in flight{whose} with this one, at most {most}"
+
+    def measures(self, candidate: Choosable) -> tuple[Measure, ...]:
+        """Return what explanations show of it."""
+        return (
+            ("in_flight", "requests", float(load_of(candidate))),
+            ("bound", "requests", float(self.whole)),
+            ("own_in_flight", "requests", float(candidate.load)),
+            ("own_bound", "requests", float(self.own)),
+        )
 
 
 def wait_ms(candidate: Choosable) -> float:
@@ -387,7 +418,7 @@ class Keyed(_Balancer):
     keys with it, and one that joins gets only those that prefer it. Thaler and Ravishankar, "Using name-based mappings
     to increase hit rates", IEEE/ACM ToN 6(1), 1998. The bound is that of Mirrokni, Thorup and Zadimoghaddam,
     "Consistent hashing with bounded loads", SODA 2018 (arXiv 1608.01350, 2016): the mean in flight, with this one, x
-    ``load_factor``, rounded up. A request without a key is picked for as by ``warm``.
+    ``load_factor``, rounded up (:class:`LoadBound`). A request without a key is picked for as by ``warm``.
     """
 
     name = BalancerName.KEYED.value
@@ -419,22 +450,21 @@ class Keyed(_Balancer):
         if key is None:
             return self._without_key.pick(fit, rng, None)
         candidates = self._candidates
-        bound = 0
+        bound: LoadBound | None = None
         otherwise: Choosable | None = None
         for index in self._ranked(key):
             candidate = candidates[index]
-            load = load_of(candidate)
-            if load and not bound:
+            if candidate.load and bound is None:
                 bound = self._bound()
-            if load >= bound and load:  # with this one it would have more
+            if bound is not None and bound.reached_by(candidate):
                 if otherwise is None and fit.admits(candidate):
                     otherwise = candidate
             elif fit.admits(candidate):
                 return candidate
         return otherwise
 
-    def _bound(self) -> int:
-        return load_bound(self._candidates, self._load_factor)
+    def _bound(self) -> LoadBound:
+        return LoadBound(self._candidates, self._load_factor)
 
     def _ranked(self, key: bytes) -> Iterator[int]:
         """Yield indices of candidates in the order of the key's preference."""
@@ -477,8 +507,8 @@ class Keyed(_Balancer):
         if picked is None:
             return None
         rank = [self._candidates[index] for index in self._ranked(key)].index(picked) + 1
-        why = f"number {rank} of those that the key ranks; {load_of(picked) + 1} in flight with this one"
-        return Sample((picked,), picked, f"{why}, at most {self._bound()}")
+        why = f"number {rank} of those that the key ranks; {self._bound().told(picked)}"
+        return Sample((picked,), picked, why)
 
     def shares(self, key: bytes | None) -> list[float]:
         """Return 1 for the one that the key leads to; without a key, what ``warm`` says."""
@@ -488,17 +518,13 @@ class Keyed(_Balancer):
         return [float(candidate is picked) for candidate in self._candidates]
 
     def measures(self, key: bytes | None) -> list[tuple[Measure, ...]]:
-        """Return each one's rank, what is in flight there, and how much may be."""
+        """Return each one's rank, what is in flight there, and how much may be, here and in all."""
         if key is None or not self._candidates:
             return super().measures(key)
         rank = {index: place for place, index in enumerate(self._ranked(key), 1)}
-        bound = float(self._bound())
+        bound = self._bound()
         return [
-            (
-                ("rank", "place", float(rank[index])),
-                ("in_flight", "requests", float(load_of(candidate))),
-                ("bound", "requests", bound),
-            )
+            (("rank", "place", float(rank[index])), *bound.measures(candidate))
             for index, candidate in enumerate(self._candidates)
         ]
 

@@ -10,11 +10,11 @@ from math import ceil
 import pytest
 
 from router.affinity import HASH_BYTES, HOLDERS, MOST_UNTOLD, Affinity, blocks_of
-from router.model import EndpointHeld, PrefixesSeen, Replica
+from router.model import EndpointHeld, PeerObserved, PrefixesSeen, Replica
 from router.outcomes import AttemptResult
 from router.policy import AffinityPolicy, BalancerName, ModelPolicy, Policies, PolicyError, ShardMode, ShardPolicy
 from router.routes import Attempt
-from tests.support.fleet import Driven, record
+from tests.support.fleet import Driven, observation, record
 
 POLICY = AffinityPolicy(block_bytes=4, blocks=4, least_blocks=2)
 MODEL = ModelPolicy("m", affinity=POLICY)
@@ -140,6 +140,14 @@ def test_nobody_gets_more_than_its_bound_for_a_prompt_s_sake() -> None:
     loads = {id_: one.in_flight for id_, one in driven.cluster.endpoints.items()}
     assert max(loads.values()) <= 2 * sum(loads.values()) / len(loads)
     end(driven, *running)
+
+
+def test_what_siblings_had_a_second_ago_declines_nothing() -> None:
+    driven = fleet()
+    id_ = went(driven, b"conversation")
+    driven.apply(PeerObserved(1, (observation(id_, 3, None, (), 0, 0),), driven.now))
+    assert {went(driven, b"conversation") for _ in range(5)} == {id_}
+    assert driven.cluster.affinity.take() == (5, 0, 1)
 
 
 def test_hits_rise_with_affinity_and_load_stays_even() -> None:

@@ -166,10 +166,41 @@ def test_by_key() -> None:
     assert why(explanation) == ((second,), second, text)
     terms = {row.endpoint: [(term.name, term.raw) for term in row.terms] for row in explanation.rows}
     assert terms == {
-        first: [("rank", 1.0), ("in_flight", 2.0), ("bound", 2.0)],
-        second: [("rank", 2.0), ("in_flight", 0.0), ("bound", 2.0)],
-        third: [("rank", 3.0), ("in_flight", 0.0), ("bound", 2.0)],
+        first: [("rank", 1.0), ("in_flight", 2.0), ("bound", 2.0), ("own_in_flight", 2.0), ("own_bound", 2.0)],
+        second: [("rank", 2.0), ("in_flight", 0.0), ("bound", 2.0), ("own_in_flight", 0.0), ("own_bound", 2.0)],
+        third: [("rank", 3.0), ("in_flight", 0.0), ("bound", 2.0), ("own_in_flight", 0.0), ("own_bound", 2.0)],
     }
+
+
+def siblings(made: Driven, **loads: int) -> None:
+    made.apply(
+        PeerObserved(1, tuple(observation(id_, count, None, (), 0, 0) for id_, count in loads.items()), made.now)
+    )
+
+
+def test_what_siblings_had_a_second_ago_takes_no_key_s_room_away() -> None:
+    made = driven(BalancerName.KEYED, "a", "b", "c")
+    first, *_ = sorted("abc", key=lambda id_: mixed(hash_of(b"k") ^ hash_of(id_.encode())), reverse=True)
+    siblings(made, **{first: 9})
+    picked = made.cluster.choose(made.route(), made.now, made.rng, None, b"k")
+    assert isinstance(picked, Attempt)
+    assert picked.endpoint.id == first
+    load(made, **{first: 1, "a" if first != "a" else "b": 4})
+    explanation = explain(made, key=b"k")
+    text = "number 1 of those that the key ranks; 2 in flight of the process that decides with this one, at most 3"
+    assert why(explanation) == ((first,), first, text)
+
+
+def test_what_siblings_have_elsewhere_gives_a_key_room() -> None:
+    """Many here, but few among all: with many processes each has so little in flight that its mean says nothing."""
+    made = driven(BalancerName.KEYED, "a", "b", "c")
+    order = sorted("abc", key=lambda id_: mixed(hash_of(b"k") ^ hash_of(id_.encode())), reverse=True)
+    siblings(made, **dict.fromkeys(order[1:], 4))
+    load(made, **{order[0]: 3})
+    text = "number 1 of those that the key ranks; 4 in flight with this one, at most 5"
+    assert why(explain(made, key=b"k")) == ((order[0],), order[0], text)
+    load(made, **{order[0]: 7})  # too many here and among all
+    assert why(explain(made, key=b"k"))[1] == order[1]
 
 
 def test_without_a_key_the_law_is_the_default_one() -> None:
