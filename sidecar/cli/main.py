@@ -37,6 +37,7 @@ _COMMANDS = (
     ("models", "sidecar.cli.models:app", _CONFIGURE, "Split models over workers; recommend a number of shards."),
     ("record", "sidecar.cli.record:record", _MEASURE, "Pass requests through, and write them down for replay."),
     ("replay", "sidecar.cli.replay:replay", _MEASURE, "Send recorded requests again, with their original spacing."),
+    ("compare", "sidecar.cli.compare:compare", _MEASURE, "Send one trace to two targets in turn; say what differs."),
     ("bench", "sidecar.cli.bench:app", _MEASURE, "Measure how workers start; write synthetic models."),
 )
 

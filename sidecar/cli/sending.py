@@ -15,12 +15,12 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from sidecar.cli.outcome import EXIT_REFUSED, CliError
+from sidecar.traffic.addresses import destination
 from sidecar.traffic.requests import Timed, check
 from sidecar.traffic.sender import MAX_CONNECTIONS, TIMEOUT_S, Sender
 from sidecar.traffic.traces.reading import TARGET, Filling, read_trace
 from sidecar.traffic.traces.templates import BodyTemplate, TemplateError
 from sidecar.traffic.traces.trace import Trace, TraceError
-from sidecar.upstreams.pool import SECURE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,14 +99,10 @@ class Sending:
         :raises CliError: it is none.
         """
         try:
-            tls = self._tls() if address.startswith(SECURE) else None
+            secure = destination(address, secure=True).secure
+            tls = self._tls() if secure else None
             return Sender(
-                address,
-                take,
-                max_connections=self.max_connections,
-                timeout_s=self.timeout_s,
-                prefix=prefix,
-                tls=tls,
+                address, take, max_connections=self.max_connections, timeout_s=self.timeout_s, prefix=prefix, tls=tls
             )
         except ValueError as error:
             raise CliError(f"{flag}: {error}", EXIT_REFUSED) from None

@@ -17,11 +17,11 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Final
 
+from sidecar.traffic.addresses import destination
 from sidecar.traffic.connection import Connection
 from sidecar.traffic.reading import Reading
 from sidecar.traffic.requests import REQUEST_ID, Timed, head_of
 from sidecar.traffic.samples import Ended, Sample
-from sidecar.upstreams.pool import SECURE, split_address
 
 if TYPE_CHECKING:
     import ssl
@@ -34,7 +34,6 @@ IDLE_S: Final = 4.0
 crosses such a close would fail by the sender's fault."""
 KEPT: Final = frozenset({"age", "cache-status", "retry-after", "warmroute-degraded", "warmroute-outcome"})
 """Fields of answers that samples keep."""
-_HOST_OF_SOCKETS: Final = "localhost"
 _EMPTY: Final = Reading("GET")
 
 
@@ -65,13 +64,10 @@ class Sender:
         Raises:
             ValueError: it is none of them, or a limit is not above 0.
         """
-        if address.startswith(("grpc", SECURE) if tls is None else "grpc"):
-            raise ValueError(f"address {address!r}: must be http://HOST:PORT or unix:/PATH, or https:// with tls")
         if max_connections < 1 or timeout_s <= 0:
             raise ValueError("max_connections and timeout_s must be above 0")
-        self._name, self._port, self._socket = split_address(address)
-        self._host = address.partition("://")[2].rstrip("/") or _HOST_OF_SOCKETS
-        self._tls = tls if address.startswith(SECURE) else None
+        self._to = destination(address, secure=tls is not None)
+        self._tls = tls if self._to.secure else None
         self._take = take
         self._max = max_connections
         self._timeout_s = timeout_s
@@ -180,7 +176,7 @@ class Sender:
     def _begin(self, request: Timed, at_s: float, rest: tuple[Timed, ...]) -> None:
         self._numbers += 1
         self.begun += 1
-        head, request_id = head_of(request, self._host, f"{self._prefix}-{self._numbers}")
+        head, request_id = head_of(request, self._to.host_field, f"{self._prefix}-{self._numbers}")
         call = _Call(self, self._numbers, request, request_id, at_s, rest)
         self._calls.add(call)
         left_s = at_s + self._time_s(request) - self.now_s()
@@ -199,10 +195,10 @@ class Sender:
 
     async def _connect(self, connection: Connection, call: _Call, head: bytes) -> None:
         try:
-            if self._socket is not None:
-                await self._loop.create_unix_connection(lambda: connection, self._socket)
+            if self._to.socket is not None:
+                await self._loop.create_unix_connection(lambda: connection, self._to.socket)
             else:
-                await self._loop.create_connection(lambda: connection, self._name, self._port, ssl=self._tls)
+                await self._loop.create_connection(lambda: connection, self._to.name, self._to.port, ssl=self._tls)
         except OSError as error:
             self._open.discard(connection)
             call.connecting = None

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sidecar.traffic.processor import tree
 from tools.bench import procfs
 from tools.bench.asks import GET
 from tools.bench.contenders import COMPILED, OURS
@@ -41,7 +42,7 @@ def measure(proxy: Contender, connections: int = CONNECTIONS, settle_s: float = 
     """
     serving = serving_process(proxy)
     time.sleep(settle_s)
-    idle, tree = procfs.pss_bytes(serving), sum(procfs.pss_bytes(pid) for pid in procfs.tree(proxy.pid))
+    idle, everything = procfs.pss_bytes(serving), sum(procfs.pss_bytes(pid) for pid in tree(proxy.pid))
     kinds = procfs.pss_by_kind(serving)
     sockets: list[socket.socket] = []
     try:
@@ -60,7 +61,7 @@ def measure(proxy: Contender, connections: int = CONNECTIONS, settle_s: float = 
     finally:
         for sock in sockets:
             sock.close()
-    return Memory(idle, tree, added, connections, kinds)
+    return Memory(idle, everything, added, connections, kinds)
 
 
 def _is_idle(sock: socket.socket) -> bool:
@@ -80,7 +81,7 @@ def serving_process(proxy: Contender) -> int:
     """
     marks = {OURS: " -m sidecar data ", COMPILED: " -m sidecar data ", "nginx": "worker process"}
     mark = marks.get(proxy.name, "")
-    for pid in procfs.tree(proxy.pid):
+    for pid in tree(proxy.pid):
         if mark in f"{procfs.command(pid)} ":
             return pid
     raise BenchError(f"{proxy.name}: no process of it has {mark!r} in its command line")

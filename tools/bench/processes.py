@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.bench.procfs import tree
+from sidecar.traffic.processor import tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -7,38 +7,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from sidecar.traffic.processor import cpu_s, tree
+
 _PROC = Path("/proc")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-
-
-def tree(root: int) -> tuple[int, ...]:
-    """Return ``root`` and all its living descendants, sorted."""
-    children: dict[int, list[int]] = defaultdict(list)
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:
-                continue  # gone meanwhile
-            parent = int(stat.rpartition(")")[2].split()[1])
-            children[parent].append(int(entry.name))
-    found, queue = [], [root]
-    while queue:
-        pid = queue.pop()
-        found.append(pid)
-        queue += children[pid]
-    return tuple(sorted(found))
-
-
-def cpu_s(pid: int) -> float:
-    """Return the seconds that all threads of ``pid`` have spent on a CPU, user and system."""
-    total = 0
-    try:
-        for task in (_PROC / str(pid) / "task").iterdir():
-            total += int((task / "schedstat").read_text().split()[0])
-    except FileNotFoundError:
-        pass  # a thread ended between listing and reading
-    return total / 1e9
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from sidecar.traffic.addresses import destination
 from sidecar.traffic.recording.tap import Tap, Terms
-from sidecar.upstreams.pool import SECURE, split_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,9 +33,7 @@ class Recorder:
         Raises:
             ValueError: it is neither.
         """
-        if address.startswith(("grpc", SECURE)):
-            raise ValueError(f"address {address!r}: must be http://HOST:PORT or unix:/PATH")
-        self._name, self._port, self._socket = split_address(address)
+        self._to = destination(address, secure=False)
         self._terms = terms
         self._now = now
         self._max = max_connections
@@ -97,9 +95,9 @@ class Recorder:
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         async with asyncio.timeout(CONNECT_S):
-            if self._socket is not None:
-                return await asyncio.open_unix_connection(self._socket)
-            return await asyncio.open_connection(self._name, self._port)
+            if self._to.socket is not None:
+                return await asyncio.open_unix_connection(self._to.socket)
+            return await asyncio.open_connection(self._to.name, self._to.port)
 
     async def _carry(
         self,

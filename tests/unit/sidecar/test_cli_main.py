@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[3]
 COMMANDS = [
     "bench",
     "cache",
+    "compare",
     "config",
     "drill",
     "endpoints",
@@ -113,7 +114,7 @@ def test_nothing_of_the_command_line_imports_the_worker() -> None:
             (
                 'warmroute: no command "zzz"; '
                 "there are: sidecar, up, worker, routes, endpoints, versions, fault, drill, cache, health, config, "
-                "version, models, record, replay, bench"
+                "version, models, record, replay, compare, bench"
             ),
         ),
         (

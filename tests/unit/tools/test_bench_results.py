@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from sidecar.traffic.processor import cpu_s, tree
 from tools.bench import procfs
 from tools.bench.asks import GET, INFER, MARK
 from tools.bench.choice import Choice
@@ -164,7 +165,7 @@ def test_a_template_differs_where_its_heads_are_to_differ() -> None:
 
 def test_a_process_tree_is_read_from_proc() -> None:
     own = os.getpid()
-    assert own in procfs.tree(os.getppid())
+    assert own in tree(os.getppid())
     usage = procfs.Usage.of(own)
     assert usage.cpu_s[own] > 0
     assert usage.user_s > 0
@@ -180,7 +181,7 @@ def test_memory_is_told_by_what_is_mapped() -> None:
     assert sum(kinds.values()) == pytest.approx(procfs.pss_bytes(os.getpid()), rel=0.1)
 
 
-@pytest.mark.parametrize("read", [procfs.cpu_s, procfs.pss_bytes])
+@pytest.mark.parametrize("read", [cpu_s, procfs.pss_bytes])
 def test_a_process_that_is_gone_costs_nothing(read: object) -> None:
     assert callable(read)
     assert read(2**22 + 1) == 0  # over the kernel's largest pid

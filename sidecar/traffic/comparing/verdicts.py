@@ -1,0 +1,169 @@
+"""What two targets' blocks say of their difference, and what they do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+from sidecar.traffic.comparing.statistics import Interval, Pooled, interval, newcombe, resamples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from random import Random
+
+    from sidecar.traffic.comparing.blocks import Block
+
+LEAST_BLOCKS: Final = 8
+"""Fewer blocks than this say nothing of how much they vary."""
+BEYOND: Final = 10
+"""Values that must lie beyond a quantile, at each target, before it is judged."""
+RESAMPLES: Final = 4000
+MOST_NEEDED: Final = 10_000_000
+
+
+class Verdict(StrEnum):
+    """What is known of a figure."""
+
+    LOWER = "lower"
+    """B is lower than A. Of all these figures lower is better."""
+    HIGHER = "higher"
+    OPEN = "open"
+    """The difference, if there is one, does not show in so many requests."""
+    UNKNOWN = "unknown"
+    """Too few requests to say anything of this figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One figure of both targets. ``difference`` is B less A. ``why``: what is missing where nothing is known.
+
+    ``needed``: about how many requests to each would show a difference of the size that was seen; None: more than
+    ``MOST_NEEDED``, or it was shown.
+    """
+
+    figure: str
+    unit: str
+    a: float | None
+    b: float | None
+    difference: Interval | None
+    verdict: Verdict
+    why: str = ""
+    needed: int | None = None
+
+
+def judge(
+    a: Sequence[Block], b: Sequence[Block], rng: Random, confidence: float = 0.95, draws: int = RESAMPLES
+) -> list[Judged]:
+    """Judge P50, P99, errors and, where it was measured, CPU. ``a`` and ``b`` are of the same blocks of a trace.
+
+    ``confidence`` is of all of them together: each has its share of the doubt (Bonferroni). ``draws``: of blocks;
+    intervals are as exact as they are many.
+    """
+    measured = all(block.cpu_s is not None for block in (*a, *b)) and bool(a)
+    figures = 4 if measured else 3
+    each = 1 - (1 - confidence) / figures
+    drawn = resamples(len(a), draws, rng) if len(a) >= LEAST_BLOCKS else []
+    judged = [_quantile(name, q, a, b, drawn, each) for name, q in (("P50", 0.5), ("P99", 0.99))]
+    judged.append(_errors(a, b, drawn, each))
+    if measured:
+        judged.append(_cpu(a, b, drawn, each))
+    return judged
+
+
+def _quantile(
+    name: str, q: float, a: Sequence[Block], b: Sequence[Block], drawn: list[list[int]], confidence: float
+) -> Judged:
+    in_a, in_b = (Pooled([block.summary.latencies_s for block in blocks]) for blocks in (a, b))
+    once = [1] * len(a)
+    values = in_a.quantile(q, once), in_b.quantile(q, once)
+    least = ceil(BEYOND / (1 - q))
+    few = min(len(in_a), len(in_b))
+    why = f"{few} answers at one of them, {least} are needed" if few < least else ""
+
+    def difference(weights: Sequence[int]) -> float | None:
+        one, other = in_a.quantile(q, weights), in_b.quantile(q, weights)
+        return None if one is None or other is None else 1000 * (other - one)
+
+    shown = [None if value is None else 1000 * value for value in values]
+    return _judged(name, "ms", (shown[0], shown[1]), difference, drawn, a, confidence, why)
+
+
+def _errors(a: Sequence[Block], b: Sequence[Block], drawn: list[list[int]], confidence: float) -> Judged:
+    """Judge shares of failures: by blocks and, as blocks without any failure vary not at all, also by their number."""
+
+    def difference(weights: Sequence[int]) -> float | None:
+        one, other = _share(a, weights), _share(b, weights)
+        return None if one is None or other is None else 100 * (other - one)
+
+    once = [1] * len(a)
+    shares = [_share(blocks, once) for blocks in (a, b)]
+    shown = [None if share is None else 100 * share for share in shares]
+    numbers = [
+        (sum(block.summary.failures for block in blocks), sum(block.summary.requests for block in blocks))
+        for blocks in (a, b)
+    ]
+    found = _judged("errors", "%", (shown[0], shown[1]), difference, drawn, a, confidence)
+    if found.difference is None:
+        return found
+    by_number = newcombe(numbers[0], numbers[1], confidence)
+    wider = Interval(min(found.difference.low, 100 * by_number.low), max(found.difference.high, 100 * by_number.high))
+    return _with(found, wider, sum(requests for _, requests in numbers) // 2)
+
+
+def _cpu(a: Sequence[Block], b: Sequence[Block], drawn: list[list[int]], confidence: float) -> Judged:
+    def used(blocks: Sequence[Block], weights: Sequence[int]) -> float | None:
+        requests = sum(block.summary.requests * weight for block, weight in zip(blocks, weights, strict=True))
+        cpu_s = sum((block.cpu_s or 0.0) * weight for block, weight in zip(blocks, weights, strict=True))
+        return 1e6 * cpu_s / requests if requests else None
+
+    def difference(weights: Sequence[int]) -> float | None:
+        one, other = used(a, weights), used(b, weights)
+        return None if one is None or other is None else other - one
+
+    once = [1] * len(a)
+    return _judged("CPU a request", "µs", (used(a, once), used(b, once)), difference, drawn, a, confidence)
+
+
+def _share(blocks: Sequence[Block], weights: Sequence[int]) -> float | None:
+    requests = sum(block.summary.requests * weight for block, weight in zip(blocks, weights, strict=True))
+    failures = sum(block.summary.failures * weight for block, weight in zip(blocks, weights, strict=True))
+    return failures / requests if requests else None
+
+
+def _judged(
+    figure: str,
+    unit: str,
+    values: tuple[float | None, float | None],
+    difference: Callable[[Sequence[int]], float | None],
+    drawn: list[list[int]],
+    blocks: Sequence[Block],
+    confidence: float,
+    why: str = "",
+) -> Judged:
+    found = None
+    if len(blocks) < LEAST_BLOCKS:
+        why = f"{len(blocks)} blocks, {LEAST_BLOCKS} are needed"
+    elif not why:
+        found = interval(difference, drawn, len(blocks), confidence)
+        why = "" if found is not None else "too few answers in some blocks"
+    known = Judged(figure, unit, *values, None, Verdict.UNKNOWN, why)
+    return known if found is None else _with(known, found, sum(block.summary.requests for block in blocks))
+
+
+def _with(known: Judged, found: Interval, requests: int) -> Judged:
+    """Return the verdict that an interval gives; ``requests`` went to each target."""
+    verdict = Verdict.LOWER if found.high < 0 else Verdict.HIGHER if found.low > 0 else Verdict.OPEN
+    needed = None
+    if verdict is Verdict.OPEN and known.a is not None and known.b is not None and known.a != known.b:
+        # Intervals shrink with the root of the number; the farther end must come to 0.
+        about = requests * (found.half_width / abs(known.b - known.a)) ** 2
+        needed = _rounded(about) if requests < about <= MOST_NEEDED else None
+    return Judged(known.figure, known.unit, known.a, known.b, found, verdict, "", needed)
+
+
+def _rounded(number: float) -> int:
+    """Return a number with two digits that count, rounded up: it is a guess."""
+    step: int = 10 ** max(0, len(str(int(number))) - 2)
+    return ceil(number / step) * step
