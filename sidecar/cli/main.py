@@ -38,6 +38,7 @@ _COMMANDS = (
     ("record", "sidecar.cli.record:record", _MEASURE, "Pass requests through, and write them down for replay."),
     ("replay", "sidecar.cli.replay:replay", _MEASURE, "Send recorded requests again, with their original spacing."),
     ("compare", "sidecar.cli.compare:compare", _MEASURE, "Send one trace to two targets in turn; say what differs."),
+    ("attribute", "sidecar.cli.attribute:attribute", _MEASURE, "Join what callers saw with what workers did."),
     ("bench", "sidecar.cli.bench:app", _MEASURE, "Measure how workers start; write synthetic models."),
 )
 

@@ -15,6 +15,7 @@ from sidecar.http1.head import CHUNKED, HeadError
 from sidecar.http1.parsing import parse_request
 from sidecar.traffic.reading import HEAD_BYTES, Reading, UnreadableError
 from sidecar.traffic.recording.redaction import Redaction
+from sidecar.traffic.requests import REQUEST_ID
 from sidecar.traffic.samples import Ended
 from sidecar.traffic.traces.recorded import Recorded, body_fields
 
@@ -295,7 +296,7 @@ class Tap:
                 method=request.method,
                 target=self._terms.redaction.of_target(request.target),
                 headers=request.headers,
-                request_id=request.request_id,
+                request_id=request.request_id or _id_of(reading),
                 flow=flow.name if flow is not None and request.chained else "",
                 think_s=None if request.think_s is None else round(request.think_s, 6),
                 hung_up_s=None if hung_up_s is None else round(hung_up_s, 6),
@@ -318,3 +319,8 @@ class Tap:
                 request.flow.under_way -= 1
         self._pending.clear()
         self._buffer = b""
+
+
+def _id_of(reading: Reading | None) -> str:
+    """Return the id that a sidecar gave to a request which brought none: its answer names it."""
+    return "" if reading is None else reading.fields(frozenset({REQUEST_ID})).get(REQUEST_ID, "")

@@ -92,7 +92,7 @@ def read(name: str, lines: Iterable[bytes]) -> Trace:
     for number, line in enumerate(lines, 1):
         where = f"{name}:{number}"
         if number == 1:
-            _opening(where, line)
+            opening_of(where, line)
             continue
         if not line.strip():
             continue
@@ -132,10 +132,16 @@ def trace_of(kind: str, timed: list[Timed], left_out: Counter[str]) -> Trace:
     return Trace(kind, requests, moved[-1].at_s if moved else 0.0, lambda: iter(moved), left_out)
 
 
-def _opening(where: str, line: bytes) -> None:
-    opening = _decoded(where, line, _DECODE_OPENING)
+def opening_of(where: str, line: bytes) -> Opening:
+    """Return what a first line says.
+
+    Raises:
+        TraceError: it is none, or of another version.
+    """
+    opening: Opening = _decoded(where, line, _DECODE_OPENING)
     if opening.version != VERSION:
         raise TraceError(f"{where}: {KEY} {opening.version}; this version of warmroute reads {VERSION}")
+    return opening
 
 
 def _decoded(where: str, line: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:

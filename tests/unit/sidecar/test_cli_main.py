@@ -14,6 +14,7 @@ from sidecar.cli.worker import worker_command
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = [
+    "attribute",
     "bench",
     "cache",
     "compare",
@@ -114,7 +115,7 @@ def test_nothing_of_the_command_line_imports_the_worker() -> None:
             (
                 'warmroute: no command "zzz"; '
                 "there are: sidecar, up, worker, routes, endpoints, versions, fault, drill, cache, health, config, "
-                "version, models, record, replay, compare, bench"
+                "version, models, record, replay, compare, attribute, bench"
             ),
         ),
         (

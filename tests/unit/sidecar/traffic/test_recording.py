@@ -111,6 +111,13 @@ def test_what_cannot_be_read_is_not_recorded(asked: bytes, answered: bytes) -> N
     assert (taken, terms.unreadable, terms.held_bytes) == ([], 1, 0)
 
 
+def test_an_id_that_the_sidecar_gave_is_in_its_answer() -> None:
+    tap, _, taken = tapped()
+    tap.from_caller(request("/a") + request("/b", "X-Request-Id: own"), 1.0)
+    tap.from_server(OK.replace(b"\r\n\r\n", b"\r\nx-request-id: given\r\n\r\n") * 2, 2.0)
+    assert [one.request_id for one in taken] == ["given", "own"]
+
+
 def test_limits_of_bodies() -> None:
     tap, terms, taken = tapped(max_body_bytes=4)
     tap.from_caller(request("/a", body=b"four") + request("/b", body=b"fiver"), 1.0)

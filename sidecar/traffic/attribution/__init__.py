@@ -1,0 +1,1 @@
+"""What callers saw, joined with what workers did (docs/replay.md)."""
