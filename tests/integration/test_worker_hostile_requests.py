@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from sidecar.traffic.processor import cpu_s
 from tests.support.worker_process import WorkerProcess
 from tests.support.worker_surface import Surface, begin, head, one, served, tensor, until
-from tools.bench.procfs import cpu_s
 from worker.datatypes import Datatype
 from worker.engines import TensorSpec
 from worker.serving import body as bodies_of
