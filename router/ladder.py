@@ -17,8 +17,9 @@ any           a failure ``of_its_own``                              the aim move
 ============  ====================================================  ===========================================
 
 Aiming higher after a failure is what lets a model come back whose fallback is broken for good. A failure of a request's
-own (the worker answered, with an error; its caller's time was over) is one that its caller can bring about: it takes
-nothing away from others, neither a step nor the trials that went well.
+own (the worker answered, with an error; its caller's time was over; there was no room for its class and tenant) is one
+that its caller can bring about, or that says nothing of the next one: it takes nothing away from others, neither a step
+nor the trials that went well.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class Ladder:
     ) -> Moved | None:
         """A request could not be answered at ``step``.
 
-        ``certain``: nor could any other. ``of_its_own``: its caller may have brought that about.
+        ``certain``: nor could any other. ``of_its_own``: its caller may have brought that about, or its class.
         """
         self.asked_at = now
         at, aim = self._at, self._aim

@@ -318,8 +318,8 @@ class Call(CallRelay):
         if self._plane.shared.admission.kept:
             self._wait_on(ticket)
 
-    def turned_away(self, outcome: Outcome, detail: str, retry_after_s: float | None) -> None:
-        """End a call that may not wait, or not any longer."""
+    def turned_away(self, outcome: Outcome, detail: str, retry_after_s: float | None, *, of_its_own: bool) -> None:
+        """End a call that may not wait, or not any longer. Calls have no ladder that could follow them."""
         self._timer = None
         try:
             self._end_unanswered(outcome, detail, retry_after_s)

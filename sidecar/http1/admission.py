@@ -53,6 +53,7 @@ CLOCK_S: Final = 0.002
 """How much earlier than asked a timer of the loop may come."""
 
 _EVICTED: Final = frozenset({Refusal.DISPLACED, Refusal.DISPLACED_BY_SHARE, Refusal.TIMEOUT, Refusal.DEADLINE})
+_BY_OTHERS: Final = frozenset({Refusal.FULL, Refusal.SHARE, Refusal.DISPLACED, Refusal.DISPLACED_BY_SHARE})
 _OVER_SHARE: Final = frozenset({Refusal.SHARE, Refusal.DISPLACED_BY_SHARE})
 _WHY: Final = {
     Refusal.FULL: "the queue is full",
@@ -391,7 +392,10 @@ class AdmissionPlane:
             outcome = Outcome.OVER_SHARE
         elif refusal is Refusal.DEADLINE and now >= waiter.deadline - CLOCK_S:
             outcome = Outcome.DEADLINE_EXCEEDED
-        ticket.caller.turned_away(outcome, detail, none.retry_after_s)
+        # of a replica that is waited for nobody has more; places and turns in a queue go by class, tenant and time
+        told_early = refusal is Refusal.DEADLINE and outcome is not Outcome.DEADLINE_EXCEEDED
+        own = none.reason is Reason.AT_LIMIT or told_early or refusal in _BY_OTHERS
+        ticket.caller.turned_away(outcome, detail, none.retry_after_s, of_its_own=own)
 
     def _count(self, line: Line, ticket: Ticket, refusal: Refusal) -> None:
         self._plane.words[line.row + MODEL_TURNED_AWAY + ticket.kind * REFUSAL_WORDS + _REFUSAL_INDEX[refusal]] += 1

@@ -2,7 +2,7 @@
 
 Each way down is taken before a byte of an answer went downstream, and ends the request exactly once. Another model is
 asked only where asking twice is allowed; what is kept is told as it was; and while a route is degraded nothing is kept.
-What a request cannot use for reasons of its own says nothing of a step, so it moves nothing.
+What a request cannot use for reasons of its own says nothing of a step, so it moves nothing; nor does a lack of room.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Descent:
     model were asked; ``fell``: its fallbacks were. ``last``: one of these is, as nobody else had an answer. ``began``:
     a worker may have begun with it; ``end`` and ``detail`` are how that failed then. ``late``: its time is over, nobody
     is asked any more. ``why`` is how it failed first, ``cause`` how at the step where it is. ``unfit``: a fallback was
-    left out for reasons of the request's own. ``entry`` is the fallback that it was sent to. ``key`` and
-    ``names_version`` are what its course had for its own model.
+    left out for reasons of the request's own. ``own``: it was turned away for such, where it waited. ``entry`` is the
+    fallback that it was sent to. ``key`` and ``names_version`` are what its course had for its own model.
     """
 
     __slots__ = (
@@ -108,6 +108,7 @@ class Descent:
         "names_version",
         "next_fallback",
         "overloaded",
+        "own",
         "place",
         "recorder",
         "reframed",
@@ -136,6 +137,7 @@ class Descent:
         self.why = ""
         self.cause = ""
         self.unfit = False
+        self.own = False
         self.overloaded = False
         self.retry_after_s: float | None = None
         self.next_fallback = 0
@@ -209,6 +211,8 @@ class DegradingConnection(SpecialConnection):
             descent.end = outcome
             descent.detail = detail
         step = descent.step
+        own = descent.own or outcome in _OF_ITS_OWN or (outcome is Outcome.DEADLINE_EXCEEDED and watch.callers_own)
+        descent.own = False
         if step is not LadderStep.FALLBACK or not self._fall_back(course, descent, now):
             descent.model.failed(
                 descent.place,
@@ -216,7 +220,7 @@ class DegradingConnection(SpecialConnection):
                 now,
                 descent.cause,
                 certain=outcome is Outcome.NO_CANDIDATE and not (step is LadderStep.FALLBACK and descent.unfit),
-                of_its_own=outcome in _ANSWERED or (outcome is Outcome.DEADLINE_EXCEEDED and watch.callers_own),
+                of_its_own=own,
             )
             self._go_down(course, descent, LadderStep.REFUSE if descent.last else descent.model.below(step), now)
         return True
@@ -560,8 +564,9 @@ class DegradingConnection(SpecialConnection):
 
 
 _NO_ANSWER: Final = "; no step of the ladder has an answer"
-_ANSWERED: Final = frozenset({Outcome.UPSTREAM_5XX, Outcome.UPSTREAM_BUSY})
-"""Ends that a caller can bring about by what it asks: they move its request, and nobody else's."""
+_OF_ITS_OWN: Final = frozenset({Outcome.UPSTREAM_5XX, Outcome.UPSTREAM_BUSY, Outcome.OVERLOADED})
+"""Ends that move their own request, and nobody else's. A caller can bring about what a worker answers by what it asks;
+and who finds no room is decided by class, tenant and time, while there will be room again with the next answer."""
 _OUTCOMES: Final = {
     AttemptResult.SERVER_ERROR: Outcome.UPSTREAM_5XX,
     AttemptResult.BUSY: Outcome.UPSTREAM_BUSY,

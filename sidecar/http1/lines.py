@@ -23,8 +23,8 @@ class Caller(Protocol):
     def turn_came(self, ticket: Ticket) -> None:
         """Go on: choose an endpoint. Never raises. Where nobody can be picked after all, it goes on to wait."""
 
-    def turned_away(self, outcome: Outcome, detail: str, retry_after_s: float | None) -> None:
-        """End it: it waits no more."""
+    def turned_away(self, outcome: Outcome, detail: str, retry_after_s: float | None, *, of_its_own: bool) -> None:
+        """End it: it waits no more. ``of_its_own``: that says nothing of requests of other classes, tenants, times."""
 
     def crashed(self, error: Exception) -> None:
         """End it because of an error of warmroute's own."""

@@ -97,9 +97,12 @@ class QueueingConnection(DegradingConnection):
         except Exception as error:  # noqa: BLE001
             self.crashed(error)
 
-    def turned_away(self, outcome: Outcome, detail: str, retry_after_s: float | None) -> None:
-        """End a request that may not wait, or not any longer."""
+    def turned_away(self, outcome: Outcome, detail: str, retry_after_s: float | None, *, of_its_own: bool) -> None:
+        """End a request that may not wait, or not any longer; what is of its own moves nobody else down."""
         self._timer = None
+        descent = self._descent
+        if descent is not None:
+            descent.own = of_its_own
         try:
             self.end_unanswered(outcome, detail, retry_after_s)
         except Exception as error:  # noqa: BLE001
