@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -53,6 +54,20 @@ phases:
   - {name: stays, wait: {for_s: 60}}
 objectives:
   - {measure: error_ratio, at_most: 0.01}
+"""
+
+
+WATCH = """\
+version: 1
+name: watch
+title: Others' requests fail
+phases:
+  - {name: broken, fault: {kind: abort, status: 503, for_s: 30}}
+  - {name: seen, wait: {for_s: 30}}
+objectives:
+  - {measure: error_ratio, at_most: 0}
+abort:
+  - {measure: error_ratio, above: 0.5, over_s: 2, least: 5}
 """
 
 
@@ -123,6 +138,25 @@ def test_a_killed_drill_leaves_its_fault_no_longer_than_its_lease(here: Here) ->
     for fault in left:  # others of this sidecar's tests need not wait for it
         removed = [WARMROUTE, "fault", "remove", fault["id"], "--admin", here.admin]
         subprocess.run(removed, check=True, env=ENVIRON, timeout=30, capture_output=True)
+
+
+def test_a_drill_without_a_load_watches_what_others_send_and_aborts(here: Here) -> None:
+    file = here.scratch / "watch.yaml"
+    file.write_text(WATCH)
+    command = [WARMROUTE, "drill", "run", str(file), "--admin", here.admin, "--out", str(here.scratch)]
+    process = Process(command, here.scratch / "watch.err", stdout=subprocess.DEVNULL, env=ENVIRON)
+    with process:
+        while process.popen.poll() is None:  # others, until the drill has seen enough of them fail
+            connection = http.client.HTTPConnection(here.sidecar.listen, timeout=30)
+            connection.request("POST", "/echo", b"text")
+            connection.getresponse().read()
+            connection.close()
+        assert process.wait() == 1, process.text()
+    report = json.loads((here.scratch / "watch.json").read_bytes())
+    assert report["cut_short"].startswith("aborted: error_ratio ")
+    assert report["outcomes"].keys() <= {"ok", "fault"}
+    assert report["accounts"] is None
+    assert here.faults() == []
 
 
 def test_a_bad_file_touches_nothing(here: Here) -> None:
