@@ -32,9 +32,9 @@ END_PAUSE_S = 0.5
 
 
 class Faults:
-    """Begins, prolongs and ends faults. ``now`` is seconds since the drill began; ``places`` is a fleet of its own."""
+    """Begins, prolongs and ends faults. ``now`` is seconds since the drill began; ``places`` tells of its own fleet."""
 
-    def __init__(self, place: Place, drill: str, now: Callable[[], float], places: Places | None) -> None:
+    def __init__(self, place: Place, drill: str, now: Callable[[], float], places: Callable[[], Places] | None) -> None:
         self._place = place
         self._places = places
         self._prefix = f"drill-{drill}-"
@@ -118,8 +118,8 @@ class Faults:
         if self._keeper is None:
             self._keeper = FaultKeeper()
         try:
-            self._kept[id_] = self._keeper.begin(process_fault(msgspec.convert(fault, OfProcess), self._places))
-        except ProcessFaultError as error:
+            self._kept[id_] = self._keeper.begin(process_fault(msgspec.convert(fault, OfProcess), self._places()))
+        except (ProcessFaultError, OSError) as error:  # the ready file is gone where the fleet is
             raise PlaceError(f"fault {id_}: {error}") from None
 
     def _named(self, id_: str) -> str:

@@ -63,6 +63,10 @@ class Fleet:
             if now > until:
                 raise FleetError(f"warmroute up was not ready within {self._up.ready_s:g} s: {self._last_words()}")
             await asyncio.sleep(POLL_S)
+        return self.places()
+
+    def places(self) -> Places:
+        """Return where everything is now; ``warmroute up`` writes it anew when it has started a process again."""
         return msgspec.json.decode(self._ready_file.read_bytes(), type=Places)
 
     def gone(self) -> bool:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from sidecar.drills.record import Look, Scrape
     from sidecar.drills.scenario import Do, Drill, Expect, Phase
     from sidecar.drills.show import Show
-    from sidecar.up.announce import Places
 
 LOOK_S = 0.1
 SCRAPE_S = 1.0
@@ -49,7 +48,6 @@ class Running:
         place: Place,
         show: Show,
         fleet: Fleet | None = None,
-        places: Places | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._drill = drill
@@ -58,7 +56,7 @@ class Running:
         self._fleet = fleet
         self._clock = clock
         self._began = clock()
-        self._faults = Faults(place, drill.name, self._now, places)
+        self._faults = Faults(place, drill.name, self._now, None if fleet is None else fleet.places)
         self._sending: list[Sending] = []
         self._spans: list[Span] = []
         self._checks: list[Check] = []

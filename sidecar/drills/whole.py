@@ -88,7 +88,7 @@ async def _in_a_fleet(drill: Drill, show: Show, environ: Mapping[str, str]) -> R
         fleet.start()
         places = await fleet.ready()
         place = Place(Admin(admin=f"unix:{places.admin_socket}"), places.listen)
-        return await Running(drill, place, show, fleet, places).run()
+        return await Running(drill, place, show, fleet).run()
     except asyncio.CancelledError:
         raise FleetError("interrupted") from None
     finally:
