@@ -124,6 +124,33 @@ def is_left_out(policy: ServePolicy, version: str, served: str | None, *, ejecte
     return not (ejected and version_key(version) > version_key(served))
 
 
+def versions_asked(
+    policy: ServePolicy | None, version: str, warm: Collection[str], last: str | None
+) -> tuple[str, ...]:
+    """Return whose kept answers stand for a version that would be asked now, the likeliest first.
+
+    That need not be one that answered before: who goes back from a version must not hear of it again.
+
+    Args:
+        policy: the model's rule for requests that name none, None where all versions take them.
+        version: the one that the request names, or was given.
+        warm: those that somebody has ready, whether or not it may be picked just now.
+        last: the one that answered such a request last, None where that is not known.
+    """
+    if version:
+        return (version,)
+    rule = ServeRule.ANY if policy is None else policy.rule
+    if policy is not None and rule is ServeRule.PINNED:
+        return (policy.version,)
+    if policy is not None and rule is ServeRule.SPLIT:
+        shares = sorted(policy.shares, key=lambda share: -share.weight)
+        return tuple([share.version for share in shares if share.weight > 0])
+    known = sorted(warm, key=version_key, reverse=True)
+    if last is not None and (last in warm or not warm):
+        known = [last, *[one for one in known if one != last]]
+    return tuple(known[:1] if rule is ServeRule.LATEST else known)
+
+
 # --- splits -----------------------------------------------------------------------------------------------------
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sidecar.cache.terms import Refused, Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _CONDITIONAL: Final = frozenset(
     {b"if-match", b"if-modified-since", b"if-none-match", b"if-range", b"if-unmodified-since", b"range"}
@@ -40,15 +43,20 @@ class Asked:
         self.tenant: Final = tenant
         self.fields: Final = fields
 
-    def key(self, model: str, version: str, body: bytes) -> bytes:
-        """Return the key for a model (version: as asked, "" for any) and the whole body without its framing."""
+    def keys(self, model: str, versions: Sequence[str], body: bytes) -> list[bytes]:
+        """Return the keys for versions of a model ("" where it has none) and the whole body without its framing."""
         digest = sha256()
-        head = [self.revision, model.encode(), version.encode(), self.tenant, self.identity, self.method, self.target]
+        head = [self.revision, model.encode(), self.tenant, self.identity, self.method, self.target, b"%d" % len(body)]
         for name, value in self.fields:
             head += (name, value)
         digest.update(b"%d;" % len(head) + b"".join([b"%d:%s" % (len(part), part) for part in head]))
         digest.update(body)
-        return digest.digest()
+        found = []
+        for version in versions:  # behind the body, whose length stands in front: it is read once for all of them
+            one = digest.copy()
+            one.update(version.encode())
+            found.append(one.digest())
+        return found
 
 
 def asked_of(

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from router.ladder import LadderStep
 from router.matching import Surface
+from router.model import State
 from router.outcomes import OUTCOME_OF, OUTCOMES, AttemptResult, Outcome
+from router.versions import versions_asked
 from sidecar.cache.asking import Asked, asked_of
 from sidecar.cache.keeping import DEGRADED, Kept, judge, kept
 from sidecar.cache.terms import Refused
@@ -29,7 +31,7 @@ from sidecar.telemetry.ladder_words import BY_STEP
 from sidecar.telemetry.page import LadderWord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from router.routes import Attempt
     from sidecar.http1.head import ResponseHead
@@ -90,7 +92,8 @@ class Descent:
     a worker may have begun with it; ``end`` and ``detail`` are how that failed then. ``late``: its time is over, nobody
     is asked any more. ``why`` is how it failed first, ``cause`` how at the step where it is. ``unfit``: a fallback was
     left out for reasons of the request's own. ``own``: it was turned away for such, where it waited. ``entry`` is the
-    fallback that it was sent to. ``key`` and ``names_version`` are what its course had for its own model.
+    fallback that it was sent to. ``key`` and ``names_version`` are what its course had for its own model. ``version``
+    is the one whose answer passes.
     """
 
     __slots__ = (
@@ -117,6 +120,7 @@ class Descent:
         "target",
         "tried",
         "unfit",
+        "version",
         "why",
     )
 
@@ -145,6 +149,7 @@ class Descent:
         self.head = b""  # as its own model would be asked, once it goes to another
         self.reframed = False  # and with its whole body, without chunks
         self.recorder: Recorder | None = None
+        self.version = ""
 
 
 class DegradingConnection(SpecialConnection):
@@ -306,10 +311,10 @@ class DegradingConnection(SpecialConnection):
         policy, terms = descent.model.shared, descent.model.terms
         if ladders is None or ladders.tier is None or policy is None or terms is None or descent.late:
             return False
-        key = self._key(course, descent)
-        if isinstance(key, Refused):
+        keys = self._keys(course, descent, self._versions_asked(descent))
+        if isinstance(keys, Refused) or not keys:
             return False
-        asked = ladders.tier.ask(policy, terms, key, lambda found: self._shared_answered(course, descent, found))
+        asked = ladders.tier.ask(policy, terms, keys[0], lambda found: self._shared_answered(course, descent, found))
         if not asked:
             descent.model.count(LadderWord.SHARED_DROPPED)
         return asked
@@ -461,18 +466,29 @@ class DegradingConnection(SpecialConnection):
         model = descent.model
         if model.answers is None:
             return None
-        key = self._key(course, descent)
-        if isinstance(key, Refused):
+        keys = self._keys(course, descent, self._versions_asked(descent))
+        if isinstance(keys, Refused):
             if counted:
-                model.refuse(key)
+                model.refuse(keys)
             return None
-        answer = model.answers.find(key, now)
-        if answer is None and counted:
+        for key in keys:
+            answer = model.answers.find(key, now)
+            if answer is not None:
+                return answer
+        if counted:
             model.count(LadderWord.MISSES)
-        return answer
+        return None
 
-    def _key(self, course: Course, descent: Descent) -> bytes | Refused:
-        """Return what the answer to the request in hand is kept under, or why it has no key."""
+    def _versions_asked(self, descent: Descent) -> tuple[str, ...]:
+        """Return the versions of its model whose answers the request in hand may be told."""
+        route = descent.target.route
+        if route is None:
+            return ()
+        warm = {one.version for one in route.candidates if one.replica.state is State.WARM}
+        return versions_asked(route.serve, route.version, warm, descent.model.last_versions.get(descent.place))
+
+    def _keys(self, course: Course, descent: Descent, versions: Sequence[str]) -> list[bytes] | Refused:
+        """Return what answers of these versions to the request in hand are kept under, or why it has no key."""
         terms = descent.model.terms
         route = descent.target.route
         if terms is None or route is None:
@@ -487,7 +503,7 @@ class DegradingConnection(SpecialConnection):
             return Refused.PROTOCOL
         if course.body is None or not self.request_done:
             return Refused.BODY
-        return asked.key(route.model, route.version, course.body)
+        return asked.keys(route.model, versions, course.body)
 
     def _course_answered(self, course: Course, head: ResponseHead, out: bytes) -> bytes:
         """An answer begins: the ladder learns of it, a degraded one says that it is, and a good one may be kept."""
@@ -505,7 +521,11 @@ class DegradingConnection(SpecialConnection):
         if descent.step is LadderStep.FALLBACK:
             return b"%s%sfallback\r\nwarmroute-degraded-model: %s\r\n" % (out, DEGRADED, descent.entry)
         terms = descent.model.terms
-        if terms is not None:
+        attempt = self._attempt
+        if terms is not None and attempt is not None:
+            descent.version = version = attempt.candidate.version
+            if head.status < 400:
+                model.last_versions[descent.place] = version
             if why is not None:
                 descent.model.refuse(why)
             else:
@@ -535,23 +555,23 @@ class DegradingConnection(SpecialConnection):
         self.sink = self.transport
         model = descent.model
         terms, answers = model.terms, model.answers
-        key = self._key(course, descent)
-        if isinstance(key, Refused):
-            model.refuse(key)
+        keys = self._keys(course, descent, (descent.version,))
+        if isinstance(keys, Refused):
+            model.refuse(keys)
         elif not recorder.whole:
             model.refuse(Refused.SIZE)
-        elif terms is not None and answers is not None and answers.renews(key, now):
+        elif terms is not None and answers is not None and answers.renews(keys[0], now):
             body = recorder.body()
             if head.length in (CHUNKED, UNTIL_CLOSE):
                 body = without_chunks(body)
             answer = kept(head.forward, body, now, terms)
             if isinstance(answer, Refused):
                 model.refuse(answer)
-            elif answers.keep(key, answer):
+            elif answers.keep(keys[0], answer):
                 model.count(LadderWord.FILLS)
                 ladders = self._plane.ladders
                 if ladders is not None and ladders.tier is not None and model.shared is not None:
-                    sent = ladders.tier.fill(model.shared, key, answer)
+                    sent = ladders.tier.fill(model.shared, keys[0], answer)
                     model.count(LadderWord.SHARED_FILLS if sent else LadderWord.SHARED_DROPPED)
 
     def request_ended(self, course: Course) -> None:

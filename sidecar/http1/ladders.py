@@ -69,7 +69,7 @@ class ModelLadder:
 
     Where a route stands is known by its key, once a request failed there; all others are at the first step. ``at`` is
     the lowest of them, ``since`` when it became that. ``terms`` and ``answers`` are there where it keeps answers,
-    ``shared`` where it does so in a second tier, too.
+    ``shared`` where it does so in a second tier, too. ``last_versions`` is which version answered last, by route.
     """
 
     __slots__ = (
@@ -84,6 +84,7 @@ class ModelLadder:
         "at",
         "fallbacks",
         "idempotent",
+        "last_versions",
         "model",
         "on",
         "row",
@@ -110,6 +111,7 @@ class ModelLadder:
         self._changed = changed
         self._throttle = Throttle(LOGGED_S)
         self._ladders: dict[str, Ladder] = {}
+        self.last_versions: dict[str, str] = {}
         self._policy = policy
         self.steps: tuple[LadderStep, ...] = ()
         self.at = LadderStep.REPLICA

@@ -34,6 +34,7 @@ from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.ladders import Ladders
 from sidecar.http1.plane import Plane
+from sidecar.http1.versions import version_step
 from sidecar.settings import Admission, Limits, Model, ModelTimeouts, Timeouts
 from sidecar.telemetry.page import BUCKETS_S, MODEL_OUTCOMES, Page, Scalar, create
 from tests.support.fleet import first_only
@@ -470,7 +471,7 @@ async def data_path(
         timeouts=timeouts,
         share=shared.extend,
         model_timeouts={} if model_timeouts is None else {model.name: model_timeouts for model in models},
-        step_makers=(shape_step, degrading.maker),
+        step_makers=(version_step, shape_step, degrading.maker),
     )
     plane.ladders = degrading
 

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.policy import PolicyError, RolloutPolicy, ServePolicy, ServeRule, VersionShare
-from router.versions import is_left_out, is_taken, newest, share_at_random, share_by_key, version_key
+from router.versions import (
+    is_left_out,
+    is_taken,
+    newest,
+    share_at_random,
+    share_by_key,
+    version_key,
+    versions_asked,
+)
 
 ASCENDING = [
     ["", "blue", "green", "r9", "r10", "0", "1", "9", "10", "20240131", "20240201"],
@@ -146,3 +154,32 @@ def test_what_makes_no_sense_is_refused(make: object, text: str) -> None:
     with pytest.raises(PolicyError) as caught:
         make()  # type: ignore[operator]
     assert str(caught.value).startswith(text)
+
+
+SPLIT = ServePolicy(ServeRule.SPLIT, shares=(VersionShare("1", 5), VersionShare("2", 95), VersionShare("3", 0)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "named", "warm", "last", "asked"),
+    [
+        (None, "", {"9", "10"}, None, ("10", "9")),
+        (None, "", {"9", "10"}, "9", ("9", "10")),
+        (ServePolicy(), "", set(), "9", ("9",)),
+        (ServePolicy(), "", {"10"}, "9", ("10",)),  # withdrawn
+        (ServePolicy(), "", {""}, None, ("",)),
+        (ServePolicy(), "", set(), None, ()),
+        (ServePolicy(), "7", {"9"}, "9", ("7",)),
+        (ServePolicy(ServeRule.PINNED, "1"), "", {"2"}, "2", ("1",)),
+        (ServePolicy(ServeRule.PINNED, "1"), "2", {"2"}, None, ("2",)),
+        (SPLIT, "", {"3"}, "3", ("2", "1")),
+        (SPLIT, "1", set(), None, ("1",)),
+        (ServePolicy(ServeRule.LATEST), "", {"9", "10"}, None, ("10",)),
+        (ServePolicy(ServeRule.LATEST), "", {"9", "10"}, "9", ("9",)),
+        (ServePolicy(ServeRule.LATEST), "", {"9"}, "10", ("9",)),
+        (ServePolicy(ServeRule.LATEST), "", set(), "10", ("10",)),
+    ],
+)
+def test_whose_kept_answers_stand_for_the_version_that_would_be_asked(
+    policy: ServePolicy | None, named: str, warm: set[str], last: str | None, asked: tuple[str, ...]
+) -> None:
+    assert versions_asked(policy, named, warm, last) == asked

@@ -38,7 +38,7 @@ def key(
 ) -> bytes:
     asked = ask(fields, cache=cache, admission=admission, trusted=trusted, identity=identity)
     assert isinstance(asked, Asked)
-    return asked.key("m", version, body)
+    return asked.keys("m", (version,), body)[0]
 
 
 @pytest.mark.parametrize(
