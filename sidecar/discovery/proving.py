@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 NOT_WARMED_YET: Final = "not warmed up yet"
 """What reasons begin with while nothing but late answers came and nothing is known of the replica from before."""
 RETURNED: Final = "ready again, but not warmed up since"
+MEMBER: Final = "another shard of its group was out; not warmed up since"
 BROKE: Final = "its connections broke; not warmed up since"
 CLOSED: Final = "it closed the watched connection; not warmed up since"
 
@@ -85,10 +86,13 @@ class Proving:
 
     # --- what happens to the replica -----------------------------------------------------------------------------
 
-    def told(self, *, ready: bool, now: float) -> None:
-        """Take whether it says that it is ready. One that was not has to be proven again."""
+    def told(self, *, ready: bool, now: float, why: str = RETURNED) -> None:
+        """Take whether it is ready, with all that answers together with it. One that was not is to be proven again.
+
+        ``why`` is what is said of it then.
+        """
         if self.ready and not ready and self._known:
-            self._void(now, RETURNED)
+            self._void(now, why)
         self.ready = ready
 
     def broke(self, at: float) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 
 from router.model import EndpointEjected, EndpointGone, EndpointSeen, State
 from router.policy import ShardMode
-from sidecar.discovery.proving import Proving
+from sidecar.discovery.proving import MEMBER, RETURNED, Proving
 from sidecar.discovery.static import FIRST_PROBES_S
 from sidecar.settings import BODY_FILE_BYTES
 from sidecar.telemetry.logs import get_log
@@ -45,6 +45,8 @@ _log = get_log("warmup")
 
 Key = tuple[str, str, str]
 """What is proven: endpoint id, model, version."""
+Member = tuple[int, str, str, str]
+"""A shard that answers together with what is proven: shard, and id, epoch and address of who has it."""
 
 
 def warmups(settings: Settings) -> dict[str, Warmup]:
@@ -67,6 +69,8 @@ class _Charge:
         self.tasks: list[asyncio.Task[None]] = []
         self.watch: asyncio.Task[None] | None = None
         self.shown: tuple[State, str] | None = None
+        self.members: frozenset[Member] | None = None
+        """The other shards of its group that are ready, as it was last told; None before."""
 
     def end(self) -> None:
         """Stop its tasks."""
@@ -177,9 +181,10 @@ class WarmedSource:
             self._seen(event.record)
             return
         if isinstance(event, EndpointGone):
-            self._records.pop(event.id, None)
+            gone = self._records.pop(event.id, None)
             self._said.pop(event.id, None)
             self._drop(key for key in tuple(self._charges) if key[0] == event.id)
+            self._regroup(event.id, gone)
         self._emit(event)
 
     def _seen(self, record: EndpointRecord) -> None:
@@ -188,6 +193,7 @@ class WarmedSource:
         if not same:
             self._drop(key for key in tuple(self._charges) if key[0] == record.id)
         self._records[record.id] = record
+        self._regroup(record.id, before, record)  # before others hear of it: who proved a group without it is not asked
         held = {(one.model, one.version): one for one in record.replicas if self._is_proven_here(one)}
         self._drop(key for key in tuple(self._charges) if key[0] == record.id and key[1:] not in held)
         for (model, version), replica in held.items():
@@ -197,10 +203,55 @@ class WarmedSource:
                 charge = self._charges[key] = _Charge(self._plans[model], self._rng)
                 if same and self._was_warm(key):  # its model has a warm-up since a reload
                     charge.proving.grant()
-            charge.proving.told(ready=replica.state is State.WARM, now=self._clock())
+            self._tell(charge, record, replica)
             self._follow(key, charge)
             charge.wake.set()
         self._say(record)
+
+    def _tell(self, charge: _Charge, record: EndpointRecord, replica: Replica) -> None:
+        """Have a charge know whether its replica is ready, and the rest of its group: it answers by all of them."""
+        now = self._clock()
+        if replica.state is not State.WARM:
+            charge.proving.told(ready=False, now=now, why=RETURNED)
+            return
+        whole = True
+        if replica.shard_count > 1 and replica.model in self._asked:
+            before, members = charge.members, self._members(record, replica)
+            charge.members = members
+            whole = len({member[0] for member in members}) == replica.shard_count - 1
+            if before is not None and not members <= before:  # another process has the shard, or has it again
+                charge.proving.told(ready=False, now=now, why=MEMBER)
+        charge.proving.told(ready=whole, now=now, why=MEMBER)
+
+    def _members(self, record: EndpointRecord, entry: Replica) -> frozenset[Member]:
+        """Return the other shards that are ready of the group that ``entry`` of ``record`` takes requests for."""
+        alone = len({one.shard for one in record.replicas if _are_one(one, entry)}) == entry.shard_count
+        return frozenset(
+            (one.shard, other.id, other.epoch, other.address)
+            for other in ((record,) if alone else self._records.values())
+            if other.protocol == record.protocol
+            for one in other.replicas
+            if one.shard != entry.shard and one.state is State.WARM and _are_one(one, entry)
+        )
+
+    def _regroup(self, id: str, *records: EndpointRecord | None) -> None:  # noqa: A002
+        """Have those that take requests for groups of these records, of one endpoint before and after, look again."""
+        versions = {
+            (one.model, one.version)
+            for record in records
+            if record is not None
+            for one in record.replicas
+            if one.shard_count > 1 and one.model in self._asked
+        }
+        if not versions:
+            return
+        for key, charge in tuple(self._charges.items()):
+            if key[1:] in versions and key[0] != id:
+                record = self._records[key[0]]
+                for one in record.replicas:
+                    if (one.model, one.version) == key[1:] and self._is_proven_here(one):
+                        self._tell(charge, record, one)
+                self._changed(key[0])
 
     def _was_warm(self, key: Key) -> bool:
         said = self._said.get(key[0])
@@ -250,7 +301,7 @@ class WarmedSource:
         if charge is None:
             return replica
         proving = charge.proving
-        state, reason = (replica.state, replica.reason) if not proving.ready else proving.state
+        state, reason = (replica.state, replica.reason) if replica.state is not State.WARM else proving.state
         return replace(replica, state=state, reason=_cut(reason), warmth=proving.warmth, proven_at=proving.proven_at)
 
     # --- sending -------------------------------------------------------------------------------------------------
@@ -390,6 +441,13 @@ def question_of(request: WarmupRequest, content: bytes = b"") -> Question:
     return Question(
         request.path, body_bytes=ANSWER_BYTES, method=request.method, fields=tuple(fields.items()), body=body
     )
+
+
+def _are_one(one: Replica, other: Replica) -> bool:
+    """Return whether two replicas are, or may be, shards of one group."""
+    return (one.model, one.version, one.group, one.generation, one.shard_count) == (
+        other.model, other.version, other.group, other.generation, other.shard_count
+    )  # fmt: skip
 
 
 def _cut(reason: str) -> str:

@@ -334,3 +334,69 @@ def test_of_a_group_the_shard_that_takes_requests_is_proven_alone() -> None:
             assert at.last("e0").state is State.WARM
 
     asyncio.run(main())
+
+
+def test_a_group_is_proven_again_once_a_member_that_was_out_is_back() -> None:
+    def member(shard: int, group: str = "left", epoch: str = "a", state: State = State.WARM) -> EndpointRecord:
+        replica = Replica("m", state=state, shard=shard, shard_count=2, group=group)
+        return EndpointRecord(f"{group}{shard}", f"http://{group}{shard}:1", epoch=epoch, replicas=(replica,))
+
+    async def main() -> None:
+        out = "another shard of its group was out; not warmed up since"
+        async with rig({"m": msgspec.structs.replace(PLAN, requests=PLAN.requests[:1])}) as at:
+            at.stage.configure(at.stage._plans, {"m": 0})
+            at.seen(member(0))
+            await turns()
+            assert (at.last("left0").state, at.sent) == (State.WARMING, [])  # nothing answers without the other
+            at.seen(member(1), member(0, "right"), member(1, "right"))
+            await turns()
+            await at.reply()
+            await at.reply()
+            assert (at.last("left0").state, at.last("right0").state) == (State.WARM, State.WARM)
+            at.seen(member(1))  # as it was
+            at.said.clear()
+            at.seen(member(1, state=State.LOADING))
+            first = at.said[0]
+            assert isinstance(first, EndpointSeen)
+            assert (first.record.id, first.record.replicas[0].reason) == ("left0", out)  # before its member is told
+            at.now += 1
+            await turns()
+            assert len(at.sent) == 2
+            at.seen(member(1))
+            await turns()
+            assert (at.last("left0").state, at.sent[-1][0]) == (State.WARMING, "http://left0:1")
+            await at.reply()
+            assert at.last("left0").state is State.WARM
+            at.now += 1
+            at.seen(member(1, epoch="b"))
+            assert (at.last("left0").state, at.last("left0").reason) == (State.WARMING, out)
+            at.now += 1
+            await turns()
+            await at.reply()
+            assert at.last("left0").state is State.WARM
+            at.source.emit(EndpointGone("left1", GoneReason.DEREGISTERED, at.now))
+            assert at.last("left0").state is State.WARMING
+            await turns()
+            assert len(at.sent) == 4
+            assert "right0" not in {one.record.id for one in at.said if isinstance(one, EndpointSeen)}
+
+    asyncio.run(main())
+
+
+def test_an_endpoint_with_all_shards_is_proven_for_itself() -> None:
+    def whole(id_: str) -> EndpointRecord:
+        return EndpointRecord(
+            id_, f"http://{id_}:1", replicas=tuple(Replica("m", shard=k, shard_count=2) for k in (0, 1))
+        )
+
+    async def main() -> None:
+        async with rig({"m": msgspec.structs.replace(PLAN, requests=PLAN.requests[:1])}) as at:
+            at.stage.configure(at.stage._plans, {"m": 0})
+            at.seen(whole("a"))
+            await turns()
+            await at.reply()
+            at.seen(whole("b"))
+            await turns()
+            assert (at.last("a").state, at.last("b").state) == (State.WARM, State.WARMING)
+
+    asyncio.run(main())
