@@ -37,7 +37,7 @@ class LoadingTurns:
         ``over``: once it is set, the next has its turn while this load goes on.
         """
         async with AsyncExitStack() as turn:
-            await turn.enter_async_context(self._fetch_turn if await _to_be_fetched(files) else self._turn)
+            await turn.enter_async_context(self._fetch_turn if await is_fetched(files) else self._turn)
             async with self._memory(files) as got:
                 if got and over is not None:
                     await self._load(load, over, turn)
@@ -71,7 +71,7 @@ async def ended_or(task: asyncio.Task[Any], over: asyncio.Event) -> None:
         await task
 
 
-async def _to_be_fetched(files: ModelFiles) -> bool:
+async def is_fetched(files: ModelFiles) -> bool:
     """Whether loading it mostly waits for the network, for which those that are here need not wait."""
     if not files.load.fetches:
         return False

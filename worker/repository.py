@@ -16,7 +16,7 @@ from router.model import State
 from worker.conditions import Conditions
 from worker.control import Control
 from worker.engines import Cancellation
-from worker.loading_turns import LoadingTurns, ended_or
+from worker.loading_turns import LoadingTurns, ended_or, is_fetched
 from worker.models import UnknownModelError
 from worker.replica import Rest
 from worker.store import StoreError
@@ -158,8 +158,8 @@ class Repository:
                 continue
             over = asyncio.Event()
             task = self._start(self._preload(replica, over), f"load {replica.name}@{replica.version}")
-            if replica.files.depends_on or replica.name in beside:
-                beside.add(replica.name)  # others need not wait for what it waits for
+            if replica.name in beside or await _waits_for_others(replica.files):
+                beside.add(replica.name)
                 continue
             await ended_or(task, over)
             if not task.done():
@@ -340,7 +340,7 @@ class Repository:
                 chosen = await self._stands_still(name)
                 if chosen is None:
                     continue
-                if any(files.depends_on for files in chosen):  # others need not wait for what it waits for
+                if any([await _waits_for_others(files) for files in chosen]):
                     self._start(self._apply_alone(name, chosen), f"follow {name}")
                 elif chosen:
                     await self._apply(name, chosen, again=False)
@@ -632,6 +632,11 @@ def _content(chosen: Iterable[ModelFiles]) -> object:
     return [
         (files.version, files.signature, files.config_revision, files.lazy, files.idle_unload_s) for files in chosen
     ]
+
+
+async def _waits_for_others(files: ModelFiles) -> bool:
+    """Whether loading it waits for servers that may be slow, for which no other model is to wait."""
+    return bool(files.depends_on) or await is_fetched(files)
 
 
 def _unloaded(name: str) -> str:

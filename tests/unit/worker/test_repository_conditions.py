@@ -50,17 +50,53 @@ class WaitingLoader(EmptyLoader):
             cancellation.wait(0.005)
 
 
+def put_slow(bench: Bench, name: str) -> None:
+    """Put a version whose source never answers."""
+    (bench.root / name / "1").mkdir(parents=True)
+    (bench.root / name / "1" / "model.yaml").write_text(f"load: {{source: 'http://127.0.0.1:9/{name}'}}")
+    make = bench.repository._make
+    bench.repository._make = lambda files: (
+        HeldReplica(files, bench.engine, WaitingLoader(), bench.log, lambda: bench.now, lambda: None)
+        if files.name == name
+        else make(files)
+    )
+
+
+@in_loop
+async def test_what_is_fetched_holds_up_no_other_model_at_the_start(root: Path) -> None:
+    bench = Bench(root)
+    put_slow(bench, "a")
+    bench.put("m", "1", "one")
+    await bench.repository.find()
+    running = asyncio.create_task(bench.repository.run())
+    try:
+        await until(lambda: bench.answering == {"m": "one"}, "the model that is here")
+        assert bench.states["a@1"] is State.LOADING
+    finally:
+        bench.repository.drain()
+        await asyncio.wait_for(running, 5)
+        bench.repository.take_down()
+
+
+@in_loop
+async def test_what_is_fetched_holds_up_no_look_at_the_repository(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        put_slow(bench, "a")
+        bench.put("m", "1", "two")
+        await asyncio.wait_for(bench.look_twice(), 5)
+        assert bench.answering == {"m": "two"}
+        await until(lambda: bench.states["a@1"] is State.LOADING, "the fetch")
+        bench.put("m", "1", "three")
+        await asyncio.wait_for(bench.look_twice(), 5)
+        assert bench.answering == {"m": "three"}
+
+
 @in_loop
 async def test_what_is_fetched_holds_up_no_other_model_and_is_unloaded_at_once(root: Path) -> None:
     bench = Bench(root, Control.EXPLICIT)
-    (root / "f" / "1").mkdir(parents=True)
-    (root / "f" / "1" / "model.yaml").write_text("load: {source: 'http://127.0.0.1:9/f'}")
-    make = bench._make
-    bench.repository._make = lambda files: (
-        HeldReplica(files, bench.engine, WaitingLoader(), bench.log, lambda: bench.now, lambda: None)
-        if files.name == "f"
-        else make(files)
-    )
+    put_slow(bench, "f")
     bench.put("m", "1", "one")
     async with bench.running():
         fetching = asyncio.create_task(bench.repository.load("f"))
