@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from router.outcomes import Reason
 from router.routes import NoCandidate
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from sidecar.http1.queueing import QueueingConnection
     from sidecar.http1.special import SpecialConnection
     from sidecar.http1.steps import Course
+
+
+WHOLE_BYTES: Final = 1 << 20
+"""How long a body is waited for before its request takes a place; a longer one takes it when so much is here."""
 
 
 class Gate:
@@ -74,11 +78,14 @@ class Permit:
 
 
 class AdmitStep:
-    """The step of requests whose model may have so many in flight."""
+    """The step of requests whose model may have so many in flight.
+
+    Bodies of up to ``WHOLE_BYTES`` are here before it is taken, so that callers who send slowly hold nobody's place.
+    """
 
     def __init__(self, admission: AdmissionPlane, gate: Gate) -> None:
         self.rank = ADMITTED
-        self.body_bytes = 0
+        self.body_bytes = WHOLE_BYTES
         self._admission = admission
         self._gate = gate
 

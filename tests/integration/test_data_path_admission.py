@@ -352,6 +352,26 @@ async def test_a_model_has_no_more_in_flight_than_it_may(path: DataPath) -> None
     assert path.outcomes == {"ok": 8}
 
 
+@pytest.mark.parametrize("field", [b"Content-Length: 3", CHUNKED])
+def test_a_caller_that_sends_slowly_holds_no_place_within_the_model(field: bytes) -> None:
+    rest = chunk(b"w") + b"0\r\n\r\n" if field is CHUNKED else b"w"
+
+    @on_data_path(echo, admission=Admission(queue_wait_s=0.0), configured=limited(1))
+    async def scenario(path: DataPath) -> None:
+        slow = [await path.connect() for _ in range(4)]
+        for client in slow:
+            await client.send(request(b"POST / HTTP/1.1", field) + (chunk(b"sl") if field is CHUNKED else b"sl"))
+        await asyncio.sleep(0.02)
+        other = await path.connect()
+        for _ in range(3):
+            assert (await other.ask(post(b"quick"))).body == b"quick"
+        for client in slow:
+            assert (await client.ask(rest)).body == b"slw"
+        assert path.outcomes == {"ok": 7}
+
+    scenario()
+
+
 @on_data_path(Held(), configured=limited(1), admission=Admission(queue_wait_s=0))
 async def test_over_a_models_limit_without_a_queue(path: DataPath) -> None:
     first = await occupy(path)
