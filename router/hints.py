@@ -81,8 +81,13 @@ def _hint(row: object) -> Hint:
     if not isinstance(row, list) or len(row) != 5:
         raise HintError(MALFORMED, "a breaker that is no list of five")
     id_, epoch, model, version, shard = row
-    if not all(isinstance(name, str) and len(name) <= MAX_NAME_CHARS for name in (id_, epoch, model, version)):
+    names = (id_, epoch, model, version)
+    if not all(isinstance(name, str) and len(name) <= MAX_NAME_CHARS for name in names):
         raise HintError(MALFORMED, "a breaker whose names are no text")
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell: no message can hold it
+        raise HintError(MALFORMED, "a breaker whose names are no text") from None
     if type(shard) is not int or not -(1 << 31) <= shard < 1 << 31:
         raise HintError(MALFORMED, "a breaker whose shard is no number")
     return Hint(id_, epoch, model, version, shard)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from sidecar.channel import Channel, ChannelError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_QUEUED = 2048
 """Messages queued for one process beyond a snapshot's own."""
+SAID_EVERY_S = 10.0
+"""How often a log line tells of messages that cannot be sent, for each process; each is counted."""
 
 _log = get_log("feed")
 
@@ -46,6 +49,7 @@ class Port:
         self._queue: deque[object] = deque()
         self._room = MAX_QUEUED
         self._writing = False
+        self._unsent = Throttle(SAID_EVERY_S)
 
     def put(self, messages: Iterable[object]) -> None:
         """Send ``messages`` in order, now or once the process reads."""
@@ -73,7 +77,9 @@ class Port:
                 sent = self.channel.send(self._queue[0])
             except ChannelError as error:
                 self.too_large_total += 1
-                _log.error("channel.too_large", data_process=self.index, error=str(error))
+                held_back = self._unsent.admit(monotonic())
+                if held_back is not None:
+                    _log.error("channel.too_large", data_process=self.index, error=str(error), held_back=held_back)
                 sent = True
             if not sent:
                 return

@@ -239,8 +239,12 @@ class StoreView:
             self._complain(error.reason, str(error))
             return
         self.counts[Count.DELTAS] += 1
-        if delta.revision <= self._last_delta:  # they come in order: the counter was set back under a live connection
-            self.forget()
+        if delta.revision <= self._last_delta:  # they come in order
+            if self._base is None or self._last_delta <= self._base:
+                self.forget()  # the counter was set back under a live connection
+            else:  # or the last one named a revision that the store never had: a read tells
+                self._read_void = True
+                self._waiting.clear()
             self.needs_read = True
         self._last_delta = delta.revision
         if self.needs_read or self._base is None:

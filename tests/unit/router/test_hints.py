@@ -60,6 +60,8 @@ def said(**changes: object) -> str:
         (said(open=[["a", "e", "m", "1", 0, 0]]), "malformed"),
         (said(open=[["a", "e", "m", 1, 0]]), "malformed"),
         (said(open=[["a", "e", "m", "1", 0.5]]), "malformed"),
+        (said(open=[["\ud800", "e", "m", "1", 0]]), "malformed"),
+        (said(open=[["a", "e", "m", "\udfff", 0]]), "malformed"),
         (said(open=[["a", "e", "m", "1", True]]), "malformed"),
         (said(open=[["a", "e", "m", "1", 1 << 31]]), "malformed"),
         (said(open=[["a", "e", "m", "x" * 513, 0]]), "malformed"),

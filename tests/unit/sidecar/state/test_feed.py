@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -92,6 +93,17 @@ def test_a_message_too_large_is_counted_and_passed_over(ends: tuple[Channel, Cha
     port.put([EndpointSeen(huge, 0.0), Ping(1.0)])
     assert drain(data) == [Ping(1.0)]
     assert port.too_large_total == 1
+
+
+def test_messages_that_cannot_be_sent_flood_no_log(
+    ends: tuple[Channel, Channel], caplog: pytest.LogCaptureFixture
+) -> None:
+    control, _ = ends
+    port = Port(0, control)
+    with caplog.at_level(logging.ERROR, "warmroute.feed"):
+        port.put([EndpointSeen(EndpointRecord("a\ud800", "http://x"), 0.0)] * 50)
+    assert port.too_large_total == 50
+    assert [record.message for record in caplog.records] == ["channel.too_large"]
 
 
 @pytest.mark.parametrize(

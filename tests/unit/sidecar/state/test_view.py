@@ -298,6 +298,30 @@ def test_a_bad_message_is_counted_and_the_gap_it_leaves_is_read(payload: str | b
     assert view.needs_read
 
 
+def test_a_message_with_a_revision_that_the_store_never_had_empties_nothing() -> None:
+    store, view = started("a")
+    ahead = '{"v":1,"id":"zz","epoch":"e","rev":1152921504606846976,"kind":"beat"}'
+    assert list(view.message(ahead, 0.0)) == []
+    assert read(view, store.reply(), 0.1) == []
+    assert list(view.message(store.put(record("a", free=5)), 0.2)) == []
+    assert (view.emptied, view.needs_read) == (False, True)
+    assert seen(read(view, store.reply(), 0.3)) == ["a"]
+    assert not view.needs_read
+    assert list(view.message(store.beat("a"), 0.4)) == [EndpointsHeard(("a",), 0.4)]
+    assert view.counts[Count.EMPTIED] == 0
+
+
+def test_a_store_that_was_emptied_behind_such_a_message_is_noticed_by_the_read() -> None:
+    store, view = started("a", "b")
+    list(view.message('{"v":1,"id":"zz","epoch":"e","rev":1152921504606846976,"kind":"beat"}', 0.0))
+    before = store.reply(view.read_begins())
+    other = Store()
+    list(view.message(other.put(record("a", free=7)), 0.1))
+    assert list(view.read_ended(before, 0.2)) == []  # it may tell of the store as it was before
+    read(view, other.reply(), 0.3)
+    assert view.emptied
+
+
 def test_part_of_a_record_never_seen_whole_asks_for_a_read() -> None:
     store, view = started("a")
     assert list(view.message(store.put(record("b"), "free"), 0.0)) == []
