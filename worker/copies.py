@@ -45,6 +45,14 @@ class LoadedCopy:
             self._users += 1
             return True
 
+    def take_along(self) -> bool:
+        """Begin to use it for somebody who does already, retired or not; False where nobody does."""
+        with self._lock:
+            if not self._users:
+                return False
+            self._users += 1
+            return True
+
     def give_back(self) -> None:
         """End a use that :meth:`take` began."""
         with self._lock:

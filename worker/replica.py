@@ -39,12 +39,18 @@ if TYPE_CHECKING:
     from worker.store import ModelFiles, ShapeClass
 
 PROGRESS_EVERY_S = 0.2
+CLOSE_S = 5.0
+"""How long an unload waits at least for what nobody uses any more to be given back."""
 FIRST_AGAIN_S, MOST_AGAIN_S = 1.0, 60.0
 """How long after a load that failed a request has it tried again: twice as long after each, up to the most."""
 
 
 class AtLimitError(Exception):
     """A version has as many requests as it may have; the text is the protocol's error message."""
+
+
+class UnloadedError(Exception):
+    """A request that was let in was still waiting when its model was unloaded, and did not run."""
 
 
 class Rest(StrEnum):
@@ -128,6 +134,7 @@ class HeldReplica:
         self._ended = False
         self._unloads = 0
         self._trouble = ""
+        self._unread = ""
         self._fell_back = ""
         self._requests = 0
         self._no_requests = asyncio.Event()
@@ -155,7 +162,7 @@ class HeldReplica:
     @property
     def reason(self) -> str:
         """Why it is in this state, or has its old content, or not all pages; empty where there is nothing to say."""
-        return self._lifecycle.reason or self._trouble
+        return self._lifecycle.reason or self._unread or self._trouble
 
     @property
     def model(self) -> LoadedModel | None:
@@ -212,6 +219,13 @@ class HeldReplica:
             self.gate.close(why)
         self._trouble = why
         self._on_change()
+
+    def note_unread(self, why: str) -> None:
+        """Say that its files in the repository cannot be read any more, so that it stays as it is; ``""``: they can."""
+        said = f"what is in the repository cannot be read: {why}" if why else ""
+        if said != self._unread:
+            self._unread = said
+            self._on_change()
 
     def wait_no_more(self) -> None:
         """Say no longer what it waits for: that was given up."""
@@ -454,12 +468,12 @@ class HeldReplica:
         """Keep the copy that serves now from being closed, in any thread, until the end of the ``with`` block.
 
         Raises:
-            EngineError: there is none: the model was taken down meanwhile.
+            UnloadedError: there is none: the model was unloaded meanwhile.
         """
         while True:
             copy = self._copy
             if copy is None:
-                raise EngineError(f"model {self.name!r} was taken down")
+                raise UnloadedError(f"model {self.name!r} was unloaded before this was begun")
             if copy.take():  # else it was swapped in between, and the next look finds the new one
                 break
         try:
@@ -495,31 +509,38 @@ class HeldReplica:
 
     # --- its end ----------------------------------------------------------------------------------------------------
 
-    async def unload(self, rest: Rest, why: str, settle_s: float = 0.0, drain_s: float = 30.0) -> None:
+    async def unload(self, rest: Rest, why: str, settle_s: float = 0.0, drain_s: float = 30.0) -> bool:
         """Give back what the model holds, once no request uses it, and be ``cold``; a load that is under way ends.
 
         For ``settle_s`` after the state said ``draining`` requests are still let in, because callers may not have heard
         of it. Those that were let in have ``drain_s`` to end before this returns; what still runs then runs to its end,
-        and what it uses is given back after that.
+        and what it uses is given back after that. What has not begun by then never does (:class:`UnloadedError`).
+
+        Returns:
+            Whether everything that was ever loaded here is given back by now.
         """
+        loop = asyncio.get_running_loop()
         self._unloads += 1
         self._cancellation.cancel()
         if self.state in (State.LOADING, State.WARMING):
             self._lifecycle.to(State.DRAINING, self._clock(), why)
         async with self._busy:
             if self._ended:
-                return
+                return False
+            until = loop.time() + drain_s
             if self.state is State.WARM:
                 self._lifecycle.to(State.DRAINING, self._clock(), why)
                 await asyncio.sleep(settle_s)
                 self.lay_to_rest(rest, why)  # a request that comes from now on has it loaded again, once it is gone
+                until = loop.time() + drain_s
                 await self._requests_ended(drain_s)
             else:
                 self.lay_to_rest(rest, why)
             copy, self._copy = self._copy, None
             if copy is not None:
                 self._retire(copy)
-                await asyncio.wait(self._retiring, timeout=drain_s)
+            least_s = 0.0 if self._requests or (copy is not None and copy.users) else CLOSE_S
+            given_back = await self.retired(max(least_s, until - loop.time()))
             self._trouble = ""
             self._warmth = dict.fromkeys(self._warmth, 0.0)
             self.start_s = None
@@ -528,7 +549,14 @@ class HeldReplica:
             if self.state in (State.DRAINING, State.FAILED):
                 self._lifecycle.to(State.COLD, self._clock(), why)
             if copy is not None:
-                self._log.info("model.unloaded", model=self.name, version=self.version, reason=rest.value)
+                self._log.info(
+                    "model.unloaded",
+                    model=self.name,
+                    version=self.version,
+                    reason=rest.value,
+                    given_back=given_back,
+                )
+            return given_back
 
     async def _requests_ended(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from router.model import State
 from worker.conditions import Conditions
@@ -32,11 +32,16 @@ if TYPE_CHECKING:
     from worker.store import ModelFiles
     from worker.turns import Turns
 
+T = TypeVar("T")
 LEAST_CHECK_S, MOST_CHECK_S = 0.05, 5.0
 
 
 class RefusedError(Exception):
     """What was asked for is not done here; the text says what to do instead."""
+
+
+class StillInUseError(Exception):
+    """A model is unloaded, and something that it held is still used; the text says what to do."""
 
 
 class LoadFailedError(Exception):
@@ -102,7 +107,7 @@ class Repository:
         """Of them, those of which the repository has something else by now."""
         self._applied: dict[str, object] = {}
         """What the change under way makes of a model, where it follows the repository."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._stop = asyncio.Event()
         self._given_up = Cancellation()
         self._turns = turns
@@ -260,6 +265,7 @@ class Repository:
         Raises:
             RefusedError: the worker follows something else.
             UnknownModelError: there is no such model.
+            StillInUseError: it is unloaded, and not everything that it held is given back yet.
         """
         if self.control is not Control.EXPLICIT:
             raise RefusedError(
@@ -273,7 +279,12 @@ class Repository:
     async def _unload(self, name: str) -> None:
         self._unwanted.add(name)
         held = self.models.of(name)
-        await asyncio.gather(*(self._rest(replica, Rest.UNLOADED, _unloaded(name)) for replica in held))
+        given_back = await asyncio.gather(*(self._rest(replica, Rest.UNLOADED, _unloaded(name)) for replica in held))
+        if not all(given_back) and not self._stop.is_set():
+            raise StillInUseError(
+                f"model {name!r} is unloaded, but requests still run on it after {self._behaviour.drain_s:g} s "
+                f"(--drain-s); what they use is given back when they end: ask again"
+            )
 
     async def index(self, *, ready_only: bool = False) -> list[Entry]:
         """Return what there is, model by model, the newest version first; ``ready_only``: only what answers.
@@ -389,9 +400,15 @@ class Repository:
             if self.models.refused.get(name) != str(error):
                 self._log.error("model.refused", model=name, reason=str(error))
             self.models.refused[name] = str(error)
+            self._note_unread(name, str(error))
             raise
         self.models.refused.pop(name, None)
+        self._note_unread(name, "")
         return chosen
+
+    def _note_unread(self, name: str, why: str) -> None:
+        for replica in self.models.of(name):
+            replica.note_unread(why)
 
     async def _apply(self, name: str, chosen: list[ModelFiles], *, again: bool) -> None:
         """Make a model's versions what was ``chosen``. ``again``: also what rests, and what has failed as it is."""
@@ -588,8 +605,8 @@ class Repository:
 
     # --- the parts ----------------------------------------------------------------------------------------------------
 
-    async def _rest(self, replica: HeldReplica, rest: Rest, why: str) -> None:
-        await replica.unload(rest, why, self._behaviour.settle_s, self._behaviour.drain_s)
+    async def _rest(self, replica: HeldReplica, rest: Rest, why: str) -> bool:
+        return await replica.unload(rest, why, self._behaviour.settle_s, self._behaviour.drain_s)
 
     def _held(self, name: str, version: str) -> HeldReplica | None:
         return next((replica for replica in self.models.of(name) if replica.version == version), None)
@@ -613,7 +630,7 @@ class Repository:
                 await self._stop.wait()
         return self._stop.is_set()
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -621,10 +638,17 @@ class Repository:
 
     async def _apart(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Wait for ``work``, which goes on where whoever waits goes away."""
-        await asyncio.shield(self._start(work, name))
+        task = self._start(work, name)
+        task.add_done_callback(_looked_at)  # where nobody waits any more, nobody is to be told
+        await asyncio.shield(task)
 
 
 _NEVER = object()
+
+
+def _looked_at(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def _content(chosen: Iterable[ModelFiles]) -> object:

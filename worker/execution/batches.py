@@ -303,7 +303,7 @@ class Batcher:
         if not in_time:
             return
         copy = self._copy()
-        if copy is None or not copy.take():
+        if copy is None or not copy.take_along():
             raise GivenUpError("nobody waits any more")
         try:
             self._run(copy, in_time, cancellation, deliver)

@@ -14,7 +14,7 @@ from worker.execution import DeadlineError, QueueFullError
 from worker.execution.queues import DEFAULT_TICKET
 from worker.gate import GateClosedError
 from worker.models import UnknownModelError
-from worker.replica import AtLimitError
+from worker.replica import AtLimitError, UnloadedError
 from worker.serving.errors import RequestError
 from worker.serving.terms import take_out, with_parameters
 from worker.statistics import Times
@@ -303,6 +303,9 @@ def _errors(replica: HeldReplica) -> Iterator[None]:
         replica.counts.rejected += 1
         raise RequestError(str(error), 503, error.retry_after_s) from None
     except AtLimitError as error:
+        replica.counts.rejected += 1
+        raise RequestError(str(error), 503, 1) from None
+    except UnloadedError as error:
         replica.counts.rejected += 1
         raise RequestError(str(error), 503, 1) from None
     except DeadlineError as error:

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from worker.models import UnknownModelError
-from worker.repository import LoadFailedError, RefusedError
+from worker.repository import LoadFailedError, RefusedError, StillInUseError
 from worker.serving.errors import RequestError
 from worker.serving.reading import reading
 
@@ -113,6 +113,8 @@ class RepositoryApi:
             raise RequestError(str(error), 400) from None
         except LoadFailedError as error:
             raise RequestError(str(error), 500) from None
+        except StillInUseError as error:
+            raise RequestError(str(error), 503, 1) from None
 
     async def _read(self, request: web.Request, kind: type[_T]) -> _T:
         with reading(self._log, request.path), self._bodies.hold(request, MAX_BODY_BYTES) as body:

@@ -21,6 +21,19 @@ def test_it_is_unused_when_the_last_use_has_ended_and_told_so_once() -> None:
     assert told == ["unused"]
 
 
+def test_one_who_uses_it_may_have_it_run_though_it_is_retired() -> None:
+    copy, told = LoadedCopy(ModelFiles("m", "1"), DoublingModel(), Loaded("", 0), Stages()), []
+    assert not copy.take_along()
+    assert copy.take()
+    copy.retire(lambda: told.append("unused"))
+    assert copy.take_along()
+    copy.give_back()
+    assert told == []
+    copy.give_back()
+    assert told == ["unused"]
+    assert not copy.take_along()
+
+
 def test_one_that_nobody_uses_is_unused_at_once() -> None:
     copy, told = LoadedCopy(ModelFiles("m", "1"), DoublingModel(), Loaded("", 0), Stages()), []
     assert copy.take()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import shutil
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.support.loops import in_loop, turns, until
 from worker.control import Control
 from worker.models import UnknownModelError
 from worker.replica import Rest
-from worker.repository import Entry, LoadFailedError, RefusedError
+from worker.repository import Entry, LoadFailedError, RefusedError, StillInUseError
 from worker.store import StoreError, Versions
 
 if TYPE_CHECKING:
@@ -193,6 +194,44 @@ async def test_a_load_of_what_left_the_repository_leaves_what_serves(root: Path)
         with pytest.raises(UnknownModelError):
             await bench.repository.load("m")
         assert (bench.states, bench.repository._locks) == ({}, {})
+
+
+@in_loop
+async def test_an_unload_says_so_where_something_is_still_used(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT, startup=("m",), drain_s=0.01)
+    bench.put("m", "1", "one")
+    async with bench.running():
+        with bench.models.find("m").hold():
+            with pytest.raises(StillInUseError) as caught:
+                await bench.repository.unload("m")
+            assert str(caught.value) == (
+                "model 'm' is unloaded, but requests still run on it after 0.01 s (--drain-s); what they use is given "
+                "back when they end: ask again"
+            )
+            assert bench.states == {"m@1": State.COLD}
+        await bench.repository.unload("m")
+        assert bench.engine.open == []
+
+
+@in_loop
+async def test_whoever_left_is_told_nothing_and_nobody_else_is(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT)
+    bench.put("m", "1", "bad")
+    told: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async with bench.running():
+        bench.engine.hold = threading.Event()
+        loading = asyncio.create_task(bench.repository.load("m"))
+        await until(lambda: bench.states["m@1"] is State.LOADING, "the load")
+        loading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await loading
+        bench.engine.hold.set()
+        await until(lambda: bench.states["m@1"] is State.FAILED, "the failure")
+        await until(lambda: not bench.repository._tasks, "the end of its task")
+    gc.collect()
+    await turns()
+    assert [context["message"] for context in told] == []
 
 
 @in_loop

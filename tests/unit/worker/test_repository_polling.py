@@ -93,6 +93,8 @@ async def test_a_description_that_cannot_be_read_changes_nothing_and_is_told_onc
         for _ in range(3):
             await bench.repository.look_again()
         assert bench.answering == {"m": "one"}
+        assert bench.models.find("m").reason.startswith("what is in the repository cannot be read: ")
+        assert bench.models.find("m").report().reason == bench.models.find("m").reason[:500]
         (refused,) = bench.log.events("model.refused")
         assert refused["reason"].startswith(f"{root}/m/model.yaml: Object contains unknown field")
         (root / "m" / "model.yaml").write_text("versions: all")
@@ -100,6 +102,7 @@ async def test_a_description_that_cannot_be_read_changes_nothing_and_is_told_onc
         await bench.look_twice()
         assert bench.engine.open == ["one", "two"]
         assert bench.models.refused == {}
+        assert {replica.reason for replica in bench.models} == {""}
 
 
 BREAKING = ("labels: 2026-13-45", "engine: &a {inputs: *a}", "engine: {session: {~: 1}}", "x: !!int ''")

@@ -17,7 +17,7 @@ from worker.engines import Cancellation, EngineError
 from worker.loading import LoadError
 from worker.models import Models
 from worker.news import News
-from worker.replica import AtLimitError, HeldReplica, Rest
+from worker.replica import AtLimitError, HeldReplica, Rest, UnloadedError
 from worker.store import ModelFiles, ShapeClass
 
 ONE = {"x": np.ones((1, 2), np.float32)}
@@ -181,7 +181,7 @@ async def test_unloading_waits_for_requests_and_gives_everything_back() -> None:
     assert (report.state, report.warmth, report.content_hash) == (State.COLD, (("batch-1", 0.0),), "")
     assert bench.log.events("model.unloaded")[0]["reason"] == "unloaded"
     assert bench.told == [("model-loaded", ""), ("model-unloaded", "unloaded")]
-    with pytest.raises(EngineError, match="model 'm' was taken down"):
+    with pytest.raises(UnloadedError, match="model 'm' was unloaded before this was begun"):
         bench.run()
 
 
@@ -201,11 +201,13 @@ async def test_a_run_that_does_not_end_does_not_hold_the_unload_up_and_keeps_its
     bench = Bench()
     await bench.warm()
     with bench.replica.hold():
-        await bench.replica.unload(Rest.UNLOADED, "it was unloaded", drain_s=0.01)
+        assert not await bench.replica.unload(Rest.UNLOADED, "it was unloaded", drain_s=0.01)
         assert bench.replica.state is State.COLD
         assert not closed(bench)
-    assert await bench.replica.retired(5)
+        assert not await bench.replica.unload(Rest.UNLOADED, "it was unloaded", drain_s=0.01)
+    assert await bench.replica.unload(Rest.UNLOADED, "it was unloaded")
     assert closed(bench)
+    assert [event["given_back"] for event in bench.log.events("model.unloaded")] == [False]
 
 
 @in_loop

@@ -293,6 +293,18 @@ def test_closing_tells_all_that_wait_and_a_swap_does_not_disturb_them() -> None:
     batched(check, held=True)
 
 
+def test_requests_that_were_joined_run_to_their_end_though_the_model_is_unloaded() -> None:
+    async def check(rig: Rig) -> None:
+        first = await rig.holding()
+        tasks = await asked(rig.ask(1.0), rig.ask(2.0))
+        assert not await rig.replica.unload(Rest.UNLOADED, "asked for", drain_s=0.01)
+        rig.go()
+        assert await asyncio.gather(first, *tasks) == [[-2.0], [2.0], [4.0]]
+        assert await rig.replica.retired(5)
+
+    batched(check, held=True)
+
+
 class CountingModel(DoublingModel):
     """Doubles; notes how many runs there are at once."""
 
