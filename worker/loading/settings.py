@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,7 +42,24 @@ class LoadDescription(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         """Return what is wrong with it as a whole, where something is."""
         if self.strategy is StrategyName.STREAM and self.source is None:
             return "strategy is stream, and there is no source; add an http(s):// or s3:// URL, or peers"
-        return None
+        return None if self.source is None else _source_trouble(self.source)
+
+
+def _source_trouble(source: str) -> str | None:
+    """Return what is wrong with a URL, without a word of it: where one is wrong, a password may be anywhere."""
+    from urllib.parse import urlsplit
+
+    if "@" in re.split(r"[/?#]", source.partition("://")[2], maxsplit=1)[0]:
+        return (
+            "source has a name or password before its host, which logs and status would show; take it out (a signature "
+            "in the query stays secret; S3's credentials come from the environment)"
+        )
+    try:
+        parts = urlsplit(source)
+        known = parts.scheme == "s3" or parts.port is None or parts.port > 0
+    except ValueError:  # whose text has parts of it
+        known = False
+    return None if known else "source is no URL: its host or port is wrong (a port is a number from 1 to 65535)"
 
 
 @dataclass(frozen=True, slots=True)
