@@ -94,7 +94,8 @@ def test_an_explanation_takes_a_key(tmp_path: Path) -> None:
         winners = set()
         for number in range(12):
             document = control.ask(f"/routes/explain?model=m&key=k%20{number}").json
-            assert [term["name"] for term in document["rows"][0]["terms"]] == ["rank", "in_flight", "bound"]
+            terms = [term["name"] for term in document["rows"][0]["terms"]]
+            assert terms == ["rank", "in_flight", "bound", "own_in_flight", "own_bound"]
             assert (document["balancer"], document["rows"][0]["share"]) == ("keyed", 1.0)
             assert document["draw"]["winner"] == document["rows"][0]["endpoint"]
             winners.add(document["draw"]["winner"])
