@@ -4,6 +4,8 @@
 
 PYTHON ?= python3
 JOBS ?= 2
+# Tests wait more than they compute: one more than there are cores leaves fewer of those idle.
+TEST_JOBS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -80,7 +82,7 @@ system-packages:
 # Tests that measure, and whole products that are not marked beside, run alone: they are serial (tests/conftest.py).
 test:
 	@$(MAKE) --no-print-directory -j2 --output-sync=target check system-packages model $(CLIENTS)/clients.stamp
-	$(BIN)/pytest -n $(JOBS) -m "not serial"
+	$(BIN)/pytest -n $(TEST_JOBS) -m "not serial"
 	$(BIN)/pytest -m serial
 	$(MAKE) --no-print-directory test-compiled
 
@@ -99,7 +101,7 @@ $(CLIENTS)/clients.stamp: requirements/clients.lock
 # The data path and the router once more, on the compiled build (docs/compiled.md). Skipped, and said so, where this
 # machine cannot compile.
 test-compiled: dev
-	$(BIN)/python -m tools.compiled test -n $(JOBS)
+	$(BIN)/python -m tools.compiled test -n $(TEST_JOBS)
 
 check: dev
 	$(BIN)/ruff check .
