@@ -2,11 +2,14 @@
 
 Below the directory that only this user may open (:mod:`worker.loading.private`)::
 
-    weights/INSTANCE/                     of one worker, by its namespace and id; .lock is locked while it lives
-    weights/INSTANCE/NAME@VERSION.KEY/    one state of one version's files, whole once it has .complete
+    weights/INSTANCE/                     of one worker, by its namespace and id; .lock is locked while it lives,
+                                          and .turn while one of its processes makes or removes something here
+    weights/INSTANCE/NAME@VERSION.KEY/    one state of one version's files, whole once it has .complete; locked
+                                          itself while a process makes or uses it
     weights/.process-PID-RANDOM/          what is of no use to another process: unpacked, and not to be kept
 
-What is left over is found and removed: at once where it is another state's or version's of this instance or of a
+Two processes may be one instance (a worker that stands by): what the other makes or uses is not touched. What is left
+over is found and removed: at once where it is another state's or version's of this instance or of a
 process that is gone, and after an hour where it is of another instance that does not run.
 """
 
@@ -33,7 +36,7 @@ from worker.loading.unpacking import plain_name
 from worker.loading.version_files import SourceFile, file_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from worker.log import EventLog
     from worker.memory import Memory
@@ -44,7 +47,7 @@ MAX_MANIFEST_BYTES = 4 << 20
 MEMORY_SHARE = 0.8
 """Of the free memory, that one version may take."""
 ORPHAN_S = 3600.0
-_COMPLETE, _LOCK, _ORPHAN = ".complete", ".lock", ".orphan"
+_COMPLETE, _LOCK, _ORPHAN, _TURN = ".complete", ".lock", ".orphan", ".turn"
 _PROCESS = ".process-"
 
 
@@ -148,8 +151,10 @@ class ShmStore:
         self._memory = memory
         self._wall_s = wall_s
         self._lock_descriptor: int | None = None
+        self._turn_descriptor: int | None = None
         self._mutex = threading.Lock()
-        self._used: set[Path] = set()
+        self._used: dict[Path, int] = {}
+        """What this process makes or uses, each with the descriptor that holds its lock."""
 
     def entry(self, files: ModelFiles, found: Sequence[SourceFile], need_bytes: int) -> ShmEntry | None:
         """Return a place for the version that ``found`` are the files of, complete where it is there already.
@@ -157,23 +162,24 @@ class ShmStore:
         None where there is no room for ``need_bytes``, or the directory cannot be trusted; the log says why.
         """
         try:
-            with self._mutex:
-                self._open()
+            with self._turn():
                 path = self._own / _entry_name(files, found)
                 for other in self._own.glob(f"{files.name}@{files.version}.*"):
-                    if other != path and other not in self._used:
+                    if other != path and self._is_unused(other):
                         self._removed(other, "its files are others by now")
                 keep = self.kept
                 if path in self._used:  # the same state is loaded a second time, beside itself
                     path, keep = path.with_name(f"{path.name}.{secrets.token_hex(4)}"), False
                 elif (digests := _read(path)) is not None:
-                    self._used.add(path)
+                    self._used[path] = _held(path)
                     return ShmEntry(path, digests, self, keep=keep)
+                elif path.exists() and not self._is_unused(path):  # another process is making it
+                    path, keep = path.with_name(f"{path.name}.{secrets.token_hex(4)}"), False
                 elif path.exists():
                     self._removed(path, "it is not whole")
                 self._make_room(need_bytes)
                 path.mkdir(0o700)
-                self._used.add(path)
+                self._used[path] = _held(path)
                 return ShmEntry(path, None, self, keep=keep)
         except OSError as error:
             self.tell(f"{files.name}@{files.version}", error)
@@ -185,20 +191,26 @@ class ShmStore:
         self._log.warning("load.shm", what=what, error=text, effect="shared memory is not used")
 
     def remove(self, directory: Path) -> None:
-        """Take an entry away; what maps it still goes on."""
-        shutil.rmtree(directory, ignore_errors=True)
-        with self._mutex:
-            self._used.discard(directory)
+        """Take an entry away, unless another process uses it; what maps it still goes on."""
+        try:
+            with self._turn():
+                descriptor = self._used.pop(directory, None)
+                if descriptor is not None:
+                    os.close(descriptor)
+                if self._is_unused(directory):
+                    shutil.rmtree(directory, ignore_errors=True)
+        except OSError as error:
+            self.tell(str(directory), error)
 
     def sweep(self, wanted: set[str]) -> None:
         """Remove what is left over; ``wanted`` are the ``NAME@VERSION`` that this worker was told to serve."""
         try:
-            with self._mutex:
-                self._open()
+            with self._turn():
                 for path in self._own.iterdir():
                     name, _, rest = path.name.partition("@")
                     served = f"{name}@{rest.partition('.')[0]}" in wanted
-                    if path.is_dir() and path not in self._used and not (served and (path / _COMPLETE).is_file()):
+                    left = path.is_dir() and not (served and (path / _COMPLETE).is_file())
+                    if left and self._is_unused(path):
                         self._removed(path, "nothing here wants it")
         except OSError as error:
             self.tell("what is left over", error)
@@ -210,21 +222,58 @@ class ShmStore:
             if not self.kept:
                 shutil.rmtree(self._own, ignore_errors=True)
             os.close(descriptor)
+        turn, self._turn_descriptor = self._turn_descriptor, None
+        if turn is not None:
+            os.close(turn)
+        for held in self._used.values():
+            os.close(held)
+        self._used.clear()
 
-    def _open(self) -> None:
-        """Make and check the directories, and lock this instance's."""
-        if self._lock_descriptor is not None:
-            return
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Be the only thread of all of this instance's processes that makes or removes something. Blocks, for short."""
+        with self._mutex:
+            descriptor = self._open()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+    def _is_unused(self, path: Path) -> bool:
+        """Whether no process makes or uses it; asked in one's turn, in which nobody else begins to."""
+        if path in self._used:
+            return False
+        try:
+            descriptor = _opened(path)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _open(self) -> int:
+        """Make and check the directories, and lock this instance's; returns the descriptor of whose turn it is."""
+        if self._turn_descriptor is not None:
+            return self._turn_descriptor
         if not self._place.is_dir():
             raise ShmError(f"{self._place}: no such directory; --shm-dir says where there is shared memory")
-        for path in (self._weights.parent, self._weights, self._own):
-            with PrivateDirectory(path) as directory:
-                if path == self._own:
-                    self._lock_descriptor = _lock(directory)
-                    directory.remove(_ORPHAN)
+        for path in (self._weights.parent, self._weights):
+            with PrivateDirectory(path):
+                pass
+        with PrivateDirectory(self._own) as directory:
+            self._lock_descriptor = _lock(directory)
+            directory.remove(_ORPHAN)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            turn = self._turn_descriptor = os.open(_TURN, flags, 0o600, dir_fd=directory.descriptor)
         for path in self._weights.iterdir():
             if path != self._own:
                 self._sweep_other(path)
+        return turn
 
     def _make_room(self, need_bytes: int) -> None:
         """Look whether ``need_bytes`` fit, and remove what nobody uses where that helps."""
@@ -235,7 +284,7 @@ class ShmStore:
             )
         entries = [path for path in self._own.iterdir() if path.is_dir()]
         sizes = {path: _size_bytes(path) for path in entries}
-        unused = sorted((path for path in entries if path not in self._used), key=lambda path: path.stat().st_mtime_ns)
+        unused = sorted((path for path in entries if self._is_unused(path)), key=lambda path: path.stat().st_mtime_ns)
         while (short := self._short_bytes(need_bytes, sum(sizes.values()))) > 0:
             if not unused:
                 raise ShmError(
@@ -287,6 +336,21 @@ def _lock(directory: PrivateDirectory, *, alone: bool = False) -> int | None:
         if alone:
             return None
         raise ShmError(f"{directory.path}: another worker is removing it") from None
+    return descriptor
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _held(path: Path) -> int:
+    """Lock an entry with those who use it, for as long as the descriptor is open."""
+    descriptor = _opened(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

@@ -16,6 +16,7 @@ from worker.loading.model_loader import ModelLoader
 from worker.loading.private import own_root
 from worker.loading.settings import LoadDescription
 from worker.loading.shm import ORPHAN_S, ShmStore
+from worker.loading.version_files import version_files
 from worker.memory import Memory
 from worker.stages import Stages
 from worker.store import ModelFiles
@@ -43,8 +44,15 @@ class Rig:
         self.memory: Memory | None = None
         self.now = time.time()
         self.stores: list[ShmStore] = []
+        self.instances: dict[str, list[ShmStore]] = {}
 
-    def store(self, instance: str = "ns.w1", *, keep: bool = True, limit_bytes: int = 1 << 20) -> ShmStore:
+    def store(
+        self, instance: str = "ns.w1", *, keep: bool = True, limit_bytes: int = 1 << 20, beside: bool = False
+    ) -> ShmStore:
+        """Return another process's; the instance's ones before it have ended, unless it runs ``beside`` them."""
+        for earlier in self.instances.get(instance, ()):
+            if not beside:
+                earlier.close()
         self.stores.append(
             ShmStore(
                 self.place,
@@ -56,6 +64,8 @@ class Rig:
                 wall_s=lambda: self.now,
             )
         )
+        if keep:
+            self.instances.setdefault(instance, []).append(self.stores[-1])
         return self.stores[-1]
 
     def load(
@@ -65,10 +75,12 @@ class Rig:
         strategy: StrategyName | None = None,
         name: str = "m",
     ) -> Loaded:
-        files = ModelFiles(
-            name, "1", self.directory, self.directory / "model.onnx", load=LoadDescription(strategy, verify)
-        )
+        files = self.files(name, LoadDescription(strategy, verify))
         return ModelLoader(shm=store).load(files, lambda *_: None, Cancellation(), Stages())
+
+    def files(self, name: str = "m", load: LoadDescription | None = None) -> ModelFiles:
+        path = self.directory / "model.onnx"
+        return ModelFiles(name, "1", self.directory, path, load=load or LoadDescription())
 
     @property
     def own(self) -> Path:
@@ -240,6 +252,45 @@ def test_a_version_loaded_beside_itself_gets_a_place_of_its_own(rig: Rig) -> Non
     first.keep()
     first.release()
     assert len(rig.entries()) == 1
+
+
+def test_two_processes_of_one_instance_leave_each_others_alone(rig: Rig) -> None:
+    first, second = rig.store(), rig.store(beside=True)
+    files = rig.files()
+    found = version_files(rig.directory)
+    making = first.entry(files, found, 13)
+    assert making is not None
+    assert making.digests is None
+    second.sweep(set())
+    other = second.entry(files, found, 13)
+    assert other is not None
+    assert making.directory.is_dir(), "it is being made"
+    assert other.directory != making.directory
+    other.end()
+    assert making.directory.is_dir()
+    assert not other.directory.exists()
+    for name in ("model.onnx", "weights/part"):
+        os.close(making.create(name))
+    making.finish({})
+    using = second.entry(files, found, 13)
+    assert using is not None
+    assert using.directory == making.directory
+    making.end()
+    assert making.directory.is_dir(), "the other one uses it"
+    using.end()
+    assert not making.directory.exists()
+
+
+def test_what_another_process_uses_makes_no_room(rig: Rig) -> None:
+    first, second = rig.store(limit_bytes=16 << 10), rig.store(limit_bytes=16 << 10, beside=True)
+    files = rig.files()
+    held = first.entry(files, version_files(rig.directory), 8 << 10)
+    assert held is not None
+    with open(held.create("model.onnx"), "wb") as file:
+        file.write(bytes(12 << 10))
+    assert second.entry(files, version_files(rig.directory), 8 << 10) is None
+    assert "no room for 8192 bytes" in rig.log.events("load.shm")[-1]["error"]
+    assert held.directory.is_dir()
 
 
 def test_chunked_is_not_copied(rig: Rig) -> None:
