@@ -121,4 +121,4 @@ def test_the_roles_are_not_for_people(arguments: list[str]) -> None:
         [sys.executable, "-P", "-m", "sidecar", *arguments], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("usage: python -P -m sidecar {control,data,supervise,janitor} --plan-fd N\n")
+    assert done.stderr.startswith("usage: python -P -m sidecar {control,data,supervise,janitor,faults} --plan-fd N\n")
