@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NO_MEMORY_PAUSE_S = 0.01
+"""A thread that cannot even say that it is through, for want of memory, tries again after this long."""
+
 QUEUED_S = 60.0
 """The queue time that is reported is the mean of this long."""
 
@@ -210,6 +213,7 @@ class Executor:
 
         Raises:
             GivenUpError: closed.
+            RuntimeError, MemoryError: there is no thread, and none can be started; it has its places still.
         """
         if self._closed:
             raise GivenUpError("the worker stopped")
@@ -222,7 +226,15 @@ class Executor:
                 self._alive += 1
         self._tokens.put(None)
         if more:
-            self._start()
+            try:
+                self._start()
+            except (RuntimeError, MemoryError):
+                with self._lock:
+                    alone = self._alive == 0 and self._waiting.remove(job)
+                if alone:  # else another thread comes to it
+                    self._tokens.get_nowait()
+                    self._handed_in.discard(job)
+                    raise
 
     def withdraw(self, job: Job[Any]) -> bool:
         """Have ``job`` run no more, where it still waits: gives its places back. False where it has begun or ended."""
@@ -270,13 +282,20 @@ class Executor:
             with contextlib.suppress(Empty):
                 self._tokens.get_nowait()
         for _ in range(more):
-            self._start()
+            with contextlib.suppress(RuntimeError, MemoryError):  # the next call tries again
+                self._start()
 
     def _start(self) -> None:
+        """Start a thread, which is counted as alive already; where it cannot be started, it is counted no more."""
         self._number += 1
         loop = asyncio.get_running_loop()
-        # A thread whose call cannot be stopped does not keep the process from ending.
-        threading.Thread(target=self._work, args=(loop,), name=f"execute-{self._number}", daemon=True).start()
+        try:
+            # A thread whose call cannot be stopped does not keep the process from ending.
+            threading.Thread(target=self._work, args=(loop,), name=f"execute-{self._number}", daemon=True).start()
+        except (RuntimeError, MemoryError):
+            with self._lock:
+                self._alive -= 1
+            raise
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
@@ -311,8 +330,16 @@ class Executor:
         with self._lock:
             self._busy -= 1
             self._running -= size
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody counts any more
-            loop.call_soon_threadsafe(self._ended, job, result, error, began, ran_s)
+        while True:
+            try:
+                loop.call_soon_threadsafe(self._ended, job, result, error, began, ran_s)
+            except MemoryError as lacking:  # its places would be taken for ever: there will be memory again
+                result, error = None, lacking
+                time.sleep(NO_MEMORY_PAUSE_S)
+            except RuntimeError:
+                return  # the loop is closed: nobody counts any more
+            else:
+                return
 
     def _ended(self, job: Job[Any], result: Any, error: BaseException | None, began: float, ran_s: float) -> None:
         if not job.ticket.background:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -343,6 +344,57 @@ def test_a_call_that_raises_stop_iteration_is_an_error_like_any_other() -> None:
 
         with pytest.raises(RuntimeError, match=r"^StopIteration: end$"):
             await executor.run(stop)
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_thread_that_cannot_be_started_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        executor = Executor(1, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                await executor.run(partial(same, 1))
+            executor.resize(2)
+        assert (executor.in_flight, executor.queue_depth) == (0, 0)
+        assert await executor.run(partial(same, 2)) == 2
+        held = Held()
+        first = asyncio.create_task(executor.run(held))
+        await asyncio.to_thread(held.started.wait, 10)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", no_thread)
+            second = asyncio.create_task(executor.run(partial(same, 3)))
+            await turns(3)
+        held.release.set()
+        assert list(await asyncio.gather(first, second)) == ["done", 3], "the thread that is there comes to it"
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_thread_that_finds_no_memory_to_say_so_says_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        say = loop.call_soon_threadsafe
+        refused: list[Any] = []
+
+        def scarce(*said: Any, **more: Any) -> Any:
+            if len(refused) < 3:
+                refused.append(said)
+                raise MemoryError
+            return say(*said, **more)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", scarce)
+        executor = Executor(1, 1)
+        with pytest.raises(MemoryError):
+            await executor.run(partial(same, 1))
+        assert executor.in_flight == 0
+        assert await executor.run(partial(same, 2)) == 2
         executor.close()
 
     asyncio.run(scenario())
