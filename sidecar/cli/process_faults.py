@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import signal
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -81,12 +82,17 @@ def process(
             if not act.LASTS:
                 print(f"{kind}: pid {kept.memo['pid']}: done; {kept.undone}")
                 return 0
+            # Noted, and not raised: an exception in the middle of a question would leave its answer for the next one.
+            told = threading.Event()
+            before = signal.signal(signal.SIGINT, lambda *_: told.set())
             try:
                 print(f"{kind}: pid {kept.memo['pid']}: in force for {seconds(for_s)}, Ctrl-C ends it", flush=True)
                 while keeper.in_force():
-                    time.sleep(LOOK_S)
-            except KeyboardInterrupt:
-                kept.end()
+                    if told.wait(LOOK_S):
+                        kept.end()
+                        break
+            finally:
+                signal.signal(signal.SIGINT, before)
             print(f"{kind}: ended: {kept.undone}")
     except ProcessFaultError as error:
         raise CliError(str(error)) from error

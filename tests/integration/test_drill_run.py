@@ -95,9 +95,9 @@ class Here:
         return found
 
 
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
-    scratch = tmp_path_factory.mktemp("here")
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Here]:
+    scratch = tmp_path  # a sidecar for each test: what one drill breaks stays out for a while
     with HttpOrigin(Echo) as origin:
         settings = {
             "models": [{"name": "m", "endpoints": [origin.url], "default": True}],
@@ -154,7 +154,7 @@ def test_a_drill_without_a_load_watches_what_others_send_and_aborts(here: Here) 
         assert process.wait() == 1, process.text()
     report = json.loads((here.scratch / "watch.json").read_bytes())
     assert report["cut_short"].startswith("aborted: error_ratio ")
-    assert report["outcomes"].keys() <= {"ok", "fault"}
+    assert report["outcomes"].keys() <= {"ok", "fault", "no_candidate"}  # the breaker may open on them
     assert report["accounts"] is None
     assert here.faults() == []
 
