@@ -265,7 +265,7 @@ async def test_another_version_of_a_model_that_takes_long_holds_up_no_other_mode
     async with start.running():
         await until(lambda: start.state("b") is State.WARM, "the other model, whose older version comes last")
         assert (start.bench.states["a@2"], start.state("a")) == (State.LOADING, State.COLD)
-        assert start.fell_back() == ["a"], "the older version takes no turn to wait for the newer one"
+        assert start.fell_back().count("a") == 1, "the older version takes no turn to wait for the newer one"
         start.go["a"].set()
         await until(lambda: set(start.bench.states.values()) == {State.WARM}, "all")
 
