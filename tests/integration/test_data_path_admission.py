@@ -16,7 +16,6 @@ from sidecar.faults.injector import Injector
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.settings import Admission, Model, ModelAdmission, Priority, Tenant, Wait
 from sidecar.telemetry.page import (
-    MODEL_QUEUE_NOW,
     MODEL_QUEUED,
     MODEL_TURNED_AWAY,
     QUEUED_SUM,
@@ -35,6 +34,7 @@ from tests.support.data_path import (
     post,
     request,
 )
+from tests.support.held_origin import Held, held, waiting
 
 ONE = replace(POLICIES, requests_per_endpoint=1)
 TRUSTED = ListenerRules(trusted_networks=("127.0.0.1",))
@@ -51,31 +51,6 @@ async def brisk(origin: OriginConnection) -> None:
         message = await origin.request()
         await asyncio.sleep(0.005)
         await origin.send(answer(message.body))
-
-
-class Held:
-    """A worker that answers when it is told to, in the order in which requests came."""
-
-    def __init__(self) -> None:
-        self.seen: list[bytes] = []
-        self.allowed = asyncio.Semaphore(0)
-
-    async def __call__(self, origin: OriginConnection) -> None:
-        while True:
-            message = await origin.request()
-            self.seen.append(message.body)
-            await self.allowed.acquire()
-            await origin.send(answer(message.body))
-
-
-def held(path: DataPath) -> Held:
-    script = path.origin.script
-    assert isinstance(script, Held)
-    return script
-
-
-def waiting(path: DataPath) -> int:
-    return sum(int(path.plane.words[row + MODEL_QUEUE_NOW]) for _, row in path.plane.page.models())
 
 
 def turned_away(path: DataPath, kind: int = 0) -> dict[Refusal, int]:

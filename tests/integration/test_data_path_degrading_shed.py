@@ -10,9 +10,9 @@ from router.model import Replica, State
 from router.policy import ModelPolicy, OnNoCandidate
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.settings import Admission, Model, ModelAdmission, Priority, Wait
-from sidecar.telemetry.page import MODEL_QUEUE_NOW
-from tests.support.data_path import Client, DataPath, OriginConnection, answer, on_data_path, post
+from tests.support.data_path import Client, DataPath, on_data_path, post
 from tests.support.degrading import INFER, SLOW, STATIC, infer, step
+from tests.support.held_origin import Held, held, waiting
 
 ONE = replace(SLOW, requests_per_endpoint=1)
 TRUSTED = ListenerRules(trusted_networks=("127.0.0.1",))
@@ -23,31 +23,6 @@ BATCH = b"warmroute-priority: batch"
 GOLD = b"warmroute-priority: gold"
 WAITS = ModelPolicy("m", default=True, on_no_candidate=OnNoCandidate.WAIT)
 COLD = (Replica("m", state=State.COLD),)
-
-
-class Held:
-    """A worker that answers when it is told to."""
-
-    def __init__(self) -> None:
-        self.seen: list[bytes] = []
-        self.allowed = asyncio.Semaphore(0)
-
-    async def __call__(self, origin: OriginConnection) -> None:
-        while True:
-            message = await origin.request()
-            self.seen.append(message.body)
-            await self.allowed.acquire()
-            await origin.send(answer(message.body))
-
-
-def held(path: DataPath) -> Held:
-    script = path.origin.script
-    assert isinstance(script, Held)
-    return script
-
-
-def waiting(path: DataPath) -> int:
-    return sum(int(path.plane.words[row + MODEL_QUEUE_NOW]) for _, row in path.plane.page.models())
 
 
 async def queue(path: DataPath, body: bytes, *fields: bytes) -> Client:
