@@ -18,13 +18,13 @@ def status_of(rule: FaultRule) -> int:
     return DEFAULT_STATUS if rule.status is None else rule.status
 
 
-def answer_of(rule: FaultRule) -> bytes:
-    """Return the whole answer to an attempt."""
+def answer_of(rule: FaultRule, *, bodiless: bool) -> bytes:
+    """Return the whole answer to an attempt over HTTP/1.1; its head alone where it is ``bodiless``."""
     status = status_of(rule)
     phrase = HTTPStatus(status).phrase if status in HTTPStatus.__members__.values() else "Injected"
     body = f'{{"error":"injected fault {rule.id}"}}'.encode()
     head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    return head.encode() if bodiless else head.encode() + body
 
 
 class AbortFault(Kind):
@@ -32,9 +32,7 @@ class AbortFault(Kind):
 
     directions = (REQUEST,)
     takes = ("status", "grpc_status")
-    grpc = True
 
     def plan(self, rule: FaultRule, plan: Plan) -> None:
         """Have the attempt answered."""
-        answer = answer_of(rule)
-        plan.answer = answer[: answer.index(b"\r\n\r\n") + 4] if plan.bodiless else answer
+        plan.abort = rule

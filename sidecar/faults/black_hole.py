@@ -25,6 +25,11 @@ class Swallows(Stage):
         if passed:
             yield Piece(at, passed)
 
+    def head(self, head: object, at: float) -> Iterable[Piece]:
+        """Count it for nothing; where nothing passes, neither does it."""
+        if self._left:
+            yield Piece(at, b"", head=head)
+
     def ends(self, at: float) -> Iterable[Piece]:
         """Say nothing of it."""
         return ()
@@ -35,7 +40,6 @@ class BlackHoleFault(Kind):
 
     directions = (REQUEST, RESPONSE)
     takes = ("after_bytes",)
-    grpc = True
 
     def plan(self, rule: FaultRule, plan: Plan) -> None:
         """Lose one direction; where nothing at all is to arrive, no connection is made."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sidecar.faults.framing import AnswerReader
 from sidecar.faults.kind import REQUEST, RESPONSE, Kind, Plan
 from sidecar.faults.stages import Piece, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from sidecar.faults.framing import Reader
     from sidecar.faults.rules import FaultRule
 
 DEFAULT_EVERY = 1024
@@ -19,13 +19,14 @@ DEFAULT_EVERY = 1024
 class Corrupts(Stage):
     """Turns all bits of the first byte of a body over, and of one in every ``every`` bytes from there on.
 
-    Heads and chunk sizes stay as they are, so that it is the body that is wrong, and not the message around it.
+    Heads, chunk sizes and the lengths of gRPC's messages stay as they are, so that it is the body that is wrong, and
+    not what is around it.
     """
 
-    def __init__(self, every: int, *, bodiless: bool, request: bool) -> None:
+    def __init__(self, every: int, reader: Reader) -> None:
         self._every = every
         self._until_next = 0
-        self._reader = AnswerReader(bodiless=bodiless, request=request)
+        self._reader = reader
 
     def data(self, data: bytes, at: float) -> Iterable[Piece]:
         """Touch what of it is body."""
@@ -49,6 +50,5 @@ class CorruptFault(Kind):
 
     def plan(self, rule: FaultRule, plan: Plan) -> None:
         """Corrupt one direction."""
-        request = self.direction_of(rule) is REQUEST
-        bodiless = plan.bodiless and not request
-        plan.put(rule, self, Corrupts(rule.every_bytes or DEFAULT_EVERY, bodiless=bodiless, request=request))
+        reader = plan.reader(request=self.direction_of(rule) is REQUEST)
+        plan.put(rule, self, Corrupts(rule.every_bytes or DEFAULT_EVERY, reader))

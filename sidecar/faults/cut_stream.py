@@ -1,11 +1,11 @@
-"""A stream of events breaks off behind one of them."""
+"""A stream of events, or of messages, breaks off behind one of them."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
-from sidecar.faults.framing import AnswerReader
+from sidecar.faults.framing import AnswerReader, MessageReader
 from sidecar.faults.kind import Kind, Plan
 from sidecar.faults.stages import End, Piece, Stage
 
@@ -64,12 +64,34 @@ class CutsBehind(Stage):
         return None
 
 
+class CutsBehindMessages(Stage):
+    """Lets ``left`` messages of a gRPC call pass, then breaks it off."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+        self._reader = MessageReader()
+
+    def data(self, data: bytes, at: float) -> Iterable[Piece]:
+        """Count the messages in it."""
+        passed = 0
+        for part, _ in self._reader.read(data):
+            if self._left:
+                passed += len(part)
+                self._left -= self._reader.between
+            if not self._left:
+                yield Piece(at, data[:passed], End.RESETS)
+                return
+        yield Piece(at, data)
+
+
 class CutStreamFault(Kind):
-    """A stream cut at an event."""
+    """A stream cut at an event; over gRPC at a message."""
 
     takes = ("after_events",)
     needs = ("after_events",)
 
     def plan(self, rule: FaultRule, plan: Plan) -> None:
         """Cut the answer behind so many events."""
-        plan.put(rule, self, CutsBehind(rule.after_events or 0, bodiless=plan.bodiless))
+        left = rule.after_events or 0
+        stage = CutsBehindMessages(left) if plan.call else CutsBehind(left, bodiless=plan.bodiless)
+        plan.put(rule, self, stage)

@@ -23,6 +23,10 @@ class Late(Stage):
         """Hold it back."""
         yield Piece(at + self._seconds, data)
 
+    def head(self, head: object, at: float) -> Iterable[Piece]:
+        """Hold it back as well."""
+        yield Piece(at + self._seconds, b"", head=head)
+
     def ends(self, at: float) -> Iterable[Piece]:
         """Hold it back, too."""
         yield Piece(at + self._seconds, b"", End.ENDS)
@@ -34,7 +38,6 @@ class DelayFault(Kind):
     directions = (REQUEST, RESPONSE)
     takes = ("delay_ms", "jitter_ms", "distribution")
     needs = ("delay_ms",)
-    grpc = True
 
     def plan(self, rule: FaultRule, plan: Plan) -> None:
         """Hold one direction back."""

@@ -22,13 +22,20 @@ class BeginsLate(Stage):
 
     def data(self, data: bytes, at: float) -> Iterable[Piece]:
         """Hold the beginning back."""
-        if self._begins_at is None:
-            self._begins_at = at + self._seconds
-        yield Piece(max(at, self._begins_at), data)
+        yield Piece(self._begins(at), data)
+
+    def head(self, head: object, at: float) -> Iterable[Piece]:
+        """It is the beginning."""
+        yield Piece(self._begins(at), b"", head=head)
 
     def ends(self, at: float) -> Iterable[Piece]:
         """Behind the beginning, where there was one."""
         yield Piece(at if self._begins_at is None else max(at, self._begins_at), b"", End.ENDS)
+
+    def _begins(self, at: float) -> float:
+        if self._begins_at is None:
+            self._begins_at = at + self._seconds
+        return max(at, self._begins_at)
 
 
 class FirstByteFault(Kind):

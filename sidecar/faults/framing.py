@@ -1,9 +1,14 @@
-"""Follows the bytes of one HTTP/1.1 message: which of them are its body, and where it ends (RFC 9112 6.3)."""
+"""Follows the bytes that go one way: which of them are a body, and where it ends.
+
+Of an HTTP/1.1 message (RFC 9112 6.3), heads and all, and of a gRPC call, whose messages stand behind five bytes each.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+
+from sidecar.grpc.matching import MESSAGE_HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,3 +114,38 @@ class AnswerReader:
             self._mode = _TO_CLOSE
             return
         self._mode = _CHUNK if self._left else _TRAILERS
+
+
+class MessageReader:
+    """The state of one direction of a gRPC call; what messages hold is its body."""
+
+    done = False
+    """What comes says nowhere that it was the last: a status does, which stands apart."""
+
+    def __init__(self) -> None:
+        self._head = b""  # of the message that is coming, as far as it came
+        self._left = 0
+
+    @property
+    def between(self) -> bool:
+        """Behind a whole message, or ahead of the first one."""
+        return not self._left and not self._head
+
+    def read(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
+        """Yield ``data`` in parts, each with whether it is what a message holds."""
+        while data:
+            if self._left:
+                part, data = data[: self._left], data[self._left :]
+                self._left -= len(part)
+                yield part, True
+                continue
+            missing = MESSAGE_HEAD - len(self._head)
+            part, data = data[:missing], data[missing:]
+            self._head += part
+            if len(self._head) == MESSAGE_HEAD:
+                self._left = int.from_bytes(self._head[1:], "big")
+                self._head = b""
+            yield part, False
+
+
+Reader = AnswerReader | MessageReader

@@ -61,13 +61,18 @@ class Struck:
         """The names of the rules."""
         return ", ".join(rule.id for rule in self.rules)
 
+    def plan(self, draw: Callable[[], float], *, bodiless: bool = False, call: bool = False) -> Plan:
+        """Return what the rules come to."""
+        plan = Plan(draw, bodiless=bodiless, call=call)
+        for rule in self.rules:
+            KINDS[rule.kind].plan(rule, plan)
+        return plan
+
     def links(
         self, loop: asyncio.AbstractEventLoop, draw: Callable[[], float], *, bodiless: bool
     ) -> Callable[[UpstreamConnection], Link]:
         """Return what makes the link that carries the attempt, for the connection that reads the answer."""
-        plan = Plan(draw, bodiless=bodiless)
-        for rule in self.rules:
-            KINDS[rule.kind].plan(rule, plan)
+        plan = self.plan(draw, bodiless=bodiless)
         return lambda reader: Link(loop, plan, reader, self.over)
 
     def over(self) -> None:
@@ -78,11 +83,10 @@ class Struck:
 class _Scope:
     """A rule, with what has to be looked for in a request's head."""
 
-    __slots__ = ("field", "grpc", "rule")
+    __slots__ = ("field", "rule")
 
     def __init__(self, rule: FaultRule) -> None:
         self.rule: Final = rule
-        self.grpc: Final = KINDS[rule.kind].grpc
         name, _, value = rule.header.partition(":")
         what = re.escape(value.strip().encode()) if value else rb"[^\r]*?"
         line = rb"\r\n%s:[ \t]*%s[ \t]*\r" % (re.escape(name.lower().encode()), what)
@@ -120,14 +124,7 @@ class Injector:
         return not self.rules and not self.under_way and not self.headers
 
     def strike(
-        self,
-        attempt: Attempt,
-        head: bytes,
-        now: float,
-        rng: Callable[[], float],
-        *,
-        trusted: bool = False,
-        grpc: bool = False,
+        self, attempt: Attempt, head: bytes, now: float, rng: Callable[[], float], *, trusted: bool = False
     ) -> Struck | None:
         """Return what the rules that apply and strike do to an attempt, None where none does.
 
@@ -137,14 +134,10 @@ class Injector:
         rules = [
             scope.rule
             for scope in self._scopes
-            if now < scope.rule.until
-            and (scope.grpc or not grpc)
-            and self._applies(scope, attempt, head, trusted)
-            and rng() < scope.rule.ratio
+            if now < scope.rule.until and self._applies(scope, attempt, head, trusted) and rng() < scope.rule.ratio
         ]
         if self.headers and trusted:
-            asked = asked_for(head)
-            rules += [rule for rule in asked if (KINDS[rule.kind].grpc or not grpc) and rng() < rule.ratio]
+            rules += [rule for rule in asked_for(head) if rng() < rule.ratio]
         if not rules or len(self.under_way) >= self.most_attempts:
             return None
         struck = self.under_way[attempt] = Struck(self, attempt, tuple(rules))

@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from math import cos, log, pi, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
+from sidecar.faults.framing import AnswerReader, MessageReader
 from sidecar.settings.faults import Distribution, FaultDirection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sidecar.faults.framing import Reader
     from sidecar.faults.rules import FaultRule
     from sidecar.faults.stages import Stage
 
@@ -24,32 +26,39 @@ MOST_PIECES = 4096
 class Plan:
     """What is done to one attempt: stages for either direction, and who is at its other end.
 
-    ``answer``: nobody is asked, this is answered. ``nowhere``: nobody is there at all. ``bodiless``: it is a HEAD.
+    ``abort``: nobody is asked, this rule's error is answered. ``nowhere``: nobody is there at all. ``bodiless``: it is
+    a HEAD. ``call``: it is a gRPC call, whose heads stand apart from its bytes.
     """
 
-    def __init__(self, draw: Callable[[], float], *, bodiless: bool = False) -> None:
+    def __init__(self, draw: Callable[[], float], *, bodiless: bool = False, call: bool = False) -> None:
         self.draw = draw
         self.bodiless = bodiless
+        self.call = call
         self.request: list[Stage] = []
         self.response: list[Stage] = []
-        self.answer: bytes | None = None
+        self.abort: FaultRule | None = None
         self.nowhere = False
 
     def put(self, rule: FaultRule, kind: Kind, stage: Stage) -> None:
         """Put a stage behind those that are there, in its rule's direction."""
         (self.request if kind.direction_of(rule) is REQUEST else self.response).append(stage)
 
+    def reader(self, *, request: bool = False) -> Reader:
+        """Return what tells the body in the bytes of one direction."""
+        if self.call:
+            return MessageReader()
+        return AnswerReader(bodiless=self.bodiless and not request, request=request)
+
 
 class Kind(ABC):
     """One kind of fault. ``takes`` are the parameters that it goes by, ``needs`` those that it has no default for.
 
-    The first of its ``directions`` is its default. ``grpc``: it strikes gRPC calls, too.
+    The first of its ``directions`` is its default.
     """
 
     directions: ClassVar[tuple[FaultDirection, ...]] = (RESPONSE,)
     takes: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[tuple[str, ...]] = ()
-    grpc: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, rule: FaultRule, plan: Plan) -> None:

@@ -7,10 +7,11 @@ behind it: then it answers itself, or nobody does. A link serves one attempt and
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from sidecar.faults.abort import answer_of
 from sidecar.faults.stages import End, Pipe
+from sidecar.faults.way import Way
 from sidecar.http1.transports import reset
 
 if TYPE_CHECKING:
@@ -42,61 +43,6 @@ class _NoSocket:
 _NO_SOCKET: Final = _NoSocket()
 
 
-class _Way:
-    """One direction: what is held back of it, and what lets it go when its time has come."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, pipe: Pipe, deliver: Callable[[bytes, End], None]) -> None:
-        self._loop = loop
-        self._pipe = pipe
-        self._deliver = deliver
-        self._queue: deque[Piece] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self._delivering = False
-        self.stopped = False  # whoever it is for takes nothing just now
-        self.held_bytes = 0
-
-    def data(self, data: bytes) -> None:
-        """Take bytes."""
-        self._enter(self._pipe.data(data, self._loop.time()))
-
-    def ends(self) -> None:
-        """Take the end of the connection."""
-        self._enter(self._pipe.ends(self._loop.time()))
-
-    def _enter(self, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            self._queue.append(piece)
-            self.held_bytes += len(piece.data)
-        self.run()
-
-    def run(self) -> None:
-        """Let pass whose time has come."""
-        if self._delivering:
-            return
-        self._delivering = True
-        try:
-            while self._queue and not self.stopped and self._queue[0].at <= self._loop.time():
-                piece = self._queue.popleft()
-                self.held_bytes -= len(piece.data)
-                self._deliver(piece.data, piece.end)
-        finally:
-            self._delivering = False
-        if self._queue and not self.stopped and self._timer is None:
-            self._timer = self._loop.call_at(self._queue[0].at, self._due)
-
-    def _due(self) -> None:
-        self._timer = None
-        self.run()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._queue.clear()
-        self.held_bytes = 0
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
 class Link(asyncio.Transport, asyncio.Protocol):
     """One of them, for the ``reader`` of one attempt's answer. ``over`` is called once, when it is gone."""
 
@@ -107,12 +53,12 @@ class Link(asyncio.Transport, asyncio.Protocol):
         self._loop = loop
         self._reader = reader
         self._over = over
-        self._answer = plan.answer
-        self.nowhere: Final = plan.nowhere or plan.answer is not None
+        self._answer = None if plan.abort is None else answer_of(plan.abort, bodiless=plan.bodiless)
+        self.nowhere: Final = plan.nowhere or plan.abort is not None
         """No worker is to be connected to."""
         self._worker: asyncio.Transport | None = None
-        self._out = _Way(loop, Pipe(plan.request), self._to_worker)
-        self._in = _Way(loop, Pipe(plan.response), self._to_reader)
+        self._out = Way(loop, Pipe(plan.request), self._to_worker)
+        self._in = Way(loop, Pipe(plan.response), self._to_reader)
         self._worker_gone = False
         self._lost: Exception | None = None  # how the worker's connection ended
         self._half_closed = False  # the worker sends no more, and the reader goes on
@@ -186,8 +132,8 @@ class Link(asyncio.Transport, asyncio.Protocol):
         self._out.run()
         self._regulate()
 
-    def _to_worker(self, data: bytes, end: End) -> None:
-        worker = self._worker
+    def _to_worker(self, piece: Piece) -> None:
+        data, end, worker = piece.data, piece.end, self._worker
         if data and worker is not None and not worker.is_closing():
             worker.write(data)
         elif data and self._answer is not None:
@@ -200,7 +146,8 @@ class Link(asyncio.Transport, asyncio.Protocol):
             self._break(end)
         self._regulate()
 
-    def _to_reader(self, data: bytes, end: End) -> None:
+    def _to_reader(self, piece: Piece) -> None:
+        data, end = piece.data, piece.end
         if self._gone:
             return
         if data:

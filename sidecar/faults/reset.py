@@ -27,13 +27,16 @@ class Breaks(Stage):
         else:
             yield Piece(at, data[: self._left], End.RESETS)
 
+    def head(self, head: object, at: float) -> Iterable[Piece]:
+        """Count it for nothing; where nothing passes, it is what the connection breaks at."""
+        yield Piece(at, b"", head=head) if self._left else Piece(at, b"", End.RESETS)
+
 
 class ResetFault(Kind):
     """In the response nothing but its head may be lost, and the work is done; in the request it never begins."""
 
     directions = (RESPONSE, REQUEST)
     takes = ("after_bytes",)
-    grpc = True
 
     def plan(self, rule: FaultRule, plan: Plan) -> None:
         """Break one direction off, and with it the other."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sidecar.faults.framing import AnswerReader
 from sidecar.faults.kind import Kind, Plan, delay_s
 from sidecar.faults.stages import End, Piece, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from sidecar.faults.framing import Reader
     from sidecar.faults.rules import FaultRule
 
 
 class Lingers(Stage):
-    """Holds back the last byte of an answer by ``seconds``; of one that ends with the connection, that end."""
+    """Holds back the last byte of an answer by ``seconds``; of one that ends with the connection, that end.
 
-    def __init__(self, seconds: float, *, bodiless: bool) -> None:
+    Of a gRPC answer its status: that is its end.
+    """
+
+    def __init__(self, seconds: float, reader: Reader) -> None:
         self._seconds = seconds
-        self._reader = AnswerReader(bodiless=bodiless)
+        self._reader = reader
 
     def data(self, data: bytes, at: float) -> Iterable[Piece]:
         """Look whether it is the last."""
@@ -45,4 +48,4 @@ class SlowCloseFault(Kind):
 
     def plan(self, rule: FaultRule, plan: Plan) -> None:
         """Have the answer's end come late."""
-        plan.put(rule, self, Lingers(delay_s(rule, plan.draw), bodiless=plan.bodiless))
+        plan.put(rule, self, Lingers(delay_s(rule, plan.draw), plan.reader()))

@@ -25,11 +25,15 @@ class End(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some bytes, the moment (seconds, of any clock) before which they do not pass, and what comes behind them."""
+    """Some bytes, the moment (seconds, of any clock) before which they do not pass, and what comes behind them.
+
+    ``head``: instead of bytes it is a head that stands apart from them, as gRPC's do; HTTP/1.1's are bytes.
+    """
 
     at: float
     data: bytes
     end: End = End.NONE
+    head: object | None = None
 
 
 class Stage:
@@ -39,6 +43,10 @@ class Stage:
         """Say what becomes of bytes that come ``at`` this moment."""
         yield Piece(at, data)
 
+    def head(self, head: object, at: float) -> Iterable[Piece]:
+        """Say what becomes of a head that stands apart from the bytes."""
+        yield Piece(at, b"", head=head)
+
     def ends(self, at: float) -> Iterable[Piece]:
         """Say what becomes of the end of the connection."""
         yield Piece(at, b"", End.ENDS)
@@ -46,6 +54,8 @@ class Stage:
     def take(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         """Yield what becomes of several pieces; none passes before the one ahead of it does."""
         for piece in pieces:
+            if piece.head is not None:
+                yield from self.head(piece.head, piece.at)
             if piece.data:
                 yield from self.data(piece.data, piece.at)
             if piece.end is End.ENDS:
@@ -67,6 +77,10 @@ class Pipe:
         """Return what becomes of bytes."""
         return self._take([Piece(at, data)])
 
+    def head(self, head: object, at: float) -> list[Piece]:
+        """Return what becomes of a head that stands apart from the bytes."""
+        return self._take([Piece(at, b"", head=head)])
+
     def ends(self, at: float) -> list[Piece]:
         """Return what becomes of the end."""
         return self._take([Piece(at, b"", End.ENDS)])
@@ -79,6 +93,6 @@ class Pipe:
             if self.over:
                 break
             self._last = max(self._last, piece.at)
-            out.append(Piece(self._last, piece.data, piece.end))
+            out.append(Piece(self._last, piece.data, piece.end, piece.head))
             self.over = piece.end is not End.NONE
         return out

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sidecar.faults.framing import AnswerReader
 from sidecar.faults.kind import Kind, Plan
 from sidecar.faults.stages import End, Piece, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from sidecar.faults.framing import Reader
     from sidecar.faults.rules import FaultRule
 
 
 class Truncates(Stage):
     """Lets ``left`` bytes of the body pass, and closes the connection in order as the next one comes."""
 
-    def __init__(self, left: int, *, bodiless: bool) -> None:
+    def __init__(self, left: int, reader: Reader) -> None:
         self._left = left
-        self._reader = AnswerReader(bodiless=bodiless)
+        self._reader = reader
 
     def data(self, data: bytes, at: float) -> Iterable[Piece]:
         """Count what of it is body."""
@@ -34,10 +34,10 @@ class Truncates(Stage):
 
 
 class TruncateFault(Kind):
-    """A body shorter than its head says, or without its last chunk."""
+    """A body shorter than its head says, or without its last chunk; a call's answer without its status."""
 
     takes = ("after_bytes",)
 
     def plan(self, rule: FaultRule, plan: Plan) -> None:
         """Cut the answer short."""
-        plan.put(rule, self, Truncates(rule.after_bytes or 0, bodiless=plan.bodiless))
+        plan.put(rule, self, Truncates(rule.after_bytes or 0, plan.reader()))

@@ -9,8 +9,7 @@ from router.matching import Surface
 from router.outcomes import AttemptResult, Outcome
 from router.retry import NOBODY_ELSE, Failed
 from router.routes import NoCandidate
-from sidecar.faults.calls import CallFault
-from sidecar.grpc.heads import AnswerHead
+from sidecar.faults.call_link import CallLink
 from sidecar.grpc.health import OWN
 from sidecar.grpc.health import answer as answer_for_server
 from sidecar.grpc.matching import NOTHING, PROTOCOL, named_by_message, named_by_metadata, named_fields
@@ -28,6 +27,7 @@ from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
     from router.routes import Attempt, Route
+    from sidecar.faults.injector import Struck
     from sidecar.grpc.upstream import WorkerConnection
     from sidecar.http1.keys import KeySource
     from sidecar.http1.lines import Ticket
@@ -201,33 +201,27 @@ class Call(CallRelay):
     # --- injected faults ---------------------------------------------------------------------------------------------
 
     def _struck(self, attempt: Attempt, now: float) -> bool:
-        """Do to an attempt what injected faults do that strike it; False where none does."""
+        """Have an attempt that injected faults strike go over a link of its own; False where none does."""
         shared = self._plane.shared
         self._fault = ""
         if shared.faults is None:
             return False
         fields = b"\r\n".join([b"%s: %s" % (field[0], field[1]) for field in self.head.asked.forward])
         head = b"\r\n%s\r\n" % fields
-        struck = shared.faults.strike(attempt, head, now, shared.rng, trusted=self._connection.trusted, grpc=True)
+        struck = shared.faults.strike(attempt, head, now, shared.rng, trusted=self._connection.trusted)
         if struck is None:
             return False
         self._fault = struck.names
-        fault = CallFault(struck.rules, shared.rng)
-        if fault.delay_s:
-            self._timer_for(fault.delay_s, lambda: self._hit(fault))
-        else:
-            self._hit(fault)
+        self._harm = struck
+        self._carry(struck)
         return True
 
-    def _hit(self, fault: CallFault) -> None:
-        """Let the call meet its fault; where that was a delay, it is over."""
-        upstream = self._upstream
-        if fault.trailers:
-            self.answer_head(AnswerHead(fault.trailers, oversized=False), end=True)
-        elif fault.reset:
-            self.attempt_failed(AttemptResult.RESET, f"it was cut off by the injected fault {self._fault}")
-        elif not fault.lost and upstream is not None:
-            upstream.submit(self, self._plane.clock())
+    def _carry(self, struck: Struck) -> None:
+        """Send the call over a new link."""
+        shared, upstream = self._plane.shared, self._upstream
+        if upstream is not None:
+            plan = struck.plan(shared.rng, call=True)
+            self.attached(CallLink(self, upstream, plan, struck.names, shared.loop))
 
     # --- another model -----------------------------------------------------------------------------------------------
 
@@ -326,8 +320,8 @@ class Call(CallRelay):
         except Exception as error:  # noqa: BLE001
             self.crashed(error)
 
-    def attached(self, connection: WorkerConnection) -> None:
-        """A worker's connection has room: send the call on it."""
+    def attached(self, connection: WorkerConnection | CallLink) -> None:
+        """A worker's connection has room, or is stood for by what faults do: send the call on it."""
         head = self.head
         asked = head.asked
         self.up = up = connection.open_stream(self)
@@ -372,7 +366,11 @@ class Call(CallRelay):
         if again and self.phase == WAITING and self._whole and self._resends < RESENDS and upstream is not None:
             self._resends += 1
             self._plane.shared.count(Scalar.GRPC_RESENT_TOTAL)
-            upstream.submit(self, self._plane.clock())
+            harm = self._harm
+            if harm is not None and harm.attempt is self._attempt:
+                self._carry(harm)
+            else:
+                upstream.submit(self, self._plane.clock())
         else:
             self.attempt_failed(AttemptResult.REFUSED, why)
 

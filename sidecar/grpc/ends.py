@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.routes import Attempt
+    from sidecar.faults.injector import Struck
     from sidecar.grpc.downstream import CallerConnection
     from sidecar.grpc.heads import CallHead
     from sidecar.grpc.plane import GrpcPlane
@@ -48,6 +49,7 @@ class CallEnds(ABC):
         "_fallen",
         "_fault",
         "_first_s",
+        "_harm",
         "_heard",
         "_http",
         "_left",
@@ -112,6 +114,7 @@ class CallEnds(ABC):
         self._first_s = -1.0  # how long the worker took to begin, where the request went on meanwhile
         self._http = 0  # the answer's HTTP status
         self._fault = ""  # the faults that struck the attempt in hand, or the last one
+        self._harm: Struck | None = None  # what they did to it
         self._fallen = 0  # how many fallbacks of its model it was sent to, or passed over,
         self._entry = b""  # and which of them it is with
         self._left = 0  # of the message that is coming,

@@ -13,6 +13,7 @@ from sidecar.tls.material import HTTP2
 from sidecar.upstreams.pool import OUR_FAULT, lifetime_s, split_address
 
 if TYPE_CHECKING:
+    from sidecar.faults.call_link import CallLink
     from sidecar.grpc.call import Call
     from sidecar.grpc.plane import GrpcPlane
     from sidecar.settings import Limits, Timeouts
@@ -38,7 +39,7 @@ class WorkerPool:
         self.flusher = plane.flusher
         self.connections: list[WorkerConnection] = []
         self.lingering: dict[WorkerConnection, float] = {}
-        self.queue: deque[Call] = deque()
+        self.queue: deque[Call | CallLink] = deque()
         self._opening = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.row = plane.shared.page.endpoint_row(id)
@@ -63,7 +64,7 @@ class WorkerPool:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def submit(self, call: Call, now: float) -> None:
+    def submit(self, call: Call | CallLink, now: float) -> None:
         """Send a call on a connection that has room, or have one made and let it wait."""
         if not self.queue:
             for connection in self.connections:
@@ -77,7 +78,7 @@ class WorkerPool:
         self.queue.append(call)
         self.grow()
 
-    def withdraw(self, call: Call) -> None:
+    def withdraw(self, call: Call | CallLink) -> None:
         """A call waits no longer."""
         call.wanted = False
         self.queue.remove(call)

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sidecar.http2.frames import WINDOW
 
 if TYPE_CHECKING:
-    from sidecar.http2.connection import Connection
+    import asyncio
+
     from sidecar.http2.hpack import Field
+
+
+class Carrier(Protocol):
+    """What a stream's user asks of its connection."""
+
+    @property
+    def received_bytes(self) -> int:
+        """All that came on the connection."""
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """What the connection is on."""
+
+    def send_data(self, stream: Stream, data: bytes, *, end: bool) -> bool:
+        """Send bytes, or keep them until they can be; True where all of them went out."""
+
+    def credit(self, stream: Stream, size: int) -> None:
+        """Give window back for bytes that came on a stream and have gone on."""
+
+    def reset(self, stream: Stream, code: int) -> None:
+        """Reset a stream."""
+
+    def suspect(self) -> None:
+        """A call's time ran out in silence."""
 
 
 class Stream:
@@ -35,7 +60,7 @@ class Stream:
         "waiting_bytes",
     )
 
-    def __init__(self, connection: Connection, id: int, send_window: int, call: Any) -> None:  # noqa: A002
+    def __init__(self, connection: Carrier, id: int, send_window: int, call: Any) -> None:  # noqa: A002
         self.connection = connection
         self.id = id
         self.call = call

@@ -176,6 +176,7 @@ class GrpcLoop(HandLoop):
         self.greet: Callable[[Peer], None] | None = None  # instead of them
         self.later: list[Any] = []
         self.live: set[Peer] = set()
+        self.time: Callable[[], float] = lambda: 0.0
 
     async def create_connection(
         self, new: Callable[[], asyncio.Protocol], host: str, port: int
@@ -209,6 +210,9 @@ class GrpcLoop(HandLoop):
         self.later.append(self.soon.pop())
         return timer
 
+    def call_at(self, _when: float, callback: Callable[..., object], *arguments: Any) -> Any:
+        return self.call_later(0.0, callback, *arguments)
+
     def run_soon(self) -> None:
         """Run what is due in this turn of the loop, not what waits for time to pass."""
         self.run()
@@ -226,6 +230,7 @@ class GrpcBench:
     def __init__(self, page: Page, limits: Limits, timeouts: Timeouts, *, default: bool, idempotent: bool) -> None:
         self.loop = GrpcLoop()
         self.now = 100.0
+        self.loop.time = lambda: self.now
         policies = Policies(retry=RetryPolicy(backoff_min_ms=1.0, backoff_max_ms=1.0))
         models = (ModelPolicy("m", idempotent=idempotent, default=default), ModelPolicy("n"))
         self.cluster = Cluster(policies, models, self.now, picker=first_only)

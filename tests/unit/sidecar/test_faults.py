@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from sidecar.faults import KINDS
-from sidecar.faults.calls import CallFault
+from sidecar.faults.abort import answer_of
+from sidecar.faults.call_link import trailers_of
 from sidecar.faults.checking import document_of, problems, rule_of
 from sidecar.faults.configured import changes
-from sidecar.faults.framing import AnswerReader
+from sidecar.faults.framing import AnswerReader, MessageReader
 from sidecar.faults.headers import asked_for
 from sidecar.faults.kind import Plan, delay_s
 from sidecar.faults.rules import FaultRule
@@ -192,13 +193,13 @@ def test_a_stream_is_cut_behind_events(head: bytes, parts: tuple[bytes, ...], af
 
 def test_an_abort_asks_nobody() -> None:
     plan = Plan(draws())
-    KINDS["abort"].plan(rule("abort", status=499), plan)
-    assert plan.answer is not None
-    assert plan.answer.startswith(b"HTTP/1.1 499 Injected\r\n")
-    assert list(AnswerReader().read(plan.answer))[-1] == (b'{"error":"injected fault f"}', True)
-    plan = Plan(draws(), bodiless=True)
-    KINDS["abort"].plan(rule("abort"), plan)
-    assert (plan.answer or b"").endswith(b"\r\n\r\n")
+    made = rule("abort", status=499)
+    KINDS["abort"].plan(made, plan)
+    assert plan.abort is made
+    answer = answer_of(made, bodiless=False)
+    assert answer.startswith(b"HTTP/1.1 499 Injected\r\n")
+    assert list(AnswerReader().read(answer))[-1] == (b'{"error":"injected fault f"}', True)
+    assert answer_of(made, bodiless=True).endswith(b"\r\n\r\n")
 
 
 def test_nothing_passes_behind_an_end_and_nothing_overtakes() -> None:
@@ -222,16 +223,80 @@ def test_a_reader_of_what_is_no_http_takes_it_for_a_body() -> None:
 # --- gRPC -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_waits_and_meets_the_first_that_is_no_delay() -> None:
-    rules = [rule("delay", delay_ms=50.0), rule("abort", id="g", status=429), rule("black_hole")]
-    made = CallFault(rules, draws())
-    assert made.delay_s == 0.05
-    assert (b"grpc-status", b"14") in made.trailers
-    assert (b"grpc-message", b"injected fault g") in made.trailers
-    assert not made.lost
-    assert (b"grpc-status", b"7") in CallFault([rule("abort", grpc_status=7)], draws()).trailers
-    assert CallFault([rule("black_hole")], draws()).lost
-    assert CallFault([rule("reset")], draws()).reset
+MESSAGES = b"\0\0\0\0\x04abcd" + b"\0\0\0\0\0" + b"\x01\0\0\0\x02ef"
+"""Three messages: of four bytes, of none, and a packed one of two."""
+
+
+def on_call(made: FaultRule, *data: bytes, ends: bool = True) -> list[tuple[float, bytes | str, End]]:
+    """Return what passes of a call: its head at 0, pieces a second apart from 1 on, and its end a second later."""
+    plan = Plan(draws(*[0.5] * 8), call=True)
+    KINDS[made.kind].plan(made, plan)
+    pipe = Pipe(plan.request or plan.response)
+    out = pipe.head("head", 0.0)
+    out += [piece for second, one in enumerate(data, 1) for piece in pipe.data(one, float(second))]
+    if ends:
+        out += pipe.ends(float(len(data)) + 1)
+    return [(round(one.at, 6), one.data if one.head is None else str(one.head), one.end) for one in out]
+
+
+HEAD = (0.0, "head", End.NONE)
+
+
+@pytest.mark.parametrize(
+    ("made", "passed"),
+    [
+        (rule("delay", delay_ms=500.0), [(0.5, "head", 0), (1.5, MESSAGES, 0), (2.5, b"", 1)]),
+        (rule("first_byte", delay_ms=1500.0), [(1.5, "head", 0), (1.5, MESSAGES, 0), (2.0, b"", 1)]),
+        (rule("slow_close", delay_ms=500.0), [HEAD, (1.0, MESSAGES, 0), (2.5, b"", 1)]),
+        (rule("reset"), [(0.0, b"", 3)]),
+        (rule("reset", after_bytes=3), [HEAD, (1.0, MESSAGES[:3], 3)]),
+        (rule("reset", after_bytes=21), [HEAD, (1.0, MESSAGES, 0), (2.0, b"", 1)]),
+        (rule("black_hole"), []),
+        (rule("black_hole", after_bytes=3), [HEAD, (1.0, MESSAGES[:3], 0)]),
+        (rule("bandwidth", bytes_per_s=42.0), [HEAD, *((1 + i / 42, MESSAGES[i - 1 : i], 0) for i in range(1, 22))]),
+        (rule("slicing", piece_bytes=11), [HEAD, (1.0, MESSAGES[:11], 0), (1.0, MESSAGES[11:], 0), (2.0, b"", 1)]),
+        (rule("truncate"), [HEAD, (1.0, MESSAGES[:5], 2)]),
+        (rule("truncate", after_bytes=5), [HEAD, (1.0, MESSAGES[:20], 2)]),
+        (rule("truncate", after_bytes=6), [HEAD, (1.0, MESSAGES, 0), (2.0, b"", 1)]),
+        (
+            rule("corrupt", every_bytes=3),
+            [HEAD, (1.0, b"\0\0\0\0\x04\x9ebc\x9b" + MESSAGES[9:], 0), (2.0, b"", 1)],
+        ),
+        (rule("cut_stream", after_events=0), [HEAD, (1.0, b"", 3)]),
+        (rule("cut_stream", after_events=1), [HEAD, (1.0, MESSAGES[:9], 3)]),
+        (rule("cut_stream", after_events=2), [HEAD, (1.0, MESSAGES[:14], 3)]),
+        (rule("cut_stream", after_events=3), [HEAD, (1.0, MESSAGES, 3)]),
+        (rule("cut_stream", after_events=4), [HEAD, (1.0, MESSAGES, 0), (2.0, b"", 1)]),
+    ],
+    ids=lambda one: f"{one.kind}-{one.after_bytes or one.after_events or 0}" if isinstance(one, FaultRule) else "",
+)
+def test_kinds_do_to_a_call_what_they_do_to_bytes(
+    made: FaultRule, passed: list[tuple[float, bytes | str, int]]
+) -> None:
+    got = on_call(made, MESSAGES)
+    if made.kind == "bandwidth":
+        assert got.pop() == (2.0, b"", End.ENDS)
+        passed = [(round(at, 6), data, end) for at, data, end in passed]
+    assert got == passed
+
+
+@pytest.mark.parametrize("kind", [rule("corrupt", every_bytes=2), rule("truncate", after_bytes=5)])
+def test_frames_end_anywhere_in_messages(kind: FaultRule) -> None:
+    whole = b"".join(piece[1] for piece in on_call(kind, MESSAGES) if isinstance(piece[1], bytes))
+    single = (MESSAGES[i : i + 1] for i in range(len(MESSAGES)))
+    assert b"".join(piece[1] for piece in on_call(kind, *single) if isinstance(piece[1], bytes)) == whole
+
+
+def test_a_reader_of_messages_tells_what_they_hold() -> None:
+    reader = MessageReader()
+    assert b"".join(part for part, body in reader.read(MESSAGES + b"\0\0") if body) == b"abcdef"
+    assert not reader.between
+
+
+def test_a_call_is_aborted_with_a_status() -> None:
+    made = trailers_of(rule("abort", id="g", status=429))
+    assert made[2:] == [(b"grpc-status", b"14"), (b"grpc-message", b"injected fault g")]
+    assert (b"grpc-status", b"7") in trailers_of(rule("abort", grpc_status=7))
 
 
 # --- what makes no sense ----------------------------------------------------------------------------------------------
