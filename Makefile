@@ -16,7 +16,7 @@ CLIENTS := .venv-clients
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv clients dev demo model test test-compiled check format bench bench-run restart compiled lock proto reference pictures \
+.PHONY: help venv clients dev demo model test test-compiled check format bench bench-run restart headline compiled lock proto reference pictures \
   demo-picture drills fuzz sim soak system-packages clean
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make bench     CPU, latency and memory beside other proxies; ARGS='--only nginx,warmroute --profile post' for a look"
 	@echo "make sim       the router's law beside others on simulated fleets, minutes; writes the table and plot of docs/"
 	@echo "make restart   workers killed in turn behind warmroute, nginx, HAProxy and Envoy; 13 minutes"
+	@echo "make headline  the same trace behind warmroute and behind round robin, P99 and P99.9; 8 minutes, alone on the machine"
 	@echo "make drills    the short form of every drill in deploy/drills, minutes; reports in drill-results/"
 	@echo "make soak      churn against a real sidecar for SECONDS=600, then everything must be as it was"
 	@echo "make fuzz      look for bytes that pass with two readings, for SECONDS=60"
@@ -145,6 +146,11 @@ sim: dev
 restart: dev
 	@tools/system_packages.sh bench
 	@$(BIN)/python -m tools.restart $(if $(ARGS),$(ARGS),--write)
+
+# Eight minutes. ARGS: --profile coldstart|dependency, --rounds N, --period-s N, --json FILE (python -m tools.headline --help).
+headline: dev
+	@tools/system_packages.sh bench
+	@$(BIN)/python -m tools.headline $(if $(ARGS),$(ARGS),--write)
 
 # An interpreter chosen for the benchmark gets environments of its own, so that both can be compared.
 BENCH_VENV := $(if $(filter command line,$(origin PYTHON)),.venv-$(subst /,-,$(PYTHON:/%=%)),$(VENV))

@@ -61,6 +61,13 @@ class Sample:
         return self.ended_s - self.intended_s
 
     @property
+    def failure(self) -> str:
+        """How it failed, in a word: the status that it was answered, or how it ended; empty where it did not."""
+        if not self.ended.failed:
+            return ""
+        return f"status {self.status}" if self.ended in (Ended.STATUS_4XX, Ended.STATUS_5XX) else self.ended.value
+
+    @property
     def lag_s(self) -> float:
         """How long after its moment it was sent, or given up unsent."""
         return (self.ended_s if self.sent_s is None else self.sent_s) - self.intended_s

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from sidecar.traffic.samples import Sample
 
-_BY_STATUS: Final = (Ended.STATUS_4XX, Ended.STATUS_5XX)
 LATE_S: Final = 0.01
 """A sender that is more than this behind its moments, at the 99th percentile, is itself part of what it measures."""
 
@@ -54,7 +53,7 @@ class Summary:
             self.lags_s.append(sample.lag_s)
         if sample.ended.failed:
             self.new_failures += sample.recorded is None or not sample.recorded.failed
-            self.errors[f"status {sample.status}" if sample.ended in _BY_STATUS else sample.ended.value] += 1
+            self.errors[sample.failure] += 1
         elif sample.ended is Ended.OK:
             self.latencies_s.append(sample.latency_s)
             self.degraded += "warmroute-degraded" in sample.headers

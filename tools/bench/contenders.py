@@ -135,11 +135,12 @@ def contender(name: str, directory: Path, core: int, origin: Origin, state: str 
         return
     port = free_port()
     argv = _SETUPS[name](directory, port, origin, state)
-    with running(name, argv, port, core, directory, origin.ready, _version(name, argv)) as proxy:
+    with running(name, argv, port, core, directory, origin.ready, version_of(name, argv)) as proxy:
         yield proxy
 
 
-def _version(name: str, argv: list[str]) -> str:
+def version_of(name: str, argv: list[str]) -> str:
+    """Return the version of a contender, by what the program ``argv[0]`` says; empty where it does not."""
     package = {"aiohttp": "aiohttp", FLOOR: "uvloop", "grpc.aio": "grpcio", "h2-relay": "h2"}.get(name)
     if package is not None:
         said = output([sys.executable, "-c", f"from importlib.metadata import version; print(version('{package}'))"])

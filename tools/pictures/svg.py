@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from html import escape
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Kind = Literal["plain", "ours", "store", "other", "good", "bad", "frame"]
 Side = Literal["left", "right", "top", "bottom"]
@@ -70,6 +73,18 @@ class Drawing:
     def bar(self, x: int, y: int, width: int, height: int, kind: Kind = "plain") -> None:
         """Draw a filled rectangle without words, in the colour that ``kind``'s outline has."""
         self._shapes.append(f"<rect x='{x}' y='{y}' width='{width}' height='{height}' rx='2' fill='{_FILL[kind][1]}'/>")
+
+    def band(self, x: float, y: float, width: float, height: float, color: str) -> None:
+        """Shade a stretch, under what is drawn later."""
+        place = f"x='{x:g}' y='{y:g}' width='{width:g}' height='{height:g}'"
+        self._shapes.append(f"<rect {place} fill='{color}' fill-opacity='0.14'/>")
+
+    def line(self, points: Sequence[tuple[float, float]], color: str, width: float = 1.4) -> None:
+        """Draw a line through ``points``, without a head."""
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        self._shapes.append(
+            f"<polyline points='{path}' fill='none' stroke='{color}' stroke-width='{width:g}' stroke-linejoin='round'/>"
+        )
 
     def arrow(
         self,

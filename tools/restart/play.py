@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import math
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,12 +24,16 @@ from sidecar.traffic.arrivals import poisson
 from sidecar.traffic.requests import Timed
 from sidecar.traffic.sender import Sender
 from sidecar.traffic.summary import Summary, quantile
-from tools.bench.processes import free_port, running
+from tools.bench.processes import BenchError, free_port, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from typing import Any
 
+    from sidecar.traffic.samples import Sample
     from tools.restart.setups import Setup
+
+    Script = Callable[["Workers", "Plan"], Coroutine[Any, Any, None]]
 
 WORKER = Path(__file__).with_name("worker.py")
 GIVE_UP_S = 20.0
@@ -39,6 +45,9 @@ class Plan:
     """What is played. Seconds; ``share`` is the load's part of what all workers together can serve.
 
     ``period_s`` is over the 10 s for which nginx leaves a worker alone that refused: two at once would be too few left.
+    ``down_s``: how long a worker that was killed is away. ``absent_s``: where it is above 0, the first one is taken
+    away for so long after all have been restarted, and added again cold. ``spread``: requests take ``service_s`` in
+    the mean, lognormal with this deviation of the logarithm; 0: all of them just so.
     """
 
     workers: int = 4
@@ -50,6 +59,8 @@ class Plan:
     lead_s: float = 2.0
     period_s: float = 10.5
     down_s: float = 0.3
+    absent_s: float = 0.0
+    spread: float = 0.0
     seed: int = 1
 
     @property
@@ -60,7 +71,25 @@ class Plan:
     @property
     def duration_s(self) -> float:
         """How long the load of one row lasts."""
-        return self.lead_s + self.workers * self.period_s
+        return self.lead_s + len(self.restarts) * self.period_s
+
+    @property
+    def restarts(self) -> tuple[Restart, ...]:
+        """Who is killed when, and how long it is away."""
+        downs_s = [self.down_s] * self.workers + [self.absent_s] * (self.absent_s > 0)
+        return tuple(
+            Restart(self.lead_s + number * self.period_s, number % self.workers, down_s)
+            for number, down_s in enumerate(downs_s)
+        )
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One worker, by its number, killed ``at_s`` and started again ``down_s`` later."""
+
+    at_s: float
+    worker: int
+    down_s: float
 
 
 @dataclass(frozen=True)
@@ -93,13 +122,34 @@ class Workers:
         os.sched_setaffinity(process.pid, {self._core})
         return process
 
-    async def restart(self, port: int) -> None:
-        """Kill a worker, and start it again a moment later."""
+    def await_listening(self) -> None:
+        """Wait until each accepts: nginx would leave one alone for long that refused its first request.
+
+        Raises:
+            BenchError: one does not within 10 s.
+        """
+        deadline = time.monotonic() + 10
+        for port in self.ports:
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                    break
+                except OSError as error:
+                    if time.monotonic() > deadline:
+                        raise BenchError(f"the worker on port {port} does not listen: {error}") from error
+                    time.sleep(0.01)
+
+    async def restart(self, port: int, down_s: float) -> None:
+        """Kill a worker, and start it again ``down_s`` later."""
         process = self._processes[port]
         process.send_signal(signal.SIGKILL)
         await asyncio.to_thread(process.wait)
-        await asyncio.sleep(self._plan.down_s)
+        await asyncio.sleep(down_s)
         self._processes[port] = self._start(port)
+
+    def fail(self, port: int) -> None:
+        """Have a worker be broken from now on."""
+        self._processes[port].send_signal(signal.SIGUSR1)
 
     def end(self) -> None:
         """End them all."""
@@ -132,7 +182,24 @@ def answered(port: int) -> str:
 
 
 def play(setup: Setup, plan: Plan, *, lying: bool, cores: tuple[int, int] = (0, 1)) -> Outcome:
-    """Play one row; workers and load run on the first core, the proxy on the second.
+    """Play one row, each worker restarted in turn; as :func:`drive`."""
+    summary = Summary()
+    drive(setup, plan, summary.add, lying=lying, cores=cores)
+    return outcome(summary)
+
+
+def drive(
+    setup: Setup,
+    plan: Plan,
+    take: Callable[[Sample], None],
+    *,
+    lying: bool,
+    cores: tuple[int, int],
+    script: Script | None = None,
+) -> None:
+    """Send a plan's requests to a proxy, ``take`` what became of each, and meanwhile do to its workers what is written.
+
+    Workers and load run on the first core, the proxy on the second. ``script`` is :func:`roll` where none is given.
 
     Raises:
         Missing: this machine lacks the proxy.
@@ -146,28 +213,36 @@ def play(setup: Setup, plan: Plan, *, lying: bool, cores: tuple[int, int] = (0, 
     ):
         directory = Path(text)
         port = free_port()
+        workers.await_listening()
         argv = setup.argv(directory, port, workers.ports)
         with running(setup.name.split(",")[0].lower(), argv, port, proxy_core, directory, answered):
             time.sleep(plan.load_s + plan.settle_s)  # by then every worker has loaded, and every check has seen it
-            summary = uvloop.run(_drive(port, workers, plan))
-    return outcome(summary)
+            uvloop.run(_drive(port, workers, plan, take, script or roll))
 
 
-async def _drive(port: int, workers: Workers, plan: Plan) -> Summary:
-    async def roll() -> None:
-        await asyncio.sleep(plan.lead_s)
-        for worker in workers.ports:
-            await asyncio.gather(workers.restart(worker), asyncio.sleep(plan.period_s))
+async def roll(workers: Workers, plan: Plan) -> None:
+    """Restart each worker in its turn."""
+    await asyncio.sleep(plan.lead_s)
+    for restart in plan.restarts:
+        port = workers.ports[restart.worker]
+        await asyncio.gather(workers.restart(port, restart.down_s), asyncio.sleep(plan.period_s))
 
-    rolling = asyncio.create_task(roll())
-    summary = Summary()
-    address = f"http://127.0.0.1:{port}"
-    sender = Sender(address, summary.add, max_connections=MOST_CONNECTIONS, timeout_s=GIVE_UP_S)
-    json_type = (("Content-Type", "application/json"),)
-    times = poisson(plan.rate, plan.duration_s, random.Random(plan.seed))  # noqa: S311
-    await sender.run(Timed(at_s, "POST", "/v2/models/m/infer", json_type, b"{}") for at_s in times)
-    await rolling
-    return summary
+
+async def _drive(port: int, workers: Workers, plan: Plan, take: Callable[[Sample], None], script: Script) -> None:
+    acting = asyncio.create_task(script(workers, plan))
+    sender = Sender(f"http://127.0.0.1:{port}", take, max_connections=MOST_CONNECTIONS, timeout_s=GIVE_UP_S)
+    await sender.run(trace(plan))
+    await acting
+
+
+def trace(plan: Plan) -> Iterator[Timed]:
+    """Yield the requests of a plan: the same ones for everybody, drawn by its seed."""
+    services = random.Random(f"services {plan.seed}")  # noqa: S311
+    middle = math.log(1000 * plan.service_s) - plan.spread**2 / 2
+    fields = (("Content-Type", "application/json"),)
+    for at_s in poisson(plan.rate, plan.duration_s, random.Random(plan.seed)):  # noqa: S311
+        takes = (("x-service-ms", f"{services.lognormvariate(middle, plan.spread):.3f}"),) if plan.spread else ()
+        yield Timed(at_s, "POST", "/v2/models/m/infer", fields + takes, b"{}")
 
 
 def outcome(summary: Summary) -> Outcome:

