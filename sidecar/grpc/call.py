@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Final
 
 from router.matching import Surface
-from router.outcomes import AttemptResult, Outcome
+from router.outcomes import AttemptResult, Outcome, Reason
 from router.retry import NOBODY_ELSE, Failed
 from router.routes import NoCandidate
 from sidecar.faults.call_link import CallLink
@@ -172,8 +172,11 @@ class Call(CallRelay):
             named = named_by_metadata(self.head.asked.model)
         self._route(named)
 
-    def _dispatch(self, now: float, failed: Failed | None = None) -> None:
-        """Choose a worker and send the call there. Where nobody is left for a retry, what ``failed`` is told."""
+    def _dispatch(self, now: float, failed: Failed | None = None, *, in_turn: bool = False) -> None:
+        """Choose a worker and send the call there. Where nobody is left for a retry, what ``failed`` is told.
+
+        A call that waited goes to whoever has room, ``in_turn``: who must not be asked again is out by itself.
+        """
         plane = self._plane
         shared = plane.shared
         route = self._target.route
@@ -181,10 +184,16 @@ class Call(CallRelay):
             return
         source = self._target.key_source
         key = None if source is None else self._key_from(source)  # this is every call
-        attempt = shared.cluster.choose(route, now, shared.rng, None if failed is None else failed.endpoint, key)
+        tried = None if failed is None or in_turn else failed.endpoint
+        attempt = shared.cluster.choose(route, now, shared.rng, tried, key)
         if isinstance(attempt, NoCandidate):
             if failed is not None:
                 if self._turns_to_other_version(failed, route, now):
+                    return
+                if attempt.reason is Reason.AT_LIMIT and (
+                    shared.admission.keeps(self, attempt)
+                    or (not self._entry and self._waits_for(route, attempt, now, failed))
+                ):
                     return
                 self._end_unanswered(failed.outcome, failed.detail + NOBODY_ELSE)
                 return
@@ -281,7 +290,7 @@ class Call(CallRelay):
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
-    def _waits_for(self, route: Route, none: NoCandidate, now: float) -> bool:
+    def _waits_for(self, route: Route, none: NoCandidate, now: float, failed: Failed | None = None) -> bool:
         """Have the call wait where such calls do; False where this is none of them."""
         admission = self._plane.shared.admission
         if not admission.takes(route, none):
@@ -289,7 +298,7 @@ class Call(CallRelay):
         asking = admission.sorting.of_fields(
             self.head.asked.forward, self._seen_bytes, self._deadline, trusted=self._connection.trusted
         )
-        ticket = admission.enter(self, route, none, asking, now, permit=self._permit)
+        ticket = admission.enter(self, route, none, asking, now, permit=self._permit, failed=failed)
         if ticket is not None:
             self._wait_on(ticket)
         return True
@@ -306,7 +315,7 @@ class Call(CallRelay):
         self._quiet_since = now
         try:
             self._rearm(now)
-            self._dispatch(now)
+            self._dispatch(now, ticket.failed, in_turn=True)
         except Exception as error:  # noqa: BLE001
             self.crashed(error)
         if self._plane.shared.admission.kept:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from router.admission import Bounds, Refusal, Waiter
 from router.outcomes import Outcome, Reason
 from router.policy import OnNoCandidate
+from router.retry import NOBODY_ELSE
 from sidecar.http1.gates import AdmitStep, Gate, Permit
 from sidecar.http1.lines import Caller, Line, Ticket
 from sidecar.http1.sorting import Asking, Sorting
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from router.endpoint import Endpoint
+    from router.retry import Failed
     from router.routes import NoCandidate, Route
     from sidecar.http1.plane import Plane
     from sidecar.http1.steps import Course
@@ -169,10 +171,12 @@ class AdmissionPlane:
         *,
         course: Course | None = None,
         permit: Permit | None = None,
+        failed: Failed | None = None,
     ) -> Ticket | None:
         """Have a request wait; None where it was turned away. It is for the caller to keep the ticket.
 
         ``course``: it goes on with that in its turn. ``permit`` is what it needs, and gives back as long as it waits.
+        ``failed``: it was tried before; that is what it is told where it is turned away.
         Requests of each shape class wait in their model's queue.
         """
         route = route.base or route
@@ -186,7 +190,7 @@ class AdmissionPlane:
         if line is None:
             row = self._plane.page.model_row(route.model)
             line = Line(self, route, row, self.policy.tenants)
-        ticket = Ticket(line, caller, asking, none, course, permit)
+        ticket = Ticket(line, caller, asking, none, course, permit, failed)
         own = asking.ends_at < deadline
         ticket.waiter = waiter = Waiter(
             ticket,
@@ -395,6 +399,10 @@ class AdmissionPlane:
         # of a replica that is waited for nobody has more; places and turns in a queue go by class, tenant and time
         told_early = refusal is Refusal.DEADLINE and outcome is not Outcome.DEADLINE_EXCEEDED
         own = none.reason is Reason.AT_LIMIT or told_early or refusal in _BY_OTHERS
+        if ticket.failed is not None:
+            detail = f"{ticket.failed.detail}{NOBODY_ELSE}: {detail}"
+            if outcome is not Outcome.DEADLINE_EXCEEDED:
+                outcome = ticket.failed.outcome
         ticket.caller.turned_away(outcome, detail, none.retry_after_s, of_its_own=own)
 
     def _count(self, line: Line, ticket: Ticket, refusal: Refusal) -> None:

@@ -10,6 +10,7 @@ from router.admission import AdmissionQueue
 if TYPE_CHECKING:
     from router.admission import Waiter
     from router.outcomes import Outcome
+    from router.retry import Failed
     from router.routes import NoCandidate, Route
     from sidecar.http1.admission import AdmissionPlane
     from sidecar.http1.gates import Permit
@@ -33,10 +34,11 @@ class Caller(Protocol):
 class Ticket:
     """A request's place in a line. It stands where the request's timer would: to cancel it is to leave the line.
 
-    ``course`` is set where the request waits in a step, ``none`` says why it waits.
+    ``course`` is set where the request waits in a step, ``none`` says why it waits. ``failed`` is the try before,
+    where it waits for one more.
     """
 
-    __slots__ = ("_line", "caller", "course", "kind", "none", "permit", "waiter")
+    __slots__ = ("_line", "caller", "course", "failed", "kind", "none", "permit", "waiter")
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class Ticket:
         none: NoCandidate,
         course: Course | None,
         permit: Permit | None,
+        failed: Failed | None,
     ) -> None:
         self._line = line
         self.caller = caller
@@ -53,6 +56,7 @@ class Ticket:
         self.none = none
         self.course = course
         self.permit = permit
+        self.failed = failed
         self.waiter: Waiter
 
     def cancel(self) -> None:

@@ -27,26 +27,29 @@ class QueueingConnection(DegradingConnection):
 
     def _nobody_left(self, none: NoCandidate, failed: Failed | None) -> None:
         route = self._target.route
-        if failed is None and route is not None:
+        if route is not None and (failed is None or none.reason is Reason.AT_LIMIT):
             plane = self._plane
             if plane.copies and none.reason is Reason.AT_LIMIT and give_way(plane, route) and route.queued is None:
-                plane.cluster.let_in(route, counted=True)
-                self._dispatch_later(route, None, plane.clock())
+                tried = None if failed is None else failed.endpoint
+                plane.cluster.let_in(route, counted=failed is None)
+                self._dispatch_later(route, tried, plane.clock(), failed)
                 return  # else it waits behind those who wait already, for one of whom there is room now
             admission = plane.admission
             if admission.keeps(self, none):
                 return
             if admission.takes(route, none) and not self._goes_down():
-                self.queue_for(route, none, None, self._plane.clock())
+                self.queue_for(route, none, None, self._plane.clock(), failed)
                 return
         super()._nobody_left(none, failed)
 
-    def queue_for(self, route: Route, none: NoCandidate, course: Course | None, now: float) -> None:
+    def queue_for(
+        self, route: Route, none: NoCandidate, course: Course | None, now: float, failed: Failed | None = None
+    ) -> None:
         """Have the request in hand wait for ``route``; ``course``: it goes on with its steps then."""
         admission = self._plane.admission
         watch = self._watch
         if not admission.takes(route, none):
-            super()._nobody_left(none, None)
+            super()._nobody_left(none, failed)
             return
         asking = admission.sorting.of_head(
             self._head.raw,
@@ -61,7 +64,7 @@ class QueueingConnection(DegradingConnection):
         permit = None
         if under_way is not None:
             permit = next((one for one in under_way.hears if isinstance(one, Permit)), None)
-        ticket = admission.enter(self, route, none, asking, now, course=course, permit=permit)
+        ticket = admission.enter(self, route, none, asking, now, course=course, permit=permit, failed=failed)
         if ticket is not None:
             self._wait_on(ticket)
 
@@ -79,11 +82,12 @@ class QueueingConnection(DegradingConnection):
         if course is not None:
             self.proceed(course)
         else:
-            self._choose_in_turn()
+            self._choose_in_turn(ticket.failed)
         if self._plane.admission.kept:
             self._wait_on(ticket)
 
-    def _choose_in_turn(self) -> None:
+    def _choose_in_turn(self, failed: Failed | None) -> None:
+        """Choose among all. Who must not be asked again is out by itself; nobody waits behind one who may not go."""
         route = self._target.route
         now = self._plane.clock()
         if route is None:
@@ -91,9 +95,9 @@ class QueueingConnection(DegradingConnection):
         try:
             if self.request_done:  # the worker's time begins when it is asked
                 self._wait_for_head(now)
-                if self._watch is not None:
+                if self._watch is not None and failed is None:
                     self._arm_hedge(self._watch, now)
-            self._dispatch_later(route, None, now)
+            self._dispatch_later(route, None, now, failed)
         except Exception as error:  # noqa: BLE001
             self.crashed(error)
 

@@ -463,6 +463,48 @@ async def test_a_request_that_may_be_hedged_waits_as_others_do(path: DataPath) -
         assert (await client.answer()).status == 200
 
 
+async def dies_once_it_is_asked(origin: OriginConnection) -> None:
+    await origin.request()
+    origin.reset()
+
+
+TWICE = (ModelPolicy("m", default=True, idempotent=True),)
+
+
+async def two(path: DataPath) -> tuple[Client, Client]:
+    """Have a request at each worker: the one that dies with it, and the one that is left, which has no room then."""
+    one, other = await path.connect(), await path.connect()
+    await one.send(post(b"one"))
+    await other.send(post(b"two"))
+    return one, other
+
+
+@on_data_path(Held(), dies_once_it_is_asked, policies=ONE, models=TWICE, admission=PATIENT)
+async def test_a_retry_waits_for_room(path: DataPath) -> None:
+    clients = await two(path)
+    await path.until(lambda: waiting(path) == 1 and bool(held(path).seen), "in the queue")
+    held(path).allowed.release()
+    held(path).allowed.release()
+    assert [(await client.answer()).body for client in clients] == [b"one", b"two"]
+    assert path.outcomes == {"ok": 2}
+    assert path.results == {"reset": 1, "success": 2}
+    assert waiting(path) == 0
+
+
+@on_data_path(Held(), dies_once_it_is_asked, policies=ONE, models=TWICE)
+async def test_a_retry_whose_turn_does_not_come_says_how_it_failed(path: DataPath) -> None:
+    clients = await two(path)
+    await path.until(lambda: bool(turned_away(path)), "turned away")
+    held(path).allowed.release()
+    answers = {got.status: got for got in [await client.answer() for client in clients]}
+    assert set(answers) == {200, 502}
+    assert answers[502].value(b"warmroute-outcome") == b"upstream_reset"
+    assert b"o1: " in answers[502].body
+    assert b"no other endpoint is left for a retry: " in answers[502].body
+    assert b"its turn did not come in time" in answers[502].body
+    assert turned_away(path) == {Refusal.TIMEOUT: 1}
+
+
 class Broken(Injector):
     """Cannot say what it strikes."""
 

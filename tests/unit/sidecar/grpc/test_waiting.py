@@ -10,6 +10,7 @@ from router.policy import ModelPolicy, OnNoCandidate, Policies
 from sidecar.grpc.statuses import Status
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http2 import frames
+from sidecar.http2.frames import Code
 from sidecar.settings import Admission, Model, ModelAdmission, Priority, Tenant, Wait
 from sidecar.telemetry.page import MODEL_QUEUE_NOW, MODEL_TURNED_AWAY, REFUSAL_WORDS
 from tests.support.grpc_by_hand import GrpcBench, Peer, call_fields, grpc_bench, message
@@ -62,6 +63,40 @@ def test_a_call_waits_until_another_has_ended() -> None:
         bench.answer(second, 1)
         bench.answer(first, 3)
         assert bench.outcomes == {"ok": 3}
+
+
+def test_a_retry_waits_for_room() -> None:
+    with grpc_bench(idempotent=True) as bench:
+        one_each(bench, model=replace(M, idempotent=True))
+        first, second = fill(bench)
+        second.reset(1, Code.INTERNAL_ERROR)
+        bench.call(5)
+        bench.now += 0.01
+        bench.loop.fire()
+        assert waiting(bench) == 1
+        bench.answer(first, 1)
+        bench.loop.run_soon()
+        assert (waiting(bench), bench.in_flight) == (0, 2)
+        for worker, stream in ((first, 3), (second, 3)):
+            bench.answer(worker, stream)
+        assert bench.outcomes == {"ok": 3}
+
+
+def test_a_retry_whose_turn_does_not_come_says_how_it_failed() -> None:
+    with grpc_bench(idempotent=True) as bench:
+        one_each(bench, Admission(queue_wait_s=0.05), model=replace(M, idempotent=True))
+        first, second = fill(bench)
+        second.reset(1, Code.INTERNAL_ERROR)
+        bench.call(5)
+        bench.now += 0.01
+        bench.loop.fire()
+        bench.caller.take()
+        bench.now += 0.05
+        bench.loop.fire()
+        assert status(bench.caller) == (Status.INTERNAL, b"upstream_protocol")
+        assert turned_away(bench) == {Refusal.TIMEOUT: 1}
+        bench.answer(first, 1)
+        bench.answer(second, 3)
 
 
 def test_the_longest_wait() -> None:
