@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 
 import pytest
 
-from router.outcomes import AttemptResult
-from router.policy import HedgingPolicy, ModelPolicy, Policies, RetryPolicy
-from router.routes import Attempt
+from router.policy import HedgingPolicy, Policies, RetryPolicy
 from sidecar.faults.rules import FaultRule
-from sidecar.http1.downstream import DownstreamConnection
-from sidecar.http1.hedging import Hedge
-from sidecar.http1.recognise import Recogniser
-from sidecar.settings import Limits, ModelTimeouts, Recognise, Timeouts
+from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
     CHUNKED,
@@ -23,10 +17,8 @@ from tests.support.data_path import (
     Client,
     DataPath,
     Full,
-    Origin,
     OriginConnection,
     Refusing,
-    Script,
     answer,
     chunk,
     chunked,
@@ -35,80 +27,19 @@ from tests.support.data_path import (
     post,
     request,
     resets,
-    says,
     silent,
 )
 from tests.support.fleet import only
-
-DELAY_S = 0.05
-HEDGING = Policies(
-    retry=POLICIES.retry,
-    quarantine=POLICIES.quarantine,
-    hedging=HedgingPolicy(min_delay_ms=DELAY_S * 1000, minimum_samples=1),
+from tests.support.hedging import (
+    DELAY_S,
+    FAST,
+    HEDGING,
+    MODELS,
+    after,
+    hedged,
+    hedges,
+    waits_then_resets,
 )
-MODELS = (ModelPolicy("m", idempotent=True, default=True, hedge=True),)
-Scenario = Callable[[DataPath, Client], Awaitable[None]]
-
-
-def hedged(
-    *scripts: Script | Origin | type[Refusing],
-    policies: Policies = HEDGING,
-    timeouts: Timeouts | None = None,
-    limits: Limits | None = None,
-    model_timeouts: ModelTimeouts | None = None,
-) -> Callable[[Scenario], Callable[[], None]]:
-    """Make a test of a scenario on a model that is hedged after ``DELAY_S``; the first try goes to the first origin."""
-
-    def decorate(scenario: Scenario) -> Callable[[], None]:
-        @on_data_path(
-            *scripts,
-            policies=policies,
-            models=MODELS,
-            timeouts=timeouts,
-            limits=limits,
-            model_timeouts=model_timeouts,
-        )
-        async def test(path: DataPath) -> None:
-            measured(path)
-            await scenario(path, await path.connect())
-
-        test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
-        return test
-
-    return decorate
-
-
-def measured(path: DataPath) -> None:
-    route = path.cluster.route("m")
-    assert route is not None
-    assert route.hedging is not None
-    path.cluster.waited(route, 0.001)
-    route.hedging.settle(time.monotonic())
-    assert route.hedging.delay_s == path.cluster.policies.hedging.min_delay_ms / 1000
-
-
-def hedges(path: DataPath) -> tuple[int, int, int]:
-    """Return how many were sent, won, denied."""
-    members = (Scalar.HEDGES_TOTAL, Scalar.HEDGES_WON_TOTAL, Scalar.HEDGES_DENIED_TOTAL)
-    sent, won, denied = (path.scalar(member) for member in members)
-    return sent, won, denied
-
-
-def after(delay_s: float, *pieces: bytes) -> Script:
-    """Answer each request after ``delay_s``, the pieces one by one."""
-
-    async def script(origin: OriginConnection) -> None:
-        while True:
-            await origin.request()
-            await asyncio.sleep(delay_s)
-            for piece in pieces:
-                await origin.send(piece)
-                await asyncio.sleep(0.005)
-
-    return script
-
-
-FAST = says(answer(b"fast"))
 
 
 @hedged(silent, FAST)
@@ -196,12 +127,6 @@ async def test_not_a_byte_of_the_loser_follows_the_winners(path: DataPath, clien
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-async def waits_then_resets(origin: OriginConnection) -> None:
-    await origin.request()
-    await asyncio.sleep(2 * DELAY_S)
-    origin.reset()
-
-
 @hedged(waits_then_resets, after(0.13, answer(b"late")))
 async def test_a_hedge_under_way_is_the_retry(path: DataPath, client: Client) -> None:
     assert (await client.ask(post(b"hello"))).body == b"late"
@@ -254,206 +179,6 @@ async def test_a_retry_may_follow_where_a_third_try_is_allowed(path: DataPath, c
     assert (await client.ask(post(b"hello"))).body == b"fast"
     assert path.results == {"reset": 2, "success": 1}
     assert path.origins[2].requests[0].value(b"warmroute-attempt") == b"3"
-
-
-async def both_asked(path: DataPath, client: Client) -> None:
-    """Make a request, and wait until both tries have been sent."""
-    await client.send(post(b"hello"))
-    await path.until(lambda: path.in_flight == 2, "both in flight")
-    await path.until(
-        lambda: all(any(one.exchange for one in path.pool(index).open_connections) for index in (0, 1)), "both asked"
-    )
-
-
-# --- answers that win nothing while another try is under way ----------------------------------------------------------
-
-BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nbusy"
-TOO_MANY = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nbusy"
-BROKEN = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\n\r\nbusy"
-IN_CHUNKS = b"HTTP/1.1 502 Bad Gateway\r\n" + CHUNKED + b"\r\n\r\n" + chunked(b"bu", b"sy")
-UNREADY = answer(b"Model m is not ready yet.", status=b"400 Bad Request")
-TO_ITS_END = b"HTTP/1.1 500 Internal Server Error\r\n\r\nbusy"
-ASIDE = [
-    pytest.param((BUSY,), "busy", True, id="503 with Retry-After"),
-    pytest.param((TOO_MANY,), "busy", True, id="429"),
-    pytest.param((BROKEN,), "server_error", True, id="500"),
-    pytest.param((BROKEN[:-2], b"sy"), "server_error", False, id="in two pieces"),
-    pytest.param((IN_CHUNKS,), "server_error", False, id="in chunks"),
-    pytest.param((TO_ITS_END,), "server_error", False, id="to its end"),
-    pytest.param((UNREADY,), "not_ready", True, id="a model that is not ready"),
-    pytest.param((UNREADY[:-2], UNREADY[-2:]), "not_ready", True, id="the same in two pieces"),
-]
-
-
-@pytest.mark.parametrize(("pieces", "result", "kept"), ASIDE)
-def test_a_hedge_that_answers_badly_leaves_the_first_try_alone(
-    pieces: tuple[bytes, ...], result: str, kept: bool
-) -> None:
-    @hedged(after(0.13, answer(b"first")), after(0.0, *pieces))
-    async def scenario(path: DataPath, client: Client) -> None:
-        if result == "not_ready":
-            path.plane.recogniser = Recogniser(Recognise())
-        got = await client.ask(post(b"hello"))
-        assert (got.status, got.body) == (200, b"first")
-        assert path.results == {result: 1, "success": 1}
-        assert path.outcomes == {"ok": 1}
-        assert hedges(path) == (1, 0, 0)
-        assert path.scalar(Scalar.RETRIES_TOTAL) == 0
-        assert path.pool(1).pooled == len(path.pool(1).open_connections) == kept
-        other = path.cluster.endpoints["o1"]
-        assert only(other).untold.failures == (result == "server_error")
-        assert (other.busy_until > time.monotonic()) is (result == "busy")
-        if pieces == (BUSY,):
-            assert 5.0 < other.busy_until - time.monotonic() <= 7.0
-
-    scenario()
-
-
-@pytest.mark.parametrize(("pieces", "result", "kept"), ASIDE)
-def test_a_first_try_that_answers_badly_leaves_the_hedge_alone(
-    pieces: tuple[bytes, ...], result: str, kept: bool
-) -> None:
-    """The hedge is the retry then."""
-
-    @hedged(after(2 * DELAY_S, *pieces), after(0.13, answer(b"late")))
-    async def scenario(path: DataPath, client: Client) -> None:
-        if result == "not_ready":
-            path.plane.recogniser = Recogniser(Recognise())
-        got = await client.ask(post(b"hello"))
-        assert (got.status, got.body) == (200, b"late")
-        assert path.results == {result: 1, "success": 1}
-        assert path.outcomes == {"ok": 1}
-        assert hedges(path) == (1, 0, 0)
-        assert path.scalar(Scalar.RETRIES_TOTAL) == 0
-        assert path.pool(0).pooled == len(path.pool(0).open_connections) == kept
-        assert len(path.origins[1].requests) == 1
-        assert path.in_flight == 0
-
-    scenario()
-
-
-@hedged(after(0.13, BUSY), after(0.0, BROKEN))
-async def test_the_last_answer_is_passed_on_whatever_it_says(path: DataPath, client: Client) -> None:
-    got = await client.ask(post(b"hello"))
-    assert (got.status, got.value(b"Retry-After"), got.body) == (503, b"7", b"busy")
-    assert path.results == {"server_error": 1, "busy": 1}
-    assert path.outcomes == {"upstream_busy": 1}
-    assert hedges(path) == (1, 0, 0)
-
-
-@hedged(after(2 * DELAY_S, BUSY), after(0.13, BROKEN))
-async def test_so_is_that_of_the_hedge(path: DataPath, client: Client) -> None:
-    got = await client.ask(post(b"hello"))
-    assert (got.status, got.body) == (500, b"busy")
-    assert path.results == {"server_error": 1, "busy": 1}
-    assert path.outcomes == {"upstream_5xx": 1}
-    assert hedges(path) == (1, 0, 0)
-
-
-@hedged(silent, after(0.0, b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"))
-async def test_what_the_caller_did_wrong_is_an_answer(path: DataPath, client: Client) -> None:
-    assert (await client.ask(post(b"hello"))).status == 404
-    assert path.results == {"outrun": 1, "client_error": 1}
-    assert hedges(path) == (1, 1, 0)
-
-
-@hedged(after(2 * DELAY_S, BROKEN), Full, timeouts=Timeouts(connect_s=0.3))
-async def test_a_hedge_that_is_connecting_takes_over_from_a_bad_answer(path: DataPath, client: Client) -> None:
-    got = await client.ask(post(b"hello"))
-    assert (got.status, got.value(b"warmroute-outcome")) == (504, b"connect_timeout")
-    assert path.results == {"server_error": 1, "connect_timeout": 1}
-    assert path.outcomes == {"connect_timeout": 1}
-
-
-# --- the end of the request -------------------------------------------------------------------------------------------
-
-
-@hedged(silent, silent)
-async def test_a_caller_that_goes_away_cancels_both(path: DataPath, client: Client) -> None:
-    await both_asked(path, client)
-    client.close()
-    await path.until(lambda: all(origin.ended for origin in path.origins), "both cancelled", within_s=0.5)
-    assert path.results == {"cancelled": 2}
-    assert path.outcomes == {"client_abort": 1}
-
-
-@hedged(silent, Full, timeouts=Timeouts(connect_s=0.3))
-async def test_a_caller_that_goes_away_cancels_a_hedge_that_connects(path: DataPath, client: Client) -> None:
-    await client.send(post(b"hello"))
-    await path.until(lambda: path.in_flight == 2, "both in flight")
-    client.close()
-    await path.until(lambda: path.outcomes, "counted")
-    assert path.results == {"cancelled": 2}
-
-
-@hedged(silent, silent)
-async def test_the_requests_time_ends_both(path: DataPath, client: Client) -> None:
-    got = await client.ask(request(b"GET / HTTP/1.1", b"x-request-timeout-ms: 150"))
-    assert (got.status, got.value(b"warmroute-outcome")) == (504, b"deadline_exceeded")
-    assert path.results == {"overdue": 1, "outrun": 1}
-    assert path.outcomes == {"deadline_exceeded": 1}
-    await path.until(lambda: all(origin.ended for origin in path.origins), "both cancelled", within_s=0.5)
-
-
-@hedged(silent, silent, timeouts=Timeouts(response_head_s=0.15))
-async def test_each_has_its_own_time_to_a_response_head(path: DataPath, client: Client) -> None:
-    began = time.monotonic()
-    got = await client.ask(post(b"hello"))
-    assert got.value(b"warmroute-outcome") == b"upstream_timeout"
-    assert 0.15 + DELAY_S <= time.monotonic() - began <= 0.15 + DELAY_S + 1.0
-    assert path.results == {"head_timeout": 2}
-
-
-LATE = Policies(
-    retry=POLICIES.retry,
-    quarantine=POLICIES.quarantine,
-    hedging=HedgingPolicy(min_delay_ms=300, minimum_samples=1),
-)
-
-
-@hedged(silent, after(0.25, answer(b"late")), timeouts=Timeouts(try_s=0.4), policies=LATE)
-async def test_each_has_its_own_time_for_one_try(path: DataPath, client: Client) -> None:
-    assert (await client.ask(post(b"hello"))).body == b"late"
-    assert path.results == {"try_timeout": 1, "success": 1}
-
-
-@hedged(silent, silent)
-async def test_a_drain_that_ends_cuts_both(path: DataPath, client: Client) -> None:
-    await both_asked(path, client)
-    path.plane.drain(time.monotonic())
-    assert path.plane.cut_all() == 1
-    got = await client.answer()
-    assert got.value(b"warmroute-outcome") == b"draining"
-    assert path.results == {"cancelled": 2}
-
-
-@hedged(silent, silent)
-async def test_a_crash_of_our_own_settles_both(path: DataPath, client: Client) -> None:
-    await both_asked(path, client)
-    (connection,) = path.plane.connections
-    assert isinstance(connection, DownstreamConnection)
-    connection.crashed(RuntimeError("on purpose"))
-    assert (await client.answer()).status == 500
-    assert path.results == {"cancelled": 2}
-    path.errors.clear()
-
-
-@hedged(silent, FAST)
-async def test_a_crash_in_a_try_that_was_cancelled_leaves_the_caller_alone(path: DataPath, client: Client) -> None:
-    """The next request may be in hand already."""
-    await client.send(post(b"hello"))
-    await path.until(lambda: path.in_flight, "in flight")
-    (connection,) = path.plane.connections
-    assert isinstance(connection, DownstreamConnection)
-    attempt = path.cluster.choose(path.plane.cluster.default_route, 0.0, lambda: 0.0)  # type: ignore[arg-type]
-    assert isinstance(attempt, Attempt)
-    late = Hedge(connection, attempt)
-    late.cancel()
-    late.crashed(RuntimeError("on purpose"))
-    path.cluster.done(attempt, AttemptResult.CANCELLED, 0.0)
-    assert (await client.answer()).body == b"fast"
-    assert [str(context["exception"]) for context in path.errors] == ["on purpose"]
-    path.errors.clear()
 
 
 # --- when none is sent ------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from sidecar.grpc.upstream import WorkerConnection
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http1.plane import Plane
 from sidecar.http2 import frames
-from sidecar.http2.frames import HEAD, PREFACE, WINDOW, frame, headers_frames, settings_frame
+from sidecar.http2.frames import HEAD, PREFACE, WINDOW, Code, frame, headers_frames, settings_frame
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Page
 from tests.support.by_hand import HandLoop
@@ -163,6 +163,17 @@ def status(peer: Peer, stream: int = 1) -> tuple[int, str]:
     assert len(ends) == 1, ends
     fields = dict(ends[0].fields)
     return int(fields[b"grpc-status"]), fields.get(b"warmroute-outcome", b"").decode()
+
+
+def goaway(peer: Peer) -> Code | None:
+    """Return the code with which the connection was ended, None where it lives."""
+    last = peer.got(frames.GOAWAY)
+    return Code(last[-1].code) if last else None
+
+
+def setting(key: int, value: int) -> bytes:
+    """Return a SETTINGS frame that sets one thing."""
+    return settings_frame({key: value})
 
 
 class GrpcLoop(HandLoop):

@@ -31,7 +31,8 @@ STALL_S = 10.0
 LEAST_BYTES_PER_S = 4096
 """What a body must bring on average, once it has had STALL_S: one that drips would never end otherwise."""
 PIECE_BYTES = 256 << 10
-_TOTAL = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_TOTAL = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+"""Of a size that a file may have: longer numbers are not even read."""
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
