@@ -9,17 +9,18 @@ import msgspec
 from router.baseline_load import PRIOR, Baseline, StartFeatures
 from worker.loading.mapping import cached_ratio
 from worker.loading.version_files import version_files
+from worker.paths import PACKED
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from worker.loading.version_files import SourceFile
     from worker.memory import MemoryProbe
     from worker.store import ModelFiles
 
 SCHEMA: Final = 1
 MAX_BYTES: Final = 1 << 16
 _WEIGHT_BYTES: Final = 4
-_COMPRESSED: Final = (".gz", ".zst")
 
 
 class BaselineError(Exception):
@@ -73,8 +74,7 @@ def features(
     stored = held = 0
     for file in version_files(files.directory) if files.directory is not None else ():
         stored += file.size_bytes
-        compressed = file.path.suffix in _COMPRESSED
-        held += max(file.size_bytes, raw_bytes(file.path)) if compressed else file.size_bytes
+        held += held_bytes(file)
     free = None if memory is None else memory.read()
     return StartFeatures(
         parameters_billions=held / _WEIGHT_BYTES / 1e9,
@@ -94,6 +94,15 @@ def page_cache_ratio(files: ModelFiles) -> float:
     if files.directory is None:
         return 0.0
     return cached_ratio(version_files(files.directory)) or 0.0
+
+
+def held_bytes(file: SourceFile) -> int:
+    """Return how many bytes a file holds: its size, or where it is compressed what it says, and its size at least.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return max(file.size_bytes, raw_bytes(file.path)) if file.path.suffix in PACKED else file.size_bytes
 
 
 def raw_bytes(path: Path) -> int:

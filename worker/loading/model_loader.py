@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from worker.baseline import raw_bytes
+from worker.baseline import held_bytes
 from worker.loading import LAZY, Loaded, LoadError, NoRoomError, StrategyName
 from worker.loading.auto import choose, look
 from worker.loading.chunked import Chunked
@@ -124,16 +124,17 @@ class ModelLoader:
         wants = self._shm is not None and self._shm.kept and self._named(files) is not StrategyName.CHUNKED
         if self._shm is None or not (packed or wants):
             return None, None
-        need_bytes = sum(file.size_bytes for file in found)
-        for file in packed:
-            told_bytes = raw_bytes(file.path)
-            need_bytes += told_bytes if told_bytes <= MOST_PACKED * file.size_bytes else 0  # else it is damaged
-        entry = self._shm.entry(files, found, need_bytes)
-        if entry is None and packed:
+        need_bytes = sum(map(_put_bytes, found))
+        try:
+            entry = self._shm.entry(files, found, need_bytes)
+        except OSError as error:
+            if not packed:
+                self._shm.tell(f"{files.name}@{files.version}", error)
+                return None, None
             raise LoadError(
-                f"{packed[0].path}: there is no place to unpack it, as the event load.shm says; unpack it beside its "
-                f"place, or give the worker more memory in --shm-dir"
-            )
+                f"{packed[0].path}: cannot be unpacked: the version's files need {need_bytes} bytes below --shm-dir: "
+                f"{error}; or unpack it beside its place, and put that there instead"
+            ) from error
         return entry, entry
 
     def _bring_in(self, strategy: Strategy, task: LoadTask) -> Brought:
@@ -176,7 +177,7 @@ class ModelLoader:
             if entry is not None and held is not None:
                 name, strategy, task.files = "shm", Mmap(), entry.files()
             elif place is not None:
-                name, strategy = "unpacked" if _packed(found) else "copied", IntoPlace(place, self._limit_bytes())
+                name, strategy = "unpacked" if _packed(found) else "copied", IntoPlace(place, self._limit_bytes(entry))
             else:
                 chosen = self._named(files)
                 if chosen is StrategyName.AUTO:
@@ -220,9 +221,10 @@ class ModelLoader:
             place=place,
         )
 
-    def _limit_bytes(self) -> int:
+    def _limit_bytes(self, entry: ShmEntry | None) -> int:
         memory = self._memory()
-        return 1 << 62 if memory is None else int(MEMORY_SHARE * memory.free_bytes)
+        free_bytes = 1 << 62 if memory is None else int(MEMORY_SHARE * memory.free_bytes)
+        return free_bytes if entry is None else min(free_bytes, entry.room_bytes)
 
 
 def _populate_if_it_stays() -> Strategy:
@@ -231,6 +233,12 @@ def _populate_if_it_stays() -> Strategy:
 
 def _packed(files: tuple[SourceFile, ...]) -> list[SourceFile]:
     return [file for file in files if plain_name(file.name) != file.name]
+
+
+def _put_bytes(file: SourceFile) -> int:
+    """Return what a file takes where it is put: a packed one what it says it holds, as far as that is known."""
+    told_bytes = held_bytes(file)
+    return told_bytes if told_bytes <= MOST_PACKED * file.size_bytes else file.size_bytes  # else it is damaged
 
 
 def _check_plain(files: tuple[SourceFile, ...], directory: Path) -> None:

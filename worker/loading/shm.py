@@ -71,9 +71,17 @@ class ShmEntry:
     """One version's files in shared memory. ``digests`` are None until they are all there."""
 
     def __init__(
-        self, directory: Path, digests: Mapping[str, FileDigest] | None, store: ShmStore, *, keep: bool
+        self,
+        directory: Path,
+        digests: Mapping[str, FileDigest] | None,
+        store: ShmStore,
+        *,
+        keep: bool,
+        room_bytes: int = 0,
     ) -> None:
+        """``room_bytes``: how large its files may be together."""
         self.directory = directory
+        self.room_bytes = room_bytes
         self.digests = digests
         self._store = store
         self._keep = keep
@@ -156,39 +164,41 @@ class ShmStore:
         self._used: dict[Path, int] = {}
         """What this process makes or uses, each with the descriptor that holds its lock."""
 
-    def entry(self, files: ModelFiles, found: Sequence[SourceFile], need_bytes: int) -> ShmEntry | None:
+    def entry(self, files: ModelFiles, found: Sequence[SourceFile], need_bytes: int) -> ShmEntry:
         """Return a place for the version that ``found`` are the files of, complete where it is there already.
 
-        None where there is no room for ``need_bytes``, or the directory cannot be trusted; the log says why.
+        Raises:
+            ShmError: there is no room for ``need_bytes``, or the directory cannot be used or trusted.
         """
         try:
-            with self._turn():
-                path = self._own / _entry_name(files, found)
-                for other in self._own.glob(f"{files.name}@{files.version}.*"):
-                    if other != path and self._is_unused(other):
-                        self._removed(other, "its files are others by now")
-                keep = self.kept
-                if path in self._used:  # the same state is loaded a second time, beside itself
-                    path, keep = path.with_name(f"{path.name}.{secrets.token_hex(4)}"), False
-                elif (digests := _read(path)) is not None:
-                    self._used[path] = _held(path)
-                    return ShmEntry(path, digests, self, keep=keep)
-                elif path.exists() and not self._is_unused(path):  # another process is making it
-                    path, keep = path.with_name(f"{path.name}.{secrets.token_hex(4)}"), False
-                elif path.exists():
-                    self._removed(path, "it is not whole")
-                self._make_room(need_bytes)
-                path.mkdir(0o700)
-                self._used[path] = _held(path)
-                return ShmEntry(path, None, self, keep=keep)
+            return self._entry(files, found, need_bytes)
         except OSError as error:
-            self.tell(f"{files.name}@{files.version}", error)
-            return None
+            raise ShmError(_reason(error)) from error
+
+    def _entry(self, files: ModelFiles, found: Sequence[SourceFile], need_bytes: int) -> ShmEntry:
+        with self._turn():
+            path = self._own / _entry_name(files, found)
+            for other in self._own.glob(f"{files.name}@{files.version}.*"):
+                if other != path and self._is_unused(other):
+                    self._removed(other, "its files are others by now")
+            keep = self.kept
+            if path in self._used:  # the same state is loaded a second time, beside itself
+                path, keep = path.with_name(f"{path.name}.{secrets.token_hex(4)}"), False
+            elif (digests := _read(path)) is not None:
+                self._used[path] = _held(path)
+                return ShmEntry(path, digests, self, keep=keep)
+            elif path.exists() and not self._is_unused(path):  # another process is making it
+                path, keep = path.with_name(f"{path.name}.{secrets.token_hex(4)}"), False
+            elif path.exists():
+                self._removed(path, "it is not whole")
+            room_bytes = self._make_room(need_bytes)
+            path.mkdir(0o700)
+            self._used[path] = _held(path)
+            return ShmEntry(path, None, self, keep=keep, room_bytes=room_bytes)
 
     def tell(self, what: str, error: OSError | LoadError) -> None:
         """Write in the log why shared memory is not used for ``what``."""
-        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        self._log.warning("load.shm", what=what, error=text, effect="shared memory is not used")
+        self._log.warning("load.shm", what=what, error=_reason(error), effect="shared memory is not used")
 
     def remove(self, directory: Path) -> None:
         """Take an entry away, unless another process uses it; what maps it still goes on."""
@@ -275,8 +285,8 @@ class ShmStore:
                 self._sweep_other(path)
         return turn
 
-    def _make_room(self, need_bytes: int) -> None:
-        """Look whether ``need_bytes`` fit, and remove what nobody uses where that helps."""
+    def _make_room(self, need_bytes: int) -> int:
+        """Look whether ``need_bytes`` fit, and remove what nobody uses where that helps; returns how many there are."""
         memory = self._memory()
         if memory is not None and need_bytes > MEMORY_SHARE * memory.free_bytes:
             raise ShmError(
@@ -285,20 +295,21 @@ class ShmStore:
         entries = [path for path in self._own.iterdir() if path.is_dir()]
         sizes = {path: _size_bytes(path) for path in entries}
         unused = sorted((path for path in entries if self._is_unused(path)), key=lambda path: path.stat().st_mtime_ns)
-        while (short := self._short_bytes(need_bytes, sum(sizes.values()))) > 0:
+        while (room_bytes := self._room_bytes(sum(sizes.values()))) < need_bytes:
             if not unused:
                 raise ShmError(
-                    f"{self._own}: no room for {need_bytes} bytes, {short} too many; raise --shm-limit-bytes or "
-                    f"mount a larger {self._place}"
+                    f"{self._own}: no room for {need_bytes} bytes, {need_bytes - room_bytes} too many; "
+                    f"raise --shm-limit-bytes or mount a larger {self._place}"
                 )
             path = unused.pop(0)
             sizes.pop(path)
             self._removed(path, "room is needed")
+        return room_bytes
 
-    def _short_bytes(self, need_bytes: int, used_bytes: int) -> int:
+    def _room_bytes(self, used_bytes: int) -> int:
         status = os.statvfs(self._place)
         limit_bytes = self._limit_bytes or status.f_blocks * status.f_frsize // 2
-        return max(need_bytes + used_bytes - limit_bytes, need_bytes - status.f_bavail * status.f_frsize)
+        return min(limit_bytes - used_bytes, status.f_bavail * status.f_frsize)
 
     def _sweep_other(self, path: Path) -> None:
         with contextlib.suppress(UntrustedError), PrivateDirectory(path) as directory:
@@ -323,6 +334,11 @@ class ShmStore:
     def _removed(self, path: Path, reason: str) -> None:
         self._log.info("load.shm_removed", path=str(path), bytes=_size_bytes(path), reason=reason)
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _reason(error: OSError | LoadError) -> str:
+    """Return what an error says, with the file that it is of."""
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
 
 
 def _lock(directory: PrivateDirectory, *, alone: bool = False) -> int | None:

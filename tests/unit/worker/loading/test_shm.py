@@ -15,7 +15,7 @@ from worker.loading import HashedFrom, Loaded, LoadError, StrategyName, Verify
 from worker.loading.model_loader import ModelLoader
 from worker.loading.private import own_root
 from worker.loading.settings import LoadDescription
-from worker.loading.shm import ORPHAN_S, ShmStore
+from worker.loading.shm import ORPHAN_S, ShmError, ShmStore
 from worker.loading.version_files import version_files
 from worker.memory import Memory
 from worker.stages import Stages
@@ -285,11 +285,10 @@ def test_what_another_process_uses_makes_no_room(rig: Rig) -> None:
     first, second = rig.store(limit_bytes=16 << 10), rig.store(limit_bytes=16 << 10, beside=True)
     files = rig.files()
     held = first.entry(files, version_files(rig.directory), 8 << 10)
-    assert held is not None
     with open(held.create("model.onnx"), "wb") as file:
         file.write(bytes(12 << 10))
-    assert second.entry(files, version_files(rig.directory), 8 << 10) is None
-    assert "no room for 8192 bytes" in rig.log.events("load.shm")[-1]["error"]
+    with pytest.raises(ShmError, match="no room for 8192 bytes, 4096 too many"):
+        second.entry(files, version_files(rig.directory), 8 << 10)
     assert held.directory.is_dir()
 
 

@@ -41,12 +41,12 @@ def version(directory: Path, files: dict[str, bytes]) -> ModelFiles:
 
 
 class Rig:
-    def __init__(self, tmp_path: Path, *, keep: bool = False) -> None:
+    def __init__(self, tmp_path: Path, *, keep: bool = False, limit_bytes: int = 1 << 40) -> None:
         self.place = tmp_path / "shm"
         self.place.mkdir(exist_ok=True)
         self.log = ReadableLog()
         self.memory: Memory | None = None
-        self.store = ShmStore(self.place, "ns.w1", self.log, keep=keep, limit_bytes=1 << 40)
+        self.store = ShmStore(self.place, "ns.w1", self.log, keep=keep, limit_bytes=limit_bytes)
         self.stages = Stages()
         self.cancellation = Cancellation()
         self.hashes = HashCache(self.place, self.log, wall_ns=lambda: 1 << 62)
@@ -175,13 +175,34 @@ def test_it_goes_no_further_than_memory_does(tmp_path: Path) -> None:
 def test_without_a_place_for_several_files_it_is_refused(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.place.rename(tmp_path / "away")
-    text = rig.refusal(version(tmp_path / "v", {"model.onnx.gz": gzip.compress(b"x"), "other": b""}))
+    packed = gzip.compress(CONTENT)
+    text = rig.refusal(version(tmp_path / "v", {"model.onnx.gz": packed, "other": b"plain"}))
     assert text == (
-        f"{tmp_path}/v/model.onnx.gz: there is no place to unpack it, as the event load.shm says; unpack it beside its "
-        f"place, or give the worker more memory in --shm-dir"
+        f"{tmp_path}/v/model.onnx.gz: cannot be unpacked: the version's files need {len(CONTENT) + 5} bytes below "
+        f"--shm-dir: {rig.place}: no such directory; --shm-dir says where there is shared memory; or unpack it beside "
+        f"its place, and put that there instead"
     )
-    (event,) = rig.log.events("load.shm")
-    assert event["error"] == f"{rig.place}: no such directory; --shm-dir says where there is shared memory"
+    assert rig.log.events("load.shm") == []
+
+
+def test_several_files_need_room_for_what_they_hold_and_no_more(tmp_path: Path) -> None:
+    files = version(tmp_path / "v", {"model.onnx.gz": gzip.compress(CONTENT, 1), "other": bytes(4096)})
+    need = len(CONTENT) + 4096
+    text = Rig(tmp_path, limit_bytes=need - 1).refusal(files)
+    assert f"cannot be unpacked: the version's files need {need} bytes below --shm-dir: " in text
+    assert f": no room for {need} bytes, 1 too many; raise --shm-limit-bytes or mount a larger " in text
+    loaded = Rig(tmp_path, limit_bytes=need).load(files)
+    assert (loaded.strategy, loaded.bytes_total) == ("unpacked", need)
+    loaded.release()
+
+
+def test_what_does_not_say_how_much_it_holds_goes_no_further_than_the_limit(tmp_path: Path) -> None:
+    untold = zstandard.ZstdCompressor().compressobj()
+    packed = untold.compress(bytes(1 << 20)) + untold.flush()
+    files = version(tmp_path / "v", {"model.onnx.zst": packed, "other": b"plain"})
+    limit = 1 << 19
+    text = Rig(tmp_path, limit_bytes=limit).refusal(files)
+    assert text.endswith(f"it unpacks to over {limit - 5} bytes, for which there is no room")
 
 
 def test_packed_and_plain_at_once_is_refused(tmp_path: Path) -> None:
