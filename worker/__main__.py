@@ -62,6 +62,7 @@ from worker.serving.description import Identity
 from worker.serving.inference import Inference
 from worker.serving.repository_api import RepositoryApi
 from worker.serving.v2 import Serving
+from worker.standard_streams import open_closed
 from worker.standby import Standby
 from worker.starts import Starts, process_age_s
 from worker.store import StoreError, scan
@@ -85,6 +86,7 @@ def main(argv: list[str], follow_parent: Callable[[int], bool] | None = None) ->
     ``follow_parent`` makes it end with the parent of that process id, and says whether it still lives; by default the
     kernel is asked (:func:`die_with_parent`).
     """
+    open_closed()
     # ONNX Runtime reports on its use and keeps a session file in TMPDIR from its import on; who runs a worker decides.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     if "MALLOC_ARENA_MAX" not in os.environ:

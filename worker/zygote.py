@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from worker.engines import EngineError
 from worker.log import EventLog
+from worker.standard_streams import open_closed
 from worker.zygote_wire import DESCRIPTORS, HEAD, Request, WireError, code_mark, decode, expected_bytes
 
 if TYPE_CHECKING:
@@ -342,6 +343,7 @@ def preload(modules: tuple[str, ...]) -> None:
 
 def main(argv: list[str]) -> int:
     """Run a zygote; returns its exit code: 0 after its end, 2 where it could not start."""
+    open_closed()
     given = _parser().parse_args(argv)
     log = EventLog(sys.stderr, json=given.log_format == "json")
     began = time.monotonic()

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 
+from worker.standard_streams import open_closed
 from worker.zygote_wire import Request, WireError, code_mark, encode
 
 ANSWER_S = 5.0
@@ -108,6 +109,7 @@ def _request(arguments: tuple[str, ...]) -> Request:
 
 def main(argv: list[str]) -> int:
     """Start a worker through a zygote and stand in for it; returns its exit code."""
+    open_closed()
     path, arguments = _split(argv)
     if path is None:
         sys.stderr.write("warmroute worker: error: --zygote: expected the path of a zygote's socket\n")

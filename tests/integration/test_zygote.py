@@ -17,11 +17,12 @@ from tests.support.worker_process import ROOT, WorkerProcess, echo_body
 
 ECHO = ("--engine", "deterministic", "--model", "m", "--settle-s", "0")
 CLIENT = "worker.zygote_client"
+CLOSED = ("sh", "-c", 'exec "$@" <&- >&-', "sh")
 
 
-def zygote_at(path: Path) -> WorkerProcess:
+def zygote_at(path: Path, through: tuple[str, ...] = ()) -> WorkerProcess:
     """Start a zygote; of its two ``--listen`` the last one counts."""
-    return WorkerProcess("--listen", str(path), "--engine", "deterministic", module="worker.zygote")
+    return WorkerProcess("--listen", str(path), "--engine", "deterministic", module="worker.zygote", through=through)
 
 
 @pytest.fixture
@@ -36,8 +37,8 @@ def zygote(path: Path) -> Iterator[WorkerProcess]:
         yield process
 
 
-def forked(path: Path, *flags: str) -> WorkerProcess:
-    return WorkerProcess("--zygote", str(path), *flags, module=CLIENT)
+def forked(path: Path, *flags: str, through: tuple[str, ...] = ()) -> WorkerProcess:
+    return WorkerProcess("--zygote", str(path), *flags, module=CLIENT, through=through)
 
 
 def soon(check: Callable[[], bool], within_s: float = 10.0) -> None:
@@ -205,6 +206,22 @@ def test_only_one_listens_and_a_dead_ones_socket_is_taken_over(path: Path) -> No
         first.process.kill()
     with zygote_at(path) as third:
         third.event("zygote.listening")
+
+
+def test_without_standard_input_and_output_they_are_as_ever(path: Path) -> None:
+    with zygote_at(path, CLOSED) as zygote:
+        zygote.event("zygote.listening")
+        for through in (CLOSED, ()):
+            with forked(path, *ECHO, through=through) as worker:
+                pid = worker.event("worker.started")["pid"]
+                assert zygote.event("zygote.forked", worker=pid)
+                worker.listening()
+                worker.warm("m")
+                assert worker.ask("/v2/models/m/infer", echo_body(7.0))[0] == 200
+                for descriptor in (0, 1) if through else (0,):
+                    assert Path(f"/proc/{pid}/fd/{descriptor}").readlink() == Path(os.devnull)
+                worker.process.kill()
+                zygote.event("zygote.worker_ended", worker=pid)  # the pipe that it would hear of that by is no stream's
 
 
 def test_nonsense_is_refused_and_changes_nothing(zygote: WorkerProcess, path: Path) -> None:

@@ -19,14 +19,23 @@ ROOT = Path(__file__).parents[2]
 
 
 class WorkerProcess:
-    """``python -m worker``, or another ``module``, with the given flags, on a port of the system's choice."""
+    """``python -m worker``, or another ``module``, with the given flags, on a port of the system's choice.
 
-    def __init__(self, *flags: str, module: str = "worker", environment: dict[str, str] | None = None) -> None:
+    ``through``: a command that starts it, before its own.
+    """
+
+    def __init__(
+        self,
+        *flags: str,
+        module: str = "worker",
+        environment: dict[str, str] | None = None,
+        through: tuple[str, ...] = (),
+    ) -> None:
         self.events: list[dict[str, Any]] = []
         self.text: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, "--listen", "127.0.0.1:0", *flags],
+            [*through, sys.executable, "-P", "-m", module, "--listen", "127.0.0.1:0", *flags],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
