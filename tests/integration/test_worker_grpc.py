@@ -273,6 +273,22 @@ def test_a_stream_is_answered_in_order_and_outlives_what_fails(shared: GrpcWorke
         "",
     ]
     assert answers[3].infer_response.raw_output_contents == [struct.pack("<f", 1)]
+    parameters = [answer.infer_response.parameters for answer in answers]
+    assert [list(given) for given in parameters] == [["triton_final_response"]] * 4
+    assert all(given["triton_final_response"].bool_param for given in parameters), "each is its request's last one"
+
+
+def test_an_empty_last_answer_may_be_asked_for_and_is_not_needed(shared: GrpcWorker) -> None:
+    wanting, wrong = infer(), infer()
+    wanting.parameters["triton_enable_empty_final_response"].bool_param = True
+    wrong.parameters["triton_enable_empty_final_response"].string_param = "yes"
+    answers = list(shared.stub.ModelStreamInfer(iter([wanting, wrong]), timeout=10))
+    assert [answer.error_message for answer in answers] == [
+        "",
+        "inference request: parameter 'triton_enable_empty_final_response' is 'yes', expected true or false",
+    ]
+    assert answers[0].infer_response.parameters["triton_final_response"].bool_param
+    assert list(shared.stub.ModelInfer(wanting, timeout=10).parameters) == [], "not in a stream"
 
 
 def test_a_stream_ends_with_the_worker_after_its_last_answer() -> None:

@@ -196,6 +196,10 @@ GARBLED = {
     "a line over 64 KiB": b"GET /" + b"a" * (70 << 10) + b" HTTP/1.1\r\nHost: w\r\n\r\n",
     "a field over 64 KiB": b"GET /v2 HTTP/1.1\r\nHost: w\r\nA: " + b"a" * (70 << 10) + b"\r\n\r\n",
     "many fields": b"GET /v2 HTTP/1.1\r\nHost: w\r\n" + b"".join(b"A%d: b\r\n" % n for n in range(999)) + b"\r\n",
+    "an expectation that nobody knows": (
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: w\r\nExpect: 200-ok\r\nContent-Length: 9\r\n\r\n"
+    ),
+    "an expectation of what is not there": b"GET /nowhere HTTP/1.1\r\nHost: w\r\nExpect: " + b"a" * 999 + b"\r\n\r\n",
     "no HTTP": b"\x16\x03\x01\x00\xa5\x01\x00\r\n\r\n",
     "gzip that is none": posted("/v2/models/m/infer", b"hello", b"Content-Encoding: gzip\r\n"),
     "an encoding that is not there": posted("/v2/models/m/infer", b"hello", b"Content-Encoding: br\r\n"),

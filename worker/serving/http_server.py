@@ -69,6 +69,19 @@ class Connection(web.RequestHandler):  # type: ignore[type-arg, unused-ignore]
         if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError):
             super().log_exception(*args, **kw)
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; what the library refuses before a handler is asked (an expectation) gets an error's form."""
+        if isinstance(resp, web.HTTPException):
+            text = resp.text or resp.reason
+            if resp.status == web.HTTPExpectationFailed.status_code:
+                wish = request.headers.get("Expect", "")[:MAX_TEXT_CHARS]
+                text = f"Expect: {wish!r}: expected 100-continue; leave it away and send the body"
+            resp = self._refusal(text[:MAX_TEXT_CHARS], resp.status)
+            resp.force_close()  # nobody knows whether the body comes
+        return await super().finish_response(request, resp, start_time)
+
     def handle_error(
         self,
         request: web.BaseRequest,

@@ -159,13 +159,16 @@ def check_stream(client: Any) -> None:
     client.start_stream(lambda result, error: answers.put((result, error)))
     client.async_stream_infer("all", inputs(tritonclient.grpc), request_id="1")
     client.async_stream_infer("nobody", inputs(tritonclient.grpc), request_id="2")
-    client.async_stream_infer("all", inputs(tritonclient.grpc), request_id="3")
+    client.async_stream_infer("all", inputs(tritonclient.grpc), request_id="3", enable_empty_final_response=True)
     for failed in (False, True, False):
         result, error = answers.get(timeout=10)
         assert (error is not None) is failed, error
         if not failed:
             check_outputs(result)
+            assert result.get_response().parameters["triton_final_response"].bool_param
+    assert answers.empty(), "a model of one answer has no empty one"
     client.stop_stream()
+    assert answers.empty()
     held("grpc stream")
 
 

@@ -232,4 +232,5 @@ def test_raw_contents_are_for_the_inputs_without_typed_ones() -> None:
 def test_an_answer_in_a_stream(size: int) -> None:
     answer = oip.ModelInferResponse(id="x" * size)
     wrapped = oip.ModelStreamInferResponse.FromString(in_stream(answer.SerializeToString()))
+    answer.parameters["triton_final_response"].bool_param = True
     assert (wrapped.infer_response, wrapped.error_message) == (answer, "")

@@ -56,6 +56,10 @@ CONTENTS: dict[Datatype, str] = {
     Datatype.BYTES: "bytes_contents",
 }
 """The field that carries a datatype; those of 16 bits have none."""
+FINAL = "triton_final_response"
+"""The parameter of a stream's answer that says whether it is the last one of its request."""
+EMPTY_FINAL = "triton_enable_empty_final_response"
+"""The parameter of a request that has a last answer sent even where it holds nothing. Here each one holds something."""
 _CARRIERS: dict[str, np.dtype[Any]] = {
     "bool_contents": np.dtype(np.bool_),
     "int_contents": np.dtype(np.int32),
@@ -111,7 +115,9 @@ def read(message: oip.ModelInferRequest, model: LoadedModel) -> InferRequest:
     parameters = request_parameters(message)
     raw = bool(message.raw_input_contents)
     as_bytes = flag("inference request", "binary_data_output", parameters, absent=raw)
-    parameters.pop("binary_data_output", None)
+    flag("inference request", EMPTY_FINAL, parameters)
+    for name in ("binary_data_output", EMPTY_FINAL):
+        parameters.pop(name, None)
     check_count("inputs", len(message.inputs))
     untyped = sum(not tensor.HasField("contents") for tensor in message.inputs)
     if raw and len(message.raw_input_contents) != untyped:
@@ -231,11 +237,23 @@ def write(files: ModelFiles, request: InferRequest, arrays: Sequence[Array]) -> 
     return answer.SerializeToString()
 
 
+def final(answer: oip.ModelInferResponse) -> oip.ModelInferResponse:
+    """Mark ``answer`` as the last of its request; returns it."""
+    answer.parameters[FINAL].bool_param = True
+    return answer
+
+
+_FINAL_BYTES = final(oip.ModelInferResponse()).SerializeToString()
+
+
 def in_stream(answer: bytes) -> bytes:
-    """Return a ``ModelInferResponse`` in bytes as a ``ModelStreamInferResponse``, without reading it: its field 2."""
-    length, size = bytearray(), len(answer)
+    """Return a ``ModelInferResponse`` in bytes as a ``ModelStreamInferResponse``, marked as its request's last one.
+
+    It is not read: it is field 2 of the other, and what is added to it in bytes is added to its fields.
+    """
+    length, size = bytearray(), len(answer) + len(_FINAL_BYTES)
     while size > 0x7F:
         length.append(size & 0x7F | 0x80)
         size >>= 7
     length.append(size)
-    return b"".join((b"\x12", length, answer))
+    return b"".join((b"\x12", length, answer, _FINAL_BYTES))

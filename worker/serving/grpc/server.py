@@ -18,7 +18,7 @@ from worker.serving.description import configuration, metadata, statistics
 from worker.serving.errors import RequestError
 from worker.serving.grpc.health import Health
 from worker.serving.grpc.load_reports import LoadReports
-from worker.serving.grpc.messages import decode, decode_as, in_stream, read, request_parameters, write
+from worker.serving.grpc.messages import decode, decode_as, final, in_stream, read, request_parameters, write
 from worker.serving.inference import WORKER_HEADER
 from worker.serving.reading import reading
 from worker.serving.terms import QUICK_BYTES, TENANT_HEADER, of_head
@@ -300,7 +300,8 @@ class GrpcSurface:
         except Exception as error:  # noqa: BLE001 - as in a call of its own
             self._log.error("request.failed", path=STREAM, error=f"{type(error).__name__}: {error}")
             text = "an error inside the worker"
-        failed = oip.ModelStreamInferResponse(error_message=text, infer_response=oip.ModelInferResponse(id=asked))
+        answer = final(oip.ModelInferResponse(id=asked))
+        failed = oip.ModelStreamInferResponse(error_message=text, infer_response=answer)
         return failed.SerializeToString()
 
 
