@@ -13,6 +13,9 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+MOST_S: Final = 86_400.0
+"""No start is predicted to take longer, whatever coefficients somebody has written."""
+
 
 @dataclass(frozen=True, slots=True)
 class Term:
@@ -86,19 +89,19 @@ class Baseline:
             )
 
     def predict_s(self, start: StartFeatures) -> float:
-        """Return how long a start should take, 0 or more.
+        """Return how long a start should take, from 0 to a day.
 
         Outside its range a feature counts as the end of it, except that more parameters than the range goes on costing.
         """
-        return max(
-            0.0,
+        predicted_s = (
             self.intercept_s
             + self.parameters.part_s(start.parameters_billions, beyond=True)
             + self.saved.part_s(start.saved_percent)
             + self.memory.part_s(start.free_memory_gb)
             + (self.accelerator_s if start.accelerator else 0.0)
-            + self.cached_s * min(1.0, max(0.0, start.cached_ratio)),
+            + self.cached_s * min(1.0, max(0.0, start.cached_ratio))
         )
+        return min(MOST_S, max(0.0, predicted_s))
 
     def is_outside(self, predicted_s: float, took_s: float) -> bool:
         """Return whether a start that took ``took_s`` lies outside the band; never where there is no band."""

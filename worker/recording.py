@@ -58,12 +58,14 @@ class Recorder:
                 return
             known.add(shapes)
             name = _class_name(inputs, len(known) + self._others[key])
+        directory = self._directory / files.name / files.version
         try:
-            self._write(self._directory / files.name / files.version, name, inputs)
+            self._write(directory, name, inputs)
         except OSError as error:
             if not self._told:
                 self._told = True
-                self._log.warning("warmup.not_recorded", error=f"{error.filename}: {error.strerror}")
+                where = error.filename or directory / f"{name}.npz"  # a write does not know of what
+                self._log.warning("warmup.not_recorded", error=f"{where}: {error.strerror or error}")
             return
         self._log.info("warmup.recorded", model=files.name, version=files.version, shape_class=name)
 

@@ -38,17 +38,24 @@ def external(directory: Path) -> None:
 
 def truncated(directory: Path) -> str:
     (directory / "model.onnx").write_bytes(GOOD[:-9])
-    return "Protobuf parsing failed."
+    return "Protobuf parsing failed; it is damaged"
 
 
 def corrupted(directory: Path) -> str:
     (directory / "model.onnx").write_bytes(bytes(byte ^ 0x55 for byte in GOOD))
-    return "Protobuf parsing failed."
+    return "Protobuf parsing failed; it is damaged, or no ONNX model: put it there again, and a SHA256SUMS beside it"
+
+
+def flipped(directory: Path) -> str:
+    """One bit of an operator's name, which the engine then quotes as it is."""
+    at = GOOD.rindex(b"Mul")
+    (directory / "model.onnx").write_bytes(GOOD[:at] + bytes([GOOD[at] ^ 0x80]) + GOOD[at + 1 :])
+    return r"\xcdul"
 
 
 def empty(directory: Path) -> str:
     (directory / "model.onnx").write_bytes(b"")
-    return "No graph was found in the protobuf."
+    return "No graph was found in the protobuf; it is damaged"
 
 
 def wrong_hash(directory: Path) -> str:
@@ -85,6 +92,7 @@ def out_of_memory(directory: Path) -> str:
 BROKEN: tuple[Callable[[Path], str], ...] = (
     truncated,
     corrupted,
+    flipped,
     empty,
     wrong_hash,
     missing_data,

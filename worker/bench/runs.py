@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_RUNS: Final = 100_000
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0.0001, le=86_400)]
 
 
 class RunsError(Exception):
@@ -23,12 +27,12 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One start: how it was started, what was known of it before, and how many seconds it took to be warm."""
 
     row: str
-    parameters_billions: float
-    saved_percent: float
-    free_memory_gb: float
+    parameters_billions: _Amount
+    saved_percent: _Percent
+    free_memory_gb: _Amount
     accelerator: bool
-    cached_ratio: float
-    seconds: float
+    cached_ratio: _Share
+    seconds: _Seconds
 
     @property
     def features(self) -> StartFeatures:

@@ -224,6 +224,10 @@ def session_options(
     return made
 
 
+_DAMAGED = frozenset({"InvalidProtobuf", "UnicodeDecodeError"})  # the latter: it quotes what is no text
+_EMPTY = "No graph was found in the protobuf."
+
+
 def add_providers(
     files: ModelFiles, options: OnnxOptions, session: ort.SessionOptions
 ) -> list[tuple[str, dict[str, str]]] | None:
@@ -256,7 +260,20 @@ def _text_of(value: str | bool | float) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
+def refusal(error: BaseException) -> str:
+    """Return what ONNX Runtime says of a file that it does not take, and what to do where the file is damaged."""
+    text = first_line(error)
+    if type(error).__name__ in _DAMAGED or text.endswith(_EMPTY):
+        remedy = "put it there again, and a SHA256SUMS beside it, which finds that"
+        return f"{text.rstrip('.')}; it is damaged, or no ONNX model: {remedy}"
+    return text
+
+
 def first_line(error: BaseException) -> str:
-    """Return what an error of ONNX Runtime says, without what follows its first line."""
-    text = str(error).strip()
+    """Return what an error of ONNX Runtime says, without what follows its first line.
+
+    It quotes what it has found, whatever that is; Python then has no text of it, but the bytes.
+    """
+    raw = error.object if isinstance(error, UnicodeDecodeError) else None
+    text = (str(error) if raw is None else raw.decode("utf-8", "backslashreplace")).strip()
     return text.splitlines()[0][:500] if text else type(error).__name__

@@ -27,6 +27,7 @@ from worker.engines.onnx_options import (
     add_providers,
     first_line,
     read_options,
+    refusal,
     session_options,
 )
 from worker.engines.two_phase import TwoPhaseModel
@@ -341,7 +342,7 @@ class OnnxRuntimeEngine:
                 session = ort.InferenceSession(source, sess_options=made, providers=providers, enable_fallback=0)
         except Exception as error:
             where = files.model_file or files.directory if isinstance(source, bytes) else source
-            raise EngineError(f"{where}: {first_line(error)}") from error
+            raise EngineError(f"{where}: {refusal(error)}") from error
         missing = set(options.provider_names) - set(session.get_providers())
         if missing:
             raise EngineError(

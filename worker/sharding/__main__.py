@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from worker.sharding.manifest import Manifest
 
 _READERS = (("*.safetensors", safetensors.read_tensors), ("*.onnx", onnx_file.read_tensors))
-_COST = re.compile(r"(\d+):(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
+_COST = re.compile(r"([0-9]{1,9}):([0-9]{1,9}(?:\.[0-9]{1,9})?):([0-9]{1,9}(?:\.[0-9]{1,9})?)")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 MOST_RULES_BYTES = 1 << 20
 
@@ -80,6 +80,7 @@ def _prefetch(arguments: argparse.Namespace) -> None:
     hashes = HashCache(arguments.shm_dir, EventLog(sys.stderr, json=False))
     loader = ModelLoader(StrategyName.PREFETCH, hashes, HostMemory().read, MAX_THREADS)
     for directory in arguments.directories:
+        _check_version(directory)
         began = time.perf_counter()
         files = ModelFiles(directory.name, "1", directory)
         loaded = loader.load(files, lambda *_: None, Cancellation(), Stages())
@@ -102,7 +103,7 @@ def _add_choice(parser: argparse.ArgumentParser, group: argparse._MutuallyExclus
 def _cost(text: str) -> Cost:
     found = _COST.fullmatch(text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be like 16:24.7:13.5")
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}: must be like 16:24.7:13.5, of at most nine digits each")
     return Cost(int(found[1]), float(found[2]), float(found[3]))
 
 
@@ -146,6 +147,7 @@ def _summary(manifest: Manifest) -> str:
 def _directory(model: str, root: Path) -> Path:
     given = Path(model)
     if given.is_dir():
+        _check_version(given)
         return given
     name, _, version = model.partition("@")
     where = root / name
@@ -157,6 +159,18 @@ def _directory(model: str, root: Path) -> Path:
     if not versions:
         raise ShardError(f"{where}: holds no version; add {where}/1/ with the weights in it")
     return where / (version or str(versions[0]))
+
+
+def _check_version(directory: Path) -> None:
+    """Refuse a directory that holds versions, or models with versions, as if it were a version itself.
+
+    Raises:
+        ShardError: it does; the text names one to take instead.
+    """
+    for pattern, what in (("*/", "a model's directory"), ("*/*/", "a model repository")):
+        found = sorted(path for path in directory.glob(pattern) if _VERSION.fullmatch(path.name))
+        if found:
+            raise ShardError(f"{directory}: is {what}, not a version's directory; name one, such as {found[-1]}")
 
 
 def _rules(path: Path) -> Sequence[Rule]:

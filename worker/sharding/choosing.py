@@ -53,7 +53,10 @@ def shards_for(flops: float, rtt_ms: float) -> int:
     for name, value in (("flops", flops), ("rtt_ms", rtt_ms)):
         if not (isfinite(value) and value > 0):
             raise ShardError(f"{name}: {value}: must be a number above 0")
-    return max(LEAST_SHARDS, min(MOST_SHARDS, int(sqrt(flops / 1e9) / (0.1 * rtt_ms))))
+    work, each = sqrt(flops / 1e9), 0.1 * rtt_ms
+    if work >= MOST_SHARDS * each:  # asked first, because a quotient of such numbers need be none
+        return MOST_SHARDS
+    return max(LEAST_SHARDS, int(work / each))
 
 
 def choose_shards(costs: Iterable[Cost]) -> int:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.baseline_load import PRIOR, Baseline, StartFeatures, Term, remaining_s
+from router.baseline_load import MOST_S, PRIOR, Baseline, StartFeatures, Term, remaining_s
 
 FLAT = Term(0, 1, 0)
 
@@ -37,6 +37,15 @@ def test_device_and_page_cache_count_where_they_were_fitted() -> None:
     assert baseline.predict_s(StartFeatures(1, 1, 1, accelerator=True)) == 1.5
     assert baseline.predict_s(StartFeatures(1, 1, 1, cached_ratio=1.0)) == 0.75
     assert baseline.predict_s(StartFeatures(1, 1, 1, cached_ratio=7.0)) == 0.75
+
+
+@pytest.mark.parametrize("coefficient", [1e308, -1e308, 0.0])
+def test_a_prediction_is_a_time_whatever_the_coefficients(coefficient: float) -> None:
+    sharp = Term(0.0, 5e-324, coefficient)
+    predicted_s = Baseline(1e308, sharp, sharp, sharp, coefficient, coefficient).predict_s(
+        StartFeatures(1e6, 100, 1e6, accelerator=True, cached_ratio=1)
+    )
+    assert 0 <= predicted_s <= MOST_S
 
 
 def test_the_band_says_what_is_news() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import stat
 from pathlib import Path
@@ -175,3 +176,15 @@ def test_a_place_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     for rows in (1, 2):
         recorder.note(FILES, {"x": np.zeros((rows, 2), np.float32)})
     assert len(log.events("warmup.not_recorded")) == 1
+
+
+def test_a_write_that_fails_is_told_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # of a write, which has no name
+
+    log = ReadableLog()
+    monkeypatch.setattr(np, "savez", full)
+    Recorder(tmp_path, 9, log).note(FILES, {"x": np.zeros((1, 2), np.float32)})
+    (event,) = log.events("warmup.not_recorded")
+    assert event["error"] == f"{tmp_path}/m/3/batch-1-1.npz: No space left on device"
+    assert list((tmp_path / "m" / "3").iterdir()) == []

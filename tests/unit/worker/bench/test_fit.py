@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,36 @@ def test_a_line_that_is_no_run_is_told(line: str, tmp_path: Path) -> None:
         file.write(line + "\n")
     with pytest.raises(RunsError, match=rf"{path}:2: .*; take that line out"):
         read_runs(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seconds", "0"),
+        ("seconds", "-1"),
+        ("seconds", "1e308"),
+        ("seconds", "1e999"),
+        ("seconds", "NaN"),
+        ("seconds", ""),
+        ("parameters_billions", "-1"),
+        ("parameters_billions", "1e308"),
+        ("saved_percent", "101"),
+        ("free_memory_gb", "1e308"),
+        ("cached_ratio", "-0.1"),
+    ],
+)
+def test_a_number_that_no_start_has_is_told(
+    field: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.jsonl"
+    append_runs(path, runs(40))
+    lines = path.read_text().splitlines()
+    lines[7] = re.sub(rf'"{field}":[^,}}]*', f'"{field}":{value}', lines[7])
+    path.write_text("\n".join(lines))
+    assert main(["coldstart", "--fit", "--runs", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {path}:8: ")
+    assert said.endswith("; take that line out\n")
 
 
 def test_wrong_usage_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -40,6 +40,14 @@ def test_without_measurements_work_and_round_trip_decide(flops: float, rtt_ms: f
     assert shards_for(flops, rtt_ms) == shards
 
 
+@pytest.mark.parametrize(
+    ("flops", "rtt_ms", "shards"),
+    [(1e300, 1e-300, 64), (1e308, 5e-324, 64), (5e-324, 1e308, 4), (1e308, 1e308, 4), (1e12, 5e-324, 64)],
+)
+def test_numbers_that_nobody_measures_have_an_answer_too(flops: float, rtt_ms: float, shards: int) -> None:
+    assert shards_for(flops, rtt_ms) == shards
+
+
 @given(st.floats(1e6, 1e16), st.floats(0.001, 1000))
 def test_it_lies_between_4_and_64_and_grows_with_the_work(flops: float, rtt_ms: float) -> None:
     shards = shards_for(flops, rtt_ms)

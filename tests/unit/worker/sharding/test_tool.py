@@ -49,6 +49,22 @@ def test_a_number_of_shards_is_recommended(capsys: pytest.CaptureFixture[str]) -
         (["shard", "m", "--shards", "2", "--rules", "gone.yaml"], "gone.yaml: No such file"),
         (["shard", "m", "--shards", "2", "--rules", "bad.yaml"], "bad.yaml: Object missing required field `rules`"),
         (["shard", "m", "--flops", "0"], "flops: 0.0: must be a number above 0"),
+        (
+            ["shard", "models/m", "--shards", "2"],
+            "models/m: is a model's directory, not a version's directory; name one, such as models/m/1",
+        ),
+        (["choose-shards", "--flops", "nan"], "flops: nan: must be a number above 0"),
+        (["choose-shards", "--flops", "inf"], "flops: inf: must be a number above 0"),
+        (["choose-shards", "--flops", "1e9", "--rtt-ms", "-1"], "rtt_ms: -1.0: must be a number above 0"),
+        (
+            ["prefetch", "models/m"],
+            "models/m: is a model's directory, not a version's directory; name one, such as models/m/1",
+        ),
+        (
+            ["prefetch", "models"],
+            "models: is a model repository, not a version's directory; name one, such as models/m/1",
+        ),
+        (["prefetch", "gone"], "gone: No such file or directory"),
     ],
 )
 def test_mistakes_are_told(
@@ -63,5 +79,15 @@ def test_mistakes_are_told(
     (tmp_path / "models" / "empty").mkdir()
     Path("bad.yaml").write_text("{}")
     assert main(arguments) == 1
-    assert text in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert text in said.err
+    assert said.out == ""
     assert not list(tmp_path.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("cost", ["", "4:1", "4:nan:1", "4:1:inf", "-4:1:1", "4:1e308:1", f"4:{'9' * 400}:1", "९:1:1"])
+def test_a_cost_that_is_none_is_told(cost: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["choose-shards", f"--cost={cost}"])
+    assert end.value.code == 2
+    assert "must be like 16:24.7:13.5, of at most nine digits each" in capsys.readouterr().err
