@@ -34,6 +34,7 @@ from worker.exposition import (
     of_models,
     of_page_cache,
     of_process,
+    of_recordings,
     of_threads,
 )
 from worker.governor import Governor, Place
@@ -265,6 +266,8 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
     metrics.add(of_models(models))
     metrics.add(of_governor(governor))
     metrics.add(of_changes(news))
+    if options.warmup_dir is not None:
+        metrics.add(of_recordings(recordings, starts))
     metrics.add_blocking(of_page_cache(models))
     metrics.add(of_alarms(alarms))
     metrics.add(of_threads(executor, pool))

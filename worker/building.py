@@ -49,17 +49,19 @@ class Builder:
         progress: Progress,
         loaded: Callable[[], None],
         proven: Callable[[ShapeClass], None],
+        passed_over: Callable[[ShapeClass, str], None] = lambda *_: None,
     ) -> LoadedCopy:
         """Return a proven copy of ``files``.
 
-        ``progress`` is called in another thread; ``loaded`` (the warm-up begins) and ``proven`` on this loop.
+        ``progress`` is called in another thread; ``loaded`` (the warm-up begins), ``proven`` and
+        ``passed_over`` (see :func:`worker.warmup.warm_up`) on this loop.
 
         Raises:
             BuildError: there is none; nothing is held any more.
             GivenUpError: ``cancellation`` said so; nothing is held any more.
         """
         try:
-            return await self._build(files, cancellation, stages, progress, loaded, proven)
+            return await self._build(files, cancellation, stages, progress, loaded, proven, passed_over)
         except GivenUpError:
             raise
         except MemoryError as error:
@@ -81,11 +83,15 @@ class Builder:
         progress: Progress,
         loaded: Callable[[], None],
         proven: Callable[[ShapeClass], None],
+        passed_over: Callable[[ShapeClass, str], None],
     ) -> LoadedCopy:
         loop = asyncio.get_running_loop()
 
         def tell(shape_class: ShapeClass) -> None:
             loop.call_soon_threadsafe(proven, shape_class)
+
+        def tell_passed_over(shape_class: ShapeClass, why: str) -> None:
+            loop.call_soon_threadsafe(passed_over, shape_class, why)
 
         brought = await asyncio.to_thread(self._loader.load, files, progress, cancellation, stages)
         try:
@@ -102,12 +108,14 @@ class Builder:
             _check_labels(files, model)
             loaded()
             with stages.measure(Stage.WARM_UP):
-                await asyncio.to_thread(warm_up, model, shape_classes(files), cancellation, tell)
+                copy.proven = await asyncio.to_thread(
+                    warm_up, model, shape_classes(files), cancellation, tell, tell_passed_over
+                )
                 await asyncio.to_thread(check_expected, model, files, cancellation)
                 if files.batching is not None:
                     from worker.execution.proof import check_batching  # most models have none
 
-                    await asyncio.to_thread(check_batching, model, files, cancellation)
+                    await asyncio.to_thread(check_batching, model, files, cancellation, copy.proven)
             _go_on(cancellation)  # a run that could not be interrupted ends well after it was given up
             await asyncio.to_thread(brought.check)
             _go_on(cancellation)

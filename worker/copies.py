@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from worker.engines import LoadedModel
     from worker.loading import Loaded
     from worker.stages import Stages
-    from worker.store import ModelFiles
+    from worker.store import ModelFiles, ShapeClass
 
 
 class LoadedCopy:
@@ -26,6 +26,8 @@ class LoadedCopy:
         self.model = model
         self.loaded = loaded
         self.stages = stages
+        self.proven: tuple[ShapeClass, ...] = ()
+        """What its warm-up ran."""
         self._ran = False
         self._lock = threading.Lock()
         self._users = 0

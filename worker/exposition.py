@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from worker.memory import MemoryProbe
     from worker.models import Models
     from worker.news import News
+    from worker.recording import Recordings
     from worker.starts import Starts
 
 _C, _G, _H = "counter", "gauge", "histogram"
@@ -130,6 +131,18 @@ def of_changes(news: News) -> Callable[[], Iterator[Family]]:
         for event in ModelEvent:
             changes.add(news.counts[event], change=event.value.removeprefix("model-"))
         yield changes
+
+    return families
+
+
+def of_recordings(recordings: Recordings, starts: Starts) -> Callable[[], Iterator[Family]]:
+    """Expose how many recorded warm-ups were passed over: not to be read, or none that the model takes."""
+
+    def families() -> Iterator[Family]:
+        passed = Family("warmroute_worker_warmup_passed_over_total", _C, "Recorded warm-up inputs that were not run.")
+        passed.add(recordings.unreadable, why="unreadable")
+        passed.add(starts.counts.unfit_recordings, why="unfit")
+        yield passed
 
     return families
 

@@ -110,6 +110,8 @@ class Recordings:
         """``directory``: where a :class:`Recorder` wrote; None: nowhere."""
         self._directory = directory
         self._log = log
+        self.unreadable = 0
+        """How many files were passed over."""
         self._looked: dict[Path, tuple[tuple[int, int], bool]] = {}
 
     def of(self, files: ModelFiles) -> ModelFiles:
@@ -122,7 +124,7 @@ class Recordings:
         except OSError:
             return files
         usable = [path for path in found[:MAX_RECORDED] if self._is_usable(files, path)]
-        return replace(files, warmup=tuple(ShapeClass(path.stem, file=path) for path in usable))
+        return replace(files, warmup=tuple(ShapeClass(path.stem, file=path, recorded=True) for path in usable))
 
     def _is_usable(self, files: ModelFiles, path: Path) -> bool:
         """Whether a file can be read; looked at once for as long as it is not written again."""
@@ -140,6 +142,7 @@ class Recordings:
             error = str(refused)
         self._looked[path] = (key, not error)
         if error:
+            self.unreadable += 1
             self._log.warning(
                 "warmup.passed_over", model=files.name, version=files.version, file=str(path), error=error
             )

@@ -25,7 +25,7 @@ from worker.news import News
 from worker.stages import Stage, Stages
 from worker.starts import Start, Starts
 from worker.statistics import Statistics
-from worker.warmup import WarmupError, shape_classes, warm_up
+from worker.warmup import DEFAULT_CLASS, WarmupError, shape_classes, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -289,7 +289,7 @@ class HeldReplica:
             self._lifecycle.to(State.LOADING, self._clock())
             self._lifecycle.to(State.WARMING, self._clock())
             try:
-                await asyncio.to_thread(warm_up, copy.model, shape_classes(self.files), cancellation, lambda _: None)
+                await asyncio.to_thread(warm_up, copy.model, copy.proven, cancellation)
                 await asyncio.to_thread(check_expected, copy.model, self.files, cancellation)
             except GivenUpError:
                 return
@@ -329,7 +329,13 @@ class HeldReplica:
             self.expected_s = await asyncio.to_thread(self._starts.expected_s, self.files)
             try:
                 copy = await self._builder.build(
-                    self.files, self._cancellation, stages, self._note_progress, self._loaded, self._proven
+                    self.files,
+                    self._cancellation,
+                    stages,
+                    self._note_progress,
+                    self._loaded,
+                    self._proven,
+                    self._passed_over,
                 )
             except GivenUpError:
                 return False
@@ -361,7 +367,13 @@ class HeldReplica:
             self._cancellation = Cancellation()
             try:
                 copy = await self._builder.build(
-                    files, self._cancellation, stages, self._note_progress, _unnoticed, _unnoticed
+                    files,
+                    self._cancellation,
+                    stages,
+                    self._note_progress,
+                    _unnoticed,
+                    _unnoticed,
+                    self._tell_passed_over,
                 )
             except GivenUpError:
                 return False
@@ -371,7 +383,7 @@ class HeldReplica:
             old, self._copy = self._copy, copy
             self.files = files
             self._trouble = ""
-            self._warmth = {shape_class.name: 1.0 for shape_class in shape_classes(files)}
+            self._warmth = {shape_class.name: 1.0 for shape_class in copy.proven}
             self._news.add(ModelEvent.SWAPPED, self.name, self.version)
             self._on_change()
             self.stages, self.start_s = stages, self._clock() - began
@@ -409,6 +421,16 @@ class HeldReplica:
     def _proven(self, shape_class: ShapeClass) -> None:
         self._warmth[shape_class.name] = 1.0
         self._on_change()
+
+    def _passed_over(self, shape_class: ShapeClass, why: str) -> None:
+        """What callers once asked fits no more: it proves nothing, and is not waited for."""
+        self._tell_passed_over(shape_class, why)
+        del self._warmth[shape_class.name]
+        self._warmth = self._warmth or {DEFAULT_CLASS.name: 0.0}
+        self._on_change()
+
+    def _tell_passed_over(self, shape_class: ShapeClass, why: str) -> None:
+        self._starts.passed_over(self.name, self.version, str(shape_class.file), why)
 
     def _note_progress(self, bytes_read: int, bytes_total: int) -> None:
         self._progress = _Progress(bytes_read, bytes_total)

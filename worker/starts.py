@@ -36,6 +36,7 @@ class StartCounts:
     slow: int = 0
     outside_band: int = 0
     fell_back: int = 0
+    unfit_recordings: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,11 @@ class Starts:
             bytes_read=read,
             bytes_total=total,
         )
+
+    def passed_over(self, name: str, version: str, file: str, why: str) -> None:
+        """Tell of a recorded warm-up that the model does not take any more."""
+        self.counts.unfit_recordings += 1
+        self._log.warning("warmup.passed_over", model=name, version=version, file=file, error=why)
 
     def failed(self) -> None:
         """Count a start that failed; its reason is told with the state."""

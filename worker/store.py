@@ -73,13 +73,15 @@ class Batching(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class ShapeClass:
     """One kind of request that a warm-up run proves: a name and the input shapes, by tensor; no tensor: the default.
 
-    ``file`` has the inputs themselves; else they are made, of what ``fill`` says.
+    ``file`` has the inputs themselves; else they are made, of what ``fill`` says. ``recorded``: a request's, which
+    nobody has said that the model must take.
     """
 
     name: str
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     file: Path | None = None
     fill: Fill = "zeros"
+    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""The warm-up: one real run for each declared shape class. Only when all have succeeded is a replica warm."""
+"""The warm-up: one real run for each shape class. Only when all have succeeded is a replica warm.
+
+What a description declares must fit the model. What was recorded of callers is passed over where it does not fit by
+now, because nobody has said that it must; where none of it does, inputs are made as if nothing had been recorded.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worker.datatypes import NUMPY, Datatype, zeros
-from worker.engines import EngineError
+from worker.engines import EngineError, InputError
 from worker.store import ShapeClass
 
 if TYPE_CHECKING:
@@ -25,8 +29,12 @@ class WarmupError(Exception):
     """A warm-up run failed; the text names the shape class and the reason."""
 
 
+class UnfitError(WarmupError):
+    """The inputs of a shape class are none that the model takes."""
+
+
 def shape_classes(files: ModelFiles) -> tuple[ShapeClass, ...]:
-    """Return what must be proven before ``files`` counts as warm."""
+    """Return what must be proven before ``files`` counts as warm, if all that was recorded fits the model."""
     return files.warmup or (DEFAULT_CLASS,)
 
 
@@ -34,52 +42,89 @@ def warm_up(
     model: LoadedModel,
     classes: tuple[ShapeClass, ...],
     cancellation: Cancellation,
-    proven: Callable[[ShapeClass], None],
-) -> None:
+    proven: Callable[[ShapeClass], None] = lambda _: None,
+    passed_over: Callable[[ShapeClass, str], None] = lambda *_: None,
+) -> tuple[ShapeClass, ...]:
     """Run the model once per shape class, on its stored or made inputs; calls ``proven`` after each. Blocks.
+
+    Of recorded ones that the model does not take, ``passed_over`` is told instead, with the reason.
+
+    Returns:
+        What was proven: ``classes`` without those, or the default one where none is left.
 
     Raises:
         WarmupError: a run failed, gave another number of outputs than it should, or a class does not fit the model.
         GivenUpError: ``cancellation`` said so.
     """
-    names = [spec.name for spec in model.outputs]
+    done = []
     for shape_class in classes:
-        inputs = class_inputs(model, shape_class)
         try:
-            outputs = model.run(inputs, names, {}, cancellation)
-        except EngineError as error:
-            if cancellation.cancelled:
+            _prove(model, shape_class, cancellation)
+        except UnfitError as error:
+            if not shape_class.recorded:
                 raise
-            raise WarmupError(f"warm-up run {shape_class.name!r} failed: {error}") from error
-        except MemoryError as error:
-            raise WarmupError(f"warm-up run {shape_class.name!r} failed: out of memory: {error}") from error
-        if len(outputs) != len(names):
-            raise WarmupError(f"warm-up run {shape_class.name!r} gave {len(outputs)} outputs, not {len(names)}")
-        proven(shape_class)
+            passed_over(shape_class, str(error))
+        else:
+            proven(shape_class)
+            done.append(shape_class)
+    if done:
+        return tuple(done)
+    _prove(model, DEFAULT_CLASS, cancellation)
+    proven(DEFAULT_CLASS)
+    return (DEFAULT_CLASS,)
+
+
+def _prove(model: LoadedModel, shape_class: ShapeClass, cancellation: Cancellation) -> None:
+    names = [spec.name for spec in model.outputs]
+    inputs = class_inputs(model, shape_class)
+    try:
+        outputs = model.run(inputs, names, {}, cancellation)
+    except EngineError as error:
+        if cancellation.cancelled:
+            raise
+        kind = UnfitError if isinstance(error, InputError) else WarmupError
+        raise kind(f"warm-up run {shape_class.name!r} failed: {error}") from error
+    except MemoryError as error:
+        raise WarmupError(f"warm-up run {shape_class.name!r} failed: out of memory: {error}") from error
+    if len(outputs) != len(names):
+        raise WarmupError(f"warm-up run {shape_class.name!r} gave {len(outputs)} outputs, not {len(names)}")
+
+
+def runs(model: LoadedModel, classes: tuple[ShapeClass, ...]) -> int:
+    """Return how many runs :func:`warm_up` will make, as far as the model's signature says. Reads what was recorded."""
+
+    def fits(shape_class: ShapeClass) -> bool:
+        try:
+            class_inputs(model, shape_class)
+        except UnfitError:
+            return False
+        return True
+
+    return sum(not one.recorded or fits(one) for one in classes) or 1
 
 
 def class_inputs(model: LoadedModel, shape_class: ShapeClass) -> dict[str, Array]:
-    """Return the zeros that a run of ``shape_class`` takes.
+    """Return the inputs that a run of ``shape_class`` takes.
 
     Raises:
-        WarmupError: the class does not fit the model.
+        UnfitError: the class does not fit the model, or its file cannot be read.
     """
     known = {spec.name for spec in model.inputs}
     stored = None if shape_class.file is None else _stored(shape_class, shape_class.file)
     unknown = sorted(set(shape_class.shapes if stored is None else stored) - known)
     if unknown:
-        raise WarmupError(
+        raise UnfitError(
             f"warm-up {shape_class.name!r}: input {unknown[0]!r} is not the model's; it has {', '.join(sorted(known))}"
         )
     if stored is None:
         return {spec.name: _made(spec, _shape(spec, shape_class), shape_class) for spec in model.inputs}
     for spec in model.inputs:
         if spec.name not in stored:
-            raise WarmupError(f"warm-up {shape_class.name!r}: {shape_class.file}: input {spec.name!r} is missing")
+            raise UnfitError(f"warm-up {shape_class.name!r}: {shape_class.file}: input {spec.name!r} is missing")
         array = stored[spec.name]
         _check_shape(spec, array.shape, shape_class)
         if array.dtype != NUMPY[spec.datatype]:
-            raise WarmupError(
+            raise UnfitError(
                 f"warm-up {shape_class.name!r}: {shape_class.file}: input {spec.name!r}: "
                 f"expected {NUMPY[spec.datatype]}, given {array.dtype}"
             )
@@ -92,19 +137,19 @@ def _stored(shape_class: ShapeClass, path: Path) -> dict[str, Array]:
     try:
         return read_inputs(path)
     except (OSError, ValueError) as error:
-        raise WarmupError(f"warm-up {shape_class.name!r}: {path}: {error}") from error
+        raise UnfitError(f"warm-up {shape_class.name!r}: {path}: {error}") from error
 
 
 def _made(spec: TensorSpec, shape: tuple[int, ...], shape_class: ShapeClass) -> Array:
     """Make an input.
 
     Raises:
-        WarmupError: it is larger than memory.
+        UnfitError: it is larger than memory.
     """
     try:
         return _filled(spec, shape, shape_class)
     except (MemoryError, ValueError, OverflowError) as error:
-        raise WarmupError(
+        raise UnfitError(
             f"warm-up {shape_class.name!r}: input {spec.name!r}: shape {list(shape)} is too big: {error}; name a "
             f"smaller one, of a size that callers send"
         ) from error
@@ -141,6 +186,6 @@ def _check_shape(spec: TensorSpec, shape: tuple[int, ...], shape_class: ShapeCla
     if len(shape) != len(spec.shape) or any(
         want not in (-1, given) for want, given in zip(spec.shape, shape, strict=True)
     ):
-        raise WarmupError(
+        raise UnfitError(
             f"warm-up {shape_class.name!r}: input {spec.name!r}: expected shape {list(spec.shape)}, given {list(shape)}"
         )

@@ -33,7 +33,7 @@ from worker.engines.onnx_options import (
 from worker.engines.two_phase import TwoPhaseModel
 from worker.expectation import check_expected
 from worker.stages import Stage, Stages
-from worker.warmup import shape_classes, warm_up
+from worker.warmup import runs, shape_classes, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -230,15 +230,16 @@ class OnnxRuntimeEngine:
             return second
 
         def prove(second: LoadedModel, cancellation: Cancellation) -> None:
-            warm_up(second, classes, cancellation, lambda _: None)
+            warm_up(second, classes, cancellation)
             check_expected(second, files, cancellation)
 
         classes = shape_classes(files)
+        first = self._load(files, options, {PREPACKING_OFF: "1"}, cancellation, stages)
         return TwoPhaseModel(
-            self._load(files, options, {PREPACKING_OFF: "1"}, cancellation, stages),
+            first,
             build,
             prove,
-            len(classes),
+            runs(first, classes),
             name=files.name,
             log=self._settings.log,
             behind=self._settings.threads == 1,

@@ -16,16 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from worker.engines import Array, Cancellation, LoadedModel
-    from worker.store import ModelFiles
+    from worker.store import ModelFiles, ShapeClass
 
 RTOL_16: Final = 1e-2
 """What numbers of 16 bits may differ by: they have three digits, and sums of them fewer."""
 
 
-def check_batching(model: LoadedModel, files: ModelFiles, cancellation: Cancellation) -> None:
+def check_batching(
+    model: LoadedModel, files: ModelFiles, cancellation: Cancellation, classes: Sequence[ShapeClass] = ()
+) -> None:
     """Do nothing where joined requests to ``model`` come apart again, each with what it gets alone. Blocks.
 
-    Each shape class is run once more after its warm-up, once with other values, and once with both joined.
+    ``classes``: those that its warm-up has proven; none: what ``files`` declare. Each is run once more, once with
+    other values, and once with both joined.
 
     Raises:
         EngineError: they do not; says what to do.
@@ -38,7 +41,7 @@ def check_batching(model: LoadedModel, files: ModelFiles, cancellation: Cancella
     def run(inputs: dict[str, Array]) -> list[Array]:
         return model.run(inputs, names, {}, cancellation)
 
-    for shape_class in shape_classes(files):
+    for shape_class in classes or shape_classes(files):
         inputs = class_inputs(model, shape_class)
         rows = next(iter(inputs.values())).shape[0]
         if any(array.shape[0] != rows for array in inputs.values()):
