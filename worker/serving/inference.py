@@ -14,7 +14,7 @@ from worker.execution import DeadlineError, QueueFullError
 from worker.execution.queues import DEFAULT_TICKET
 from worker.gate import GateClosedError
 from worker.models import UnknownModelError
-from worker.replica import AtLimitError, UnloadedError
+from worker.served import AtLimitError, UnloadedError
 from worker.serving.errors import RequestError
 from worker.serving.terms import take_out, with_parameters
 from worker.statistics import Times

@@ -20,7 +20,8 @@ from worker.gate import STEPS, GateClosedError
 from worker.governor import Governor, Place, refusal
 from worker.loading import LoadError
 from worker.memory import Memory
-from worker.replica import HeldReplica, Rest
+from worker.replica import HeldReplica
+from worker.served import Rest
 from worker.store import ModelFiles, StoreError, scan
 
 MIB = 1 << 20

@@ -23,7 +23,8 @@ from worker.exposition import of_process
 from worker.loading_turns import MOST_BESIDE
 from worker.memory import HostMemory
 from worker.metrics import Metrics
-from worker.replica import HeldReplica, Rest
+from worker.replica import HeldReplica
+from worker.served import Rest
 from worker.starts import Starts
 from worker.store import ModelFiles, Versions
 from worker.turns import Standing, TurnOptions, Turns
@@ -174,11 +175,11 @@ class Start:
             loader = SlowLoader(go, stuck=True)
             return HeldReplica(files, self.bench.engine, loader, self.bench.log, lambda: 0.0, lambda: None)
 
-        repository._make = slow_or_not
+        repository._changes._make = slow_or_not
         self.turns = Turns(
             TurnOptions(1, "i", 60.0, turn_s), tmp_path / "shm", "ns", Standing, self.bench.log, lambda: self.now
         )
-        repository._turns = self.turns
+        repository._changes._turns = self.turns
 
     def state(self, name: str) -> State:
         return self.bench.states[f"{name}@1"]

@@ -13,7 +13,8 @@ from tests.support.worker_parts import DoublingModel, EmptyLoader, FixedEngine, 
 from worker.engines import EngineError
 from worker.loading import Loaded, LoadError
 from worker.loading.version_files import version_files
-from worker.replica import HeldReplica, Rest
+from worker.replica import HeldReplica
+from worker.served import Rest
 from worker.store import ModelFiles, ShapeClass
 
 if TYPE_CHECKING:

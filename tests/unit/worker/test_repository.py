@@ -16,8 +16,8 @@ from router.model import State
 from tests.support.loops import in_loop, turns, until
 from worker.control import Control
 from worker.models import UnknownModelError
-from worker.replica import Rest
 from worker.repository import Entry, LoadFailedError, RefusedError, StillInUseError
+from worker.served import Rest
 from worker.store import StoreError, Versions
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ async def test_a_load_of_what_left_the_repository_leaves_what_serves(root: Path)
         await bench.repository.unload("m")
         with pytest.raises(UnknownModelError):
             await bench.repository.load("m")
-        assert (bench.states, bench.repository._locks) == ({}, {})
+        assert (bench.states, bench.repository._changes._locks) == ({}, {})
 
 
 @in_loop
@@ -228,7 +228,7 @@ async def test_whoever_left_is_told_nothing_and_nobody_else_is(root: Path) -> No
             await loading
         bench.engine.hold.set()
         await until(lambda: bench.states["m@1"] is State.FAILED, "the failure")
-        await until(lambda: not bench.repository._tasks, "the end of its task")
+        await until(lambda: not bench.repository._changes._tasks, "the end of its task")
     gc.collect()
     await turns()
     assert [context["message"] for context in told] == []
@@ -307,4 +307,4 @@ async def test_whoever_asks_for_what_is_not_there_leaves_nothing_behind(root: Pa
         for number in range(50):
             with pytest.raises(UnknownModelError):
                 await bench.repository.load(f"x{number}")
-        assert bench.repository._locks == {}
+        assert bench.repository._changes._locks == {}

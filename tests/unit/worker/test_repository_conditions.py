@@ -54,8 +54,8 @@ def put_slow(bench: Bench, name: str) -> None:
     """Put a version whose source never answers."""
     (bench.root / name / "1").mkdir(parents=True)
     (bench.root / name / "1" / "model.yaml").write_text(f"load: {{source: 'http://127.0.0.1:9/{name}'}}")
-    make = bench.repository._make
-    bench.repository._make = lambda files: (
+    make = bench.repository._changes._make
+    bench.repository._changes._make = lambda files: (
         HeldReplica(files, bench.engine, WaitingLoader(), bench.log, lambda: bench.now, lambda: None)
         if files.name == name
         else make(files)
@@ -115,7 +115,7 @@ async def test_a_fetch_and_a_load_are_not_both_given_the_last_memory(root: Path)
     (root / "f" / "1" / ".incoming" / FILE).write_text("x" * 50)  # the half of it that came before
     (root / "f" / "1" / "model.yaml").write_text("load: {source: 'http://127.0.0.1:9/f'}")
     make = bench._make
-    bench.repository._make = lambda files: (
+    bench.repository._changes._make = lambda files: (
         HeldReplica(files, bench.engine, WaitingLoader(), bench.log, lambda: bench.now, lambda: None)
         if files.name == "f"
         else make(files)

@@ -11,7 +11,7 @@ from router.model import State
 from tests.support.loops import in_loop, turns, until
 from worker.control import Control
 from worker.gate import GateClosedError
-from worker.replica import Rest
+from worker.served import Rest
 from worker.store import Versions
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from worker.engines import Cancellation, EngineError
 from worker.loading import LoadError
 from worker.models import Models
 from worker.news import News
-from worker.replica import AtLimitError, HeldReplica, Rest, UnloadedError
+from worker.replica import HeldReplica
+from worker.served import AtLimitError, Rest, UnloadedError
 from worker.store import ModelFiles, ShapeClass
 
 ONE = {"x": np.ones((1, 2), np.float32)}

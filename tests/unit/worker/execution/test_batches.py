@@ -14,7 +14,7 @@ import pytest
 from tests.support.worker_parts import DoublingModel
 from worker.engines import Cancellation, Parameters
 from worker.execution import Order, Ticket
-from worker.replica import Rest
+from worker.served import Rest
 from worker.serving.errors import RequestError
 from worker.store import Batching, ModelFiles
 
