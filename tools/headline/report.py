@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sidecar.traffic.summary import LATE_S
 from tools.headline.figures import CONFIDENCE, Compared, Figure, Row
 from tools.restart.setups import CHECKED_S
 from tools.restart.worker import ERROR_RATIO, SLOWER
@@ -32,6 +33,11 @@ class Result:
     late_ms: float
     told: float
     compared: Compared
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the load could not keep its moments: its latencies are then partly its own."""
+        return self.late_ms > 1000 * LATE_S
 
     @property
     def met(self) -> bool:
@@ -137,8 +143,9 @@ def judged(verdict: Verdict) -> str:
 def about_figures(result: Result) -> str:
     """Return how the table is to be read."""
     compared = result.compared
+    noisy = " So the machine was part of these figures: let nothing else run on it." if result.noisy else ""
     return (
         f"Milliseconds, of what did not fail; in brackets where each lies, with a confidence of {CONFIDENCE:.0%}, by "
         f"drawing its {compared.blocks} blocks. The load was late by {result.late_ms:.1f} ms at most, at its 99th "
-        "percentile."
+        f"percentile.{noisy}"
     )

@@ -14,7 +14,7 @@ from tools.headline import page
 from tools.headline.figures import Answer, Compared, Figure, blocks_of, compare
 from tools.headline.plot import drawn
 from tools.headline.profiles import PROFILES, WHOLE
-from tools.headline.report import Result, failed, from_json, judged, parameters, table, to_json, within
+from tools.headline.report import Result, about_figures, failed, from_json, judged, parameters, table, to_json, within
 from tools.restart.play import Plan, Restart, trace
 
 if TYPE_CHECKING:
@@ -144,6 +144,12 @@ def test_the_table_has_a_row_for_each_with_where_its_figures_lie() -> None:
     slow = "1,900 (1,900–1,900)"
     assert rows[0].endswith(f"| 10,200 | 21.0 (21.0–21.0) | 21.0 (21.0–21.0) | {slow} | {slow} | none (≤ 0.038%) |")
     assert "| 22.0 (22.0–22.0) | 0.03% (0.00%–" in rows[2]
+
+
+def test_a_load_that_was_late_is_told() -> None:
+    quiet = result(cold())
+    assert about_figures(quiet).endswith("The load was late by 1.2 ms at most, at its 99th percentile.")
+    assert "the machine was part of these figures" in about_figures(replace(quiet, late_ms=10.5))
 
 
 def test_figures_are_written_with_the_digits_that_count() -> None:
