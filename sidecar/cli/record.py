@@ -8,7 +8,7 @@ import secrets
 import signal
 import sys
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -62,6 +62,9 @@ def record(
     max_file_bytes: Annotated[
         int, Parameter(help="Nothing is recorded beyond this.", validator=Number(gte=4096, lte=1 << 40))
     ] = MAX_FILE_BYTES,
+    rotate: Annotated[
+        bool, Parameter(help="Go on in a new file then; the one before becomes FILE.1.", negative="")
+    ] = False,
     max_connections: Annotated[
         int, Parameter(help="Connections at once; more are closed.", validator=Number(gte=1, lte=20_000))
     ] = MAX_CONNECTIONS,
@@ -85,7 +88,11 @@ def record(
     except RedactionError as error:
         raise CliError(f"--redact-field: {error}", EXIT_REFUSED) from None
     began = time.monotonic()
-    opening = Opening(VERSION, datetime.now(UTC).isoformat(), sample, max_body_bytes, redaction.words)
+
+    def opening() -> Opening:  # of each file by the clock of its time, which may have been set since
+        moment_0 = datetime.now(UTC) - timedelta(seconds=time.monotonic() - began)
+        return Opening(VERSION, moment_0.isoformat(), sample, max_body_bytes, redaction.words)
+
     terms = Terms(
         random.SystemRandom().random,
         lambda one: file.take(one),
@@ -100,7 +107,7 @@ def record(
     except ValueError as error:
         raise CliError(f"--to: {error}", EXIT_REFUSED) from None
     try:
-        file = TraceFile(out, opening, max_file_bytes)
+        file = TraceFile(out, opening, max_file_bytes, rotate=rotate)
     except FileExistsError:
         raise CliError(f"--out: {out}: is there already; name a new file", EXIT_REFUSED) from None
     except OSError as error:
@@ -118,6 +125,7 @@ def record(
         (terms.passed_over, "requests that --sample left out"),
         (file.lost, f"requests lost: {file.why or 'the disk was too slow'}"),
         (terms.unreadable, "connections that are no HTTP/1.1, or became something else; they passed unrecorded"),
+        (recorder.defects, f"connections that a defect of this command left unrecorded: {recorder.defect}"),
         (recorder.unreachable, f"connections closed because nobody took them at {to}"),
         (recorder.refused, "connections closed for --max-connections"),
     ):

@@ -32,7 +32,7 @@ _SENDING: Final = Sending()
 
 
 def replay(
-    file: Annotated[Path, Parameter(help="A trace: of warmroute record, an access log, or an LLM trace's CSV.")],
+    file: Annotated[Path, Parameter(help="A trace: of warmroute record, an access log, or an LLM trace.")],
     /,
     *,
     to: Annotated[str, Parameter(help="Where to: http://HOST:PORT, https://HOST:PORT or unix:/PATH.")] = DEFAULT_TO,

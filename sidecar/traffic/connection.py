@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol, cast
 
 from sidecar.http1.head import UNTIL_CLOSE
+from sidecar.traffic.answers import MAX_ANSWER_BYTES
 from sidecar.traffic.reading import Reading, UnreadableError
 from sidecar.traffic.samples import Ended
 
@@ -57,7 +58,7 @@ class Connection(asyncio.Protocol):
         """Send a request; the call hears how it ends, once."""
         self._call = call
         request = call.request
-        self._reading = Reading(request.method, len(request.ends_with))
+        self._reading = Reading(request.method, MAX_ANSWER_BYTES if request.take else len(request.ends_with))
         if self._transport is None or self._transport.is_closing():  # between being opened and now
             self._fail(Ended.CUT, "closed")
         else:

@@ -39,7 +39,8 @@ class Timed:
     it has ended. ``ends_with``: what a whole body ends with, as ``data: [DONE]`` and two line ends; one that ends in
     order without it has been cut by somebody. ``timeout_s``: from the intended moment, the sender's where it is None.
     ``hang_up_s``: the caller hangs up that long after sending, None: not. ``name`` says what it is, in reports.
-    ``recorded``: how it ended when it was recorded, None where that is not known.
+    ``recorded``: how it ended when it was recorded, None where that is not known. ``take``: what is kept of its answer,
+    names and paths into its JSON; ``fill``: whether it is made of what was kept before in its flow.
     """
 
     at_s: float
@@ -52,6 +53,8 @@ class Timed:
     timeout_s: float | None = None
     hang_up_s: float | None = None
     recorded: Ended | None = None
+    take: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    fill: bool = False
     then: tuple[Timed, ...] = ()
 
 

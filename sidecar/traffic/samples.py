@@ -22,7 +22,7 @@ class Ended(StrEnum):
     TIMED_OUT = "timed_out"
     NO_CONNECTION = "no_connection"
     UNSENT = "unsent"
-    """All connections were busy until its time was over."""
+    """All connections were busy until its time was over, or an answer lacked what it is made of."""
     HUNG_UP = "hung_up"
     """The caller hung up, as it was meant to."""
 

@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from sidecar.traffic.addresses import destination
+from sidecar.traffic.answers import UnfilledError, filled, taken
 from sidecar.traffic.connection import Connection
 from sidecar.traffic.reading import Reading
 from sidecar.traffic.requests import REQUEST_ID, Timed, head_of
@@ -26,6 +27,9 @@ from sidecar.traffic.samples import Ended, Sample
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterable
+    from typing import Any
+
+    Values = dict[str, Any]
 
 TIMEOUT_S: Final = 30.0
 MAX_CONNECTIONS: Final = 256
@@ -76,7 +80,7 @@ class Sender:
         self._prefix = prefix or secrets.token_hex(4)
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()  # those that are being opened too
-        self._later: list[tuple[float, int, Timed, tuple[Timed, ...]]] = []  # what follows in flows, a heap
+        self._later: list[tuple[float, int, Timed, tuple[Timed, ...], Values]] = []  # what follows in flows, a heap
         self._waiter: asyncio.Future[None] | None = None
         self._calls: set[_Call] = set()
         self._error: BaseException | None = None
@@ -120,13 +124,13 @@ class Sender:
         try:
             while self._error is None and not self._stopping:
                 if self._later and (upcoming is None or self._later[0][0] <= upcoming.at_s):
-                    at_s, number, request, rest = self._later[0]
+                    at_s, number, request, rest, values = self._later[0]
                     if await self._reached(at_s, request) and self._later[0][1] == number:
                         heapq.heappop(self._later)
-                        self._begin(request, at_s, rest)
+                        self._begin(request, at_s, rest, values)
                 elif upcoming is not None:
                     if await self._reached(upcoming.at_s, upcoming):
-                        self._begin(upcoming, upcoming.at_s, upcoming.then)
+                        self._begin(upcoming, upcoming.at_s, upcoming.then, {})
                         upcoming = next(source, None)
                 elif not self._calls:
                     break
@@ -173,12 +177,21 @@ class Sender:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _begin(self, request: Timed, at_s: float, rest: tuple[Timed, ...]) -> None:
+    def _begin(self, request: Timed, at_s: float, rest: tuple[Timed, ...], values: Values) -> None:
         self._numbers += 1
         self.begun += 1
+        lacking = ""
+        if request.fill:
+            try:
+                request = filled(request, values)
+            except UnfilledError as error:
+                lacking = str(error)
         head, request_id = head_of(request, self._to.host_field, f"{self._prefix}-{self._numbers}")
-        call = _Call(self, self._numbers, request, request_id, at_s, rest)
+        call = _Call(self, self._numbers, request, request_id, at_s, rest, values)
         self._calls.add(call)
+        if lacking:
+            call.finish(Ended.UNSENT, lacking, _EMPTY)
+            return
         left_s = at_s + self._time_s(request) - self.now_s()
         if left_s <= 0:
             call.finish(Ended.UNSENT, "its time was over before it could be sent", _EMPTY)
@@ -232,7 +245,7 @@ class Sender:
         self.ended += 1
         if call.rest and not self._stopping:
             following, *rest = call.rest
-            entry = (sample.ended_s + following.at_s, sample.number, following, tuple(rest))
+            entry = (sample.ended_s + following.at_s, sample.number, following, tuple(rest), call.values)
             heapq.heappush(self._later, entry)
         try:
             self._take(sample)
@@ -258,7 +271,14 @@ class _Call:
     """One request under way."""
 
     def __init__(
-        self, sender: Sender, number: int, request: Timed, request_id: str, at_s: float, rest: tuple[Timed, ...]
+        self,
+        sender: Sender,
+        number: int,
+        request: Timed,
+        request_id: str,
+        at_s: float,
+        rest: tuple[Timed, ...],
+        values: Values,
     ) -> None:
         self._sender = sender
         self._number = number
@@ -266,6 +286,8 @@ class _Call:
         self._id = request_id
         self._at_s = at_s
         self.rest = rest
+        self.values = values
+        """What was taken from answers of its flow, up to its own."""
         self.first_byte_at: float | None = None
         self._sent_s: float | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -297,6 +319,8 @@ class _Call:
         elif not reading.tail.endswith(self.request.ends_with):
             self.finish(Ended.FALSE_END, "ended without its end mark", reading)
         else:
+            if self.request.take and self.rest:
+                self.values = {**self.values, **taken(self.request, reading.tail, reading.body_bytes)}
             self.finish(Ended.OK, "", reading)
 
     def failed(self, ended: Ended, error: str, reading: Reading) -> None:

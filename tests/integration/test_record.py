@@ -45,7 +45,7 @@ def recording(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, resource.RLIM_INFINITY)),
     )
     try:
         assert process.stderr is not None
@@ -94,7 +94,7 @@ def test_what_is_recorded_can_be_replayed(tmp_path: Path, capsys: pytest.Capture
     assert "s3cret" not in written
     opening, first, second = map(json.loads, written.splitlines())
     assert (opening["sampled_ratio"], opening["redacted"]) == (1.0, ["field messages.*.content"])
-    assert (first["target"], first["headers"]) == ("/echo?key=x", [["X-Session", "one"]])
+    assert (first["target"], first["headers"]) == ("/echo?key=x", [["X-Session", first["flow"]]])
     assert json.loads(first["body"]) == {"messages": [{"content": "xxxxxxx"}]}
     assert (first["status"], first["ended"], first["answer_bytes"]) == (200, "ok", len(body))
     assert (second["flow"], second["think_s"] >= 0) == (first["flow"], True)
@@ -103,12 +103,37 @@ def test_what_is_recorded_can_be_replayed(tmp_path: Path, capsys: pytest.Capture
 def test_a_full_disk_loses_lines_and_no_traffic(tmp_path: Path) -> None:
     out = tmp_path / "trace.jsonl"
     with HttpOrigin(Echo) as origin, recording(origin.url, out, file_limit=1000) as (process, place):
-        for number in range(40):  # what was asked after the disk was found full is lost, and counted
+        for number in range(40):
             ask(place, b"%d" % number)
+        size = out.stat().st_size
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        ask(place, b"there is room again")
         text = ended(process)
         assert process.returncode == 1
     assert "requests lost: cannot be written: File too large" in text
-    assert out.stat().st_size <= 1000
+    assert size <= 1000
+    opening, *requests = map(json.loads, out.read_text().splitlines())  # of what was lost there is no part of a line
+    assert opening["warmroute_trace"] == 1
+    assert requests[-1]["body"] == "there is room again"
+    assert text.startswith(f"{out}: {len(requests)} requests\n{41 - len(requests)} requests lost")
+
+
+@in_loop
+async def test_a_defect_of_the_listening_breaks_no_traffic() -> None:
+    def broken(_: Recorded) -> None:
+        raise RuntimeError("a defect")
+
+    terms = Terms(lambda: 0.5, broken)
+    async with scripted_origin({"/": [whole(b"one")]}) as origin:
+        recorder = Recorder(origin.url, terms, lambda: 0.0)
+        host, port = await recorder.listen("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(host, port)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert (await reader.readuntil(b"one")).startswith(b"HTTP/1.1 200 OK")
+        assert (recorder.defects, recorder.defect, terms.unreadable) == (1, "RuntimeError: a defect", 1)
+        writer.close()
+        await recorder.close()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from sidecar.traffic.requests import Timed
 from sidecar.traffic.samples import Ended, Sample
 from sidecar.traffic.sender import Sender
+from sidecar.traffic.summary import Summary, quantile
 from tests.support.loops import in_loop, until
 from tests.support.scripted_origin import CLOSE, scripted_origin, whole
 
@@ -98,6 +99,55 @@ async def test_waiting_for_a_connection_is_part_of_the_latency() -> None:
     assert behind.sent_s is not None
     assert behind.sent_s >= stuck.ended_s >= 0.1
     assert behind.latency_s >= behind.lag_s > 0.08
+
+
+@in_loop
+async def test_a_stall_shows_in_all_that_fell_due_meanwhile() -> None:
+    """Coordinated omission: who asks again only after an answer would see one slow request of a hundred."""
+    samples: list[Sample] = []
+    requests = [
+        Timed(number / 200, target="/stalls" if number == 20 else "/ok", name=str(number)) for number in range(100)
+    ]
+    async with scripted_origin(ANSWERS) as origin:
+        sender = Sender(origin.url, samples.append, max_connections=1)
+        running = asyncio.create_task(sender.run(requests))
+        await until(lambda: sender.in_flight and sender.now_s() > requests[-1].at_s, "all fell due")
+        released_s = sender.now_s()
+        origin.gate.set()
+        await running
+    assert {sample.ended for sample in samples} == {Ended.OK}
+    stalled = [sample for sample in samples if int(sample.name) >= 20]
+    assert len(stalled) == 80
+    for sample in stalled:
+        assert sample.intended_s == int(sample.name) / 200
+        assert sample.latency_s >= released_s - sample.intended_s - 1e-6
+    summary = Summary()
+    for sample in samples:
+        summary.add(sample)
+    median_s = quantile(sorted(summary.latencies_s), 0.5)
+    assert median_s is not None
+    assert median_s > 0.1
+
+
+@in_loop
+async def test_an_answer_feeds_what_follows_it() -> None:
+    samples: list[Sample] = []
+    asks = Timed(0.0, target="/ask/${id}", body=b'{"in": "${id}"}', method="POST", name="2", fill=True)
+    again = Timed(0.0, target="/again/${missing}", name="3", fill=True)
+    last = Timed(0.0, target="/ok", name="4")
+    flow = Timed(0.0, target="/new", name="1", take=(("id", ("s", "0")),), then=(asks, again, last))
+    session = [b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n", b'{"s": ["a b', b'"]}']
+    answers = {**ANSWERS, "/new": session, "/ask/a%20b": [whole(b"")]}
+    async with scripted_origin(answers) as origin:
+        await Sender(origin.url, samples.append).run([flow])
+        assert origin.bodies == [b"", b'{"in": "a b"}', b""]
+    assert [(sample.name, sample.ended) for sample in samples] == [
+        ("1", Ended.OK),
+        ("2", Ended.OK),
+        ("3", Ended.UNSENT),
+        ("4", Ended.OK),
+    ]
+    assert samples[2].error == "no answer before it in its flow had missing"
 
 
 @in_loop

@@ -42,6 +42,9 @@ class Recorder:
         self.refused = 0
         self.unreachable = 0
         """Connections that were closed because nobody took them at the address."""
+        self.defects = 0
+        """Connections that were listened to no more because of a defect here; the last one was ``defect``."""
+        self.defect = ""
 
     @property
     def open(self) -> int:
@@ -80,8 +83,8 @@ class Recorder:
             answers, upstream = await self._connect()
             both = (writer, upstream)
             async with asyncio.TaskGroup() as ways:
-                ways.create_task(self._carry(reader, upstream, tap.from_caller, tap.caller_left, tap.server_left))
-                ways.create_task(self._carry(answers, writer, tap.from_server, tap.server_left, tap.caller_left))
+                ways.create_task(self._carry(reader, upstream, tap, tap.from_caller, tap.caller_left, tap.server_left))
+                ways.create_task(self._carry(answers, writer, tap, tap.from_server, tap.server_left, tap.caller_left))
             await self._flush(both)
         except* (OSError, TimeoutError):  # one side is gone, so the other one is closed
             self.unreachable += len(both) == 1
@@ -89,7 +92,7 @@ class Recorder:
             pass
         finally:
             self._taps.pop(task, None)
-            tap.server_left(self._now())
+            self._listen(tap, tap.server_left)
             for one in both:
                 one.transport.abort()
 
@@ -103,6 +106,7 @@ class Recorder:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        tap: Tap,
         heard: Callable[[bytes, float], None],
         left: Callable[[float], None],
         other_left: Callable[[float], None],
@@ -112,20 +116,29 @@ class Recorder:
             try:
                 piece = await reader.read(_PIECE_BYTES)
             except OSError:
-                left(self._now())
+                self._listen(tap, left)
                 raise
             if not piece:
                 break
-            heard(piece, self._now())
+            self._listen(tap, heard, piece)
             try:
                 writer.write(piece)
                 await writer.drain()
             except OSError:
-                other_left(self._now())
+                self._listen(tap, other_left)
                 raise
-        left(self._now())
+        self._listen(tap, left)
         with suppress(OSError):
             writer.write_eof()
+
+    def _listen(self, tap: Tap, heard: Callable[..., None], *what: bytes) -> None:
+        """Have the tap hear of something. A defect of it ends the listening, and not what is carried."""
+        try:
+            heard(*what, self._now())
+        except Exception as error:  # noqa: BLE001 (whatever it is)
+            self.defects += 1
+            self.defect = f"{type(error).__name__}: {error}"
+            tap.give_up()
 
     @staticmethod
     async def _flush(writers: tuple[asyncio.StreamWriter, ...]) -> None:

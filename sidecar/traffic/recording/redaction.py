@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import unquote_plus
 
 from sidecar.traffic.requests import NOT_SENT, REQUEST_ID
 
@@ -67,14 +68,17 @@ class Redaction:
         return tuple(found)
 
     def of_target(self, target: str) -> str:
-        """Return a target; the values of secret query parameters are masked."""
+        """Return a target without scheme and authority; the values of secret query parameters are masked."""
         path, mark, query = target.partition("?")
+        if not path.startswith(("/", "*")):  # absolute form, as for a proxy; a user and password may be in it
+            path = "/" + path.partition("://")[2].partition("/")[2]
         if not mark:
-            return target
+            return path
         parts = []
         for part in query.split("&"):
             name, equals, _ = part.partition("=")
-            masked = equals and (self.secret(name, self.queries) or (name.lower() in SECRET_NAMES - self.kept))
+            plain = unquote_plus(name)
+            masked = equals and (self.secret(plain, self.queries) or (plain.lower() in SECRET_NAMES - self.kept))
             parts.append(f"{name}={MASK}" if masked else part)
         return f"{path}?{'&'.join(parts)}"
 
@@ -83,11 +87,11 @@ class Redaction:
         if not self.fields or not body:
             return body
         try:
-            content = json.loads(body)
+            content = json.loads(body, object_pairs_hook=_object)
             changed = [_mask_at(content, path) for path in self.fields]  # each of them, also after one that changed it
-        except (ValueError, RecursionError):
+            return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() if any(changed) else body
+        except (ValueError, RecursionError):  # also half of a surrogate pair, which no UTF-8 can hold
             return None
-        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() if any(changed) else body
 
 
 def path_of(text: str) -> tuple[str, ...]:
@@ -100,6 +104,14 @@ def path_of(text: str) -> tuple[str, ...]:
     if not all(parts) or parts == (_ANY,) * len(parts):
         raise RedactionError(f"{text!r} is no path of fields such as messages.*.content")
     return parts
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its members; of one that has a name twice nobody knows which of them counts."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a name twice")
+    return made
 
 
 def _mask_at(content: Any, path: tuple[str, ...]) -> bool:

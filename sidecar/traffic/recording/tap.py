@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
     from sidecar.http1.head import RequestHead
 
+WORKER: Final = "warmroute-worker"
+"""In an answer: the worker that made it."""
+DEGRADED: Final = "warmroute-degraded"
+"""In an answer that no worker made just now."""
+_ANSWER: Final = frozenset({REQUEST_ID, WORKER, DEGRADED})
 MAX_FLOWS: Final = 100_000
 """Flows whose end is remembered; of more, the one that was quiet longest begins anew."""
 MAX_HELD_BYTES: Final = 256 << 20
@@ -121,7 +126,7 @@ class Tap:
         """Take what the server sent."""
         while data and not self.deaf:
             if not self._pending:
-                self._give_up()
+                self.give_up()
                 return
             request = self._pending[0]
             if self._reading is None:
@@ -131,7 +136,7 @@ class Tap:
             try:
                 whole = self._reading.feed(data)
             except UnreadableError:
-                self._give_up()
+                self.give_up()
                 return
             data = b""
             if whole:
@@ -170,14 +175,14 @@ class Tap:
         if end < 0:
             self._buffer = data
             if len(data) >= HEAD_BYTES:
-                self._give_up()
+                self.give_up()
             return b""
         self._buffer = b""
         raw, rest = data[: end + 4], data[end + 4 :]
         try:
             head = parse_request(raw, HEAD_BYTES, 1000)
         except HeadError:
-            self._give_up()
+            self.give_up()
             return b""
         request = self._begin(head)
         self._pending.append(request)
@@ -206,10 +211,13 @@ class Tap:
             flow.under_way += 1
         if not sampled:
             terms.passed_over += 1
+        headers = terms.redaction.of_headers(lines) if sampled else ()
+        if flow is not None:  # whose value nobody is to read there, and which is to stay one value in a replay
+            headers = tuple((name, flow.name if name.lower() == terms.flow_header else text) for name, text in headers)
         return _Request(
             head.method.decode("latin-1"),
             head.target.decode("latin-1"),
-            terms.redaction.of_headers(lines) if sampled else (),
+            headers,
             head.request_id().decode("latin-1"),
             self._buffered_s,
             sampled,
@@ -226,7 +234,7 @@ class Tap:
             try:
                 piece = self._scanner.feed(data)
             except ChunkError:
-                self._give_up()
+                self.give_up()
                 return b""
             done, rest = self._scanner.done, self._scanner.rest
         else:
@@ -275,6 +283,7 @@ class Tap:
             flow.under_way -= 1
             flow.ended_s = now_s
         body = b"".join(request.pieces)
+        self._give_back(request)
         no_body = request.no_body
         if not request.whole and not no_body:
             no_body = "not sent whole"
@@ -284,19 +293,19 @@ class Tap:
                 no_body = "fields are to be redacted, and it is not JSON"
             else:
                 body = redacted
-        self._give_back(request)
         if not request.whole:
             request.no_body = no_body  # what still comes of it is not kept
         if not request.sampled:
             return
         fields = {"body_bytes": request.body_bytes, "no_body": no_body} if no_body else body_fields(body)
+        answer = {} if reading is None else reading.fields(_ANSWER)
         self._terms.take(
             Recorded(
                 at_s=round(request.began_s, 6),
                 method=request.method,
                 target=self._terms.redaction.of_target(request.target),
                 headers=request.headers,
-                request_id=request.request_id or _id_of(reading),
+                request_id=request.request_id or answer.get(REQUEST_ID, ""),  # what the sidecar called it
                 flow=flow.name if flow is not None and request.chained else "",
                 think_s=None if request.think_s is None else round(request.think_s, 6),
                 hung_up_s=None if hung_up_s is None else round(hung_up_s, 6),
@@ -305,12 +314,15 @@ class Tap:
                 first_byte_s=None if request.first_byte_s is None else round(request.first_byte_s - request.began_s, 6),
                 took_s=round(now_s - request.began_s, 6),
                 answer_bytes=0 if reading is None else reading.body_bytes,
+                worker="" if DEGRADED in answer else answer.get(WORKER, ""),
                 **fields,
             )
         )
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
         """Listen no more: what was under way is not known to have ended in any way."""
+        if self.deaf:
+            return
         self.deaf = True
         self._terms.unreadable += 1
         for request in (*self._pending, *([self._current] if self._current is not None else [])):
@@ -319,8 +331,3 @@ class Tap:
                 request.flow.under_way -= 1
         self._pending.clear()
         self._buffer = b""
-
-
-def _id_of(reading: Reading | None) -> str:
-    """Return the id that a sidecar gave to a request which brought none: its answer names it."""
-    return "" if reading is None else reading.fields(frozenset({REQUEST_ID})).get(REQUEST_ID, "")

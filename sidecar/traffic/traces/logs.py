@@ -1,21 +1,21 @@
-"""Access logs in the combined or the common format, which nginx, Apache, HAProxy and Envoy can write.
+"""Access logs in the combined or the common format, which nginx, Apache, HAProxy and Envoy can write, or in JSON.
 
-What they lack is made up, and said: moments are whole seconds, so the requests of one second are spread evenly over it;
-there are no bodies, so requests that need one are left out, or get one from a template.
+What they lack is made up, and said: where moments are whole seconds, the requests of one second are spread evenly over
+it; there are no bodies, so requests that need one are left out, or get one from a template.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from sidecar.traffic.requests import Timed, check
 from sidecar.traffic.samples import Ended
+from sidecar.traffic.traces.json_logs import Entry, entry_of, moment_of
 from sidecar.traffic.traces.recorded import trace_of
 from sidecar.traffic.traces.tokens import JSON_TYPE
-from sidecar.traffic.traces.trace import MAX_REQUESTS, Trace, TraceError
+from sidecar.traffic.traces.trace import MAX_REQUESTS, MAX_SPAN_S, Trace, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sidecar.traffic.traces.templates import BodyTemplate
 
 _LINE: Final = re.compile(
-    r'\S+ \S+ .*?\[(?P<time>[^\]]+)\] "(?P<request>(?:[^"\\]|\\.)*)" (?P<status>\d{3}) (?:\d+|-)'
+    r'\S+ \S+ [^\[]*\[(?P<time>[^\]]{1,64})\] "(?P<request>(?:[^"\\]|\\.)*)" (?P<status>\d{3}) (?:\d+|-)'
     r'(?: "(?P<referer>(?:[^"\\]|\\.)*)" "(?P<agent>(?:[^"\\]|\\.)*)")?'
 )
 _BODIES: Final = frozenset({"POST", "PUT", "PATCH"})
@@ -33,7 +33,7 @@ CLIENT_CLOSED: Final = 499
 
 def looks_like(line: str) -> bool:
     """Return whether this is a line of such a log."""
-    return _LINE.match(line) is not None
+    return _LINE.match(line) is not None or (line.startswith("{") and entry_of(line) is not None)
 
 
 def read(
@@ -51,12 +51,20 @@ def read(
         if "model" in template.needs and not model:
             raise TraceError(f"{name}: the template needs a model and an access log names none: give --model")
     left_out: Counter[str] = Counter()
+    first_s: float | None = None
     by_second: dict[float, list[Timed]] = {}
     for number, line in enumerate(lines, 1):
         if number > MAX_REQUESTS:
             raise TraceError(f"{name}:{number}: more than {MAX_REQUESTS} requests; cut the file into several")
-        found = _LINE.match(line)
+        found = _entry(line)
         request = None if found is None else _request(found, headers)
+        if found is not None and first_s is None:
+            first_s = found.at_s
+        if found is not None and abs(found.at_s - (first_s or 0.0)) > MAX_SPAN_S:
+            raise TraceError(
+                f"{name}:{number}: its moment is {abs(found.at_s - (first_s or 0.0)) / 86_400:,.0f} days from the first"
+                " one's; take the line out, or cut the file into several"
+            )
         if request is None or check(request):
             left_out["unreadable"] += bool(line.strip())
         elif request.method not in _BODIES:
@@ -74,29 +82,44 @@ def read(
         why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "it is empty"
         raise TraceError(f"{name}: no request in it can be sent: {why}")
     timed = []
+    whole = all(at_s.is_integer() for at_s in by_second)
     for at_s, requests in by_second.items():
         for place, one in enumerate(requests):
-            spread = at_s + (place + 0.5) / len(requests)
+            spread = at_s + (place + 0.5) / len(requests) if whole else at_s
             timed.append(Timed(spread, one.method, one.target, one.headers, one.body, recorded=one.recorded))
     return trace_of("access log", timed, left_out)
 
 
-def _request(found: re.Match[str], headers: Sequence[tuple[str, str]]) -> Timed | None:
+def _entry(line: str) -> Entry | None:
+    if line.startswith("{"):
+        return entry_of(line)
+    found = _LINE.match(line)
+    if found is None:
+        return None
     method, _, rest = found["request"].partition(" ")
     target, _, version = rest.rpartition(" ")
-    try:
-        at_s = datetime.strptime(found["time"], "%d/%b/%Y:%H:%M:%S %z").timestamp()
-    except ValueError:
+    at_s = moment_of(found["time"])
+    if at_s is None or not version.startswith("HTTP/"):
         return None
-    if not version.startswith("HTTP/"):
-        return None
+    return Entry(at_s, method, target, int(found["status"]), found["agent"] or "", found["referer"] or "")
+
+
+def _request(found: Entry, headers: Sequence[tuple[str, str]]) -> Timed:
     given = {name.lower() for name, _ in headers}
-    own = [("Referer", found["referer"]), ("User-Agent", found["agent"])]
+    own = [("Referer", found.referer), ("User-Agent", found.agent)]
     fields = [(name, value) for name, value in own if value and value != "-" and name.lower() not in given]
-    return Timed(at_s, method, target, (*fields, *headers), recorded=_ended(int(found["status"])))
+    return Timed(
+        found.at_s,
+        found.method,
+        found.target,
+        (*fields, *headers),
+        recorded=None if found.status is None else _ended(found.status),
+    )
 
 
 def _ended(status: int) -> Ended:
     if status == CLIENT_CLOSED:
         return Ended.HUNG_UP
+    if status == 0:  # as Envoy says it of a connection that ended before an answer
+        return Ended.CUT
     return Ended.STATUS_5XX if status >= 500 else Ended.STATUS_4XX if status >= 400 else Ended.OK

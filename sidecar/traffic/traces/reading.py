@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from sidecar.traffic.traces import logs, recorded, tokens
+from sidecar.traffic.traces import logs, mooncake, recorded, tokens
 from sidecar.traffic.traces.templates import DEFAULT, BodyTemplate
-from sidecar.traffic.traces.trace import TraceError
+from sidecar.traffic.traces.trace import MAX_REQUESTS, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +21,15 @@ if TYPE_CHECKING:
     from sidecar.traffic.traces.trace import Trace
 
 MAX_LINE_BYTES: Final = 128 << 20
+MAX_TEXT_LINE_BYTES: Final = 1 << 20
+"""Where lines hold no bodies."""
+MAX_FILE_BYTES: Final = 4 << 30
+"""Unpacked."""
+MAX_LINES: Final = 2 * MAX_REQUESTS
+"""Empty ones too."""
 TARGET: Final = "/v1/completions"
 _GZIP: Final = b"\x1f\x8b"
+_UTF_16: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,36 +58,76 @@ def read_trace(path: Path, filling: Filling) -> Trace:
             return _read(str(path), file, filling)
     except (OSError, EOFError, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise TraceError(f"{path}: {reason}") from None
+        remedy = "; is the file whole?" if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile) else ""
+        raise TraceError(f"{path}: {reason}{remedy}") from None
 
 
 def _read(name: str, file: BinaryIO, filling: Filling) -> Trace:
-    lines = _lines(name, file)
+    lines = _Lines(name, file)
     first = next(lines, b"")
+    if first.startswith(_UTF_16):
+        raise TraceError(f"{name}:1: is UTF-16; convert it, as with: iconv -f UTF-16 -t UTF-8")
     text = first.decode("utf-8", "replace").removeprefix("\ufeff")
-    everything = chain([first], lines)
     if f'"{recorded.KEY}"' in text and text.lstrip().startswith("{"):
-        trace = recorded.read(name, everything)
+        trace = recorded.read(name, chain([first], lines))
         return _with_headers(trace, filling.headers) if filling.headers else trace
-    texts = chain([text], (line.decode("utf-8", "replace") for line in lines))
-    if tokens.columns_of(text) is not None:
+    lines.most = MAX_TEXT_LINE_BYTES
+    if len(first) <= MAX_TEXT_LINE_BYTES:
         template = filling.template or BodyTemplate(DEFAULT)
-        return tokens.read(name, texts, template, filling.target, filling.model, filling.headers)
-    if logs.looks_like(text):
-        return logs.read(name, texts, filling.template, filling.model, filling.headers)
+        if tokens.columns_of(text) is not None:
+            texts = chain([text], _texts(name, lines))
+            return tokens.read(name, texts, template, filling.target, filling.model, filling.headers)
+        if mooncake.looks_like(text):
+            everything = chain([text.encode()], lines)
+            return mooncake.read(name, everything, template, filling.target, filling.model, filling.headers)
+        if logs.looks_like(text):
+            texts = chain([text], (line.decode("utf-8", "replace") for line in lines))
+            return logs.read(name, texts, filling.template, filling.model, filling.headers)
     raise TraceError(
         f"{name}:1: no trace that is known: neither what warmroute record writes, nor an access log in the combined"
-        " format, nor a CSV of Azure's LLM inference traces or BurstGPT"
+        " or common format or in JSON lines, nor a CSV of Azure's LLM inference traces or BurstGPT, nor Mooncake's JSON"
+        " lines"
     )
 
 
-def _lines(name: str, file: BinaryIO) -> Iterator[bytes]:
-    number = 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        if len(line) > MAX_LINE_BYTES:
-            raise TraceError(f"{name}:{number}: a line of more than {MAX_LINE_BYTES} bytes")
-        yield line
+def _texts(name: str, lines: _Lines) -> Iterator[str]:
+    for line in lines:
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            raise TraceError(
+                f"{name}:{lines.number}: is no UTF-8 from byte {error.start} on; convert the file, or take the line out"
+            ) from None
+
+
+class _Lines:
+    """The lines of a file, in bounds: what gzip packed may be much more than it looks."""
+
+    def __init__(self, name: str, file: BinaryIO) -> None:
+        self._name = name
+        self._file = file
+        self.most = MAX_LINE_BYTES
+        """How long a line may be."""
+        self.number = 0
+        self._bytes = 0
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> bytes:
+        line = self._file.readline(self.most + 1)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        self._bytes += len(line)
+        where = f"{self._name}:{self.number}"
+        if len(line) > self.most:
+            raise TraceError(f"{where}: a line of more than {self.most} bytes; take it out")
+        if self._bytes > MAX_FILE_BYTES:
+            raise TraceError(f"{where}: more than {MAX_FILE_BYTES} bytes up to here; cut the file into several")
+        if self.number > MAX_LINES:
+            raise TraceError(f"{where}: more than {MAX_LINES} lines; cut the file into several")
+        return line
 
 
 def _with_headers(trace: Trace, headers: tuple[tuple[str, str], ...]) -> Trace:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from sidecar.traffic.answers import needs, wrong_name
 from sidecar.traffic.requests import Timed, check
 from sidecar.traffic.samples import Ended
 from sidecar.traffic.traces.trace import MAX_BODY_BYTES, MAX_REQUESTS, Trace, TraceError
@@ -40,8 +41,9 @@ class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     ``no_body``: why a body of ``body_bytes`` is not here. ``request_id``: what it was called; it gets a new one.
     ``flow`` and ``think_s``: it begins that long after the one before it in the flow has ended; the first of a flow has
-    no ``think_s``. ``hung_up_s``: its caller hung up that long after sending it. ``status``, ``ended``,
-    ``first_byte_s``, ``took_s``, ``answer_bytes``: what it was answered.
+    no ``think_s``. ``take``: what its answer has for those after it, names and paths into its JSON; ``fill``: it is
+    made of such, where it says ``${NAME}``. ``hung_up_s``: its caller hung up that long after sending it. ``status``,
+    ``ended``, ``first_byte_s``, ``took_s``, ``answer_bytes``, ``worker``: what it was answered, and by whom.
     """
 
     at_s: float
@@ -56,6 +58,8 @@ class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     request_id: str = ""
     flow: str = ""
     think_s: float | None = None
+    take: dict[str, str] = {}
+    fill: bool = False
     ends_with: str = ""
     hung_up_s: float | None = None
     status: int = 0
@@ -63,6 +67,7 @@ class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     first_byte_s: float | None = None
     took_s: float | None = None
     answer_bytes: int = 0
+    worker: str = ""
 
 
 _DECODE_OPENING: Final = msgspec.json.Decoder(Opening)
@@ -108,6 +113,8 @@ def read(name: str, lines: Iterable[bytes]) -> Trace:
             raise TraceError(
                 f"{where}: more than {MAX_BODY_BYTES} bytes of bodies up to here; cut the file into several"
             )
+        if one.fill:
+            _check_filled(where, one, request, flows.get(one.flow, []))
         if one.think_s is None:
             if one.flow and one.flow not in flows:
                 flows[one.flow] = [request]
@@ -121,6 +128,16 @@ def read(name: str, lines: Iterable[bytes]) -> Trace:
             raise TraceError(f"{where}: think_s without flow: name the flow whose request before this one it follows")
     timed += [replace(first, then=tuple(rest)) for first, *rest in flows.values()]
     return trace_of("recorded", timed, left_out)
+
+
+def _check_filled(where: str, one: Recorded, request: Timed, before: list[Timed]) -> None:
+    if one.think_s is None:
+        raise TraceError(f"{where}: fill without think_s: only what follows in a flow can be made of an answer")
+    lacking = sorted(needs(request) - {name for earlier in before for name, _ in earlier.take})
+    if lacking:
+        raise TraceError(
+            f"{where}: ${{{lacking[0]}}}: no request before it in flow {one.flow!r} takes it; add it to the take of one"
+        )
 
 
 def trace_of(kind: str, timed: list[Timed], left_out: Counter[str]) -> Trace:
@@ -147,7 +164,7 @@ def opening_of(where: str, line: bytes) -> Opening:
 def _decoded(where: str, line: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
     try:
         return decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{where}: {error}") from None
 
 
@@ -171,8 +188,14 @@ def _request(where: str, one: Recorded) -> Timed:
         ends_with=one.ends_with.encode(),
         hang_up_s=one.hung_up_s,
         recorded=one.ended,
+        take=tuple((name, tuple(path.split("."))) for name, path in one.take.items()),
+        fill=one.fill,
     )
     wrong = check(request)
+    if not wrong and one.take:
+        unnamed = wrong_name(one.take)
+        wrong = f"take: {unnamed[:80]!r}: names are letters, digits and _" if unnamed else ""
+        wrong = wrong or ("take without flow: nothing follows that could have it" if not one.flow else "")
     if wrong:
         raise TraceError(f"{where}: {wrong}")
     return request

@@ -7,7 +7,7 @@ from string import Template
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 FIELDS: Final = ("model", "prompt", "context_tokens", "generated_tokens", "number")
 DEFAULT: Final = '{"model": "$model", "prompt": "$prompt", "max_tokens": $generated_tokens}'
@@ -47,7 +47,7 @@ class BodyTemplate:
         texts = {
             name: json.dumps(value)[1:-1] if isinstance(value, str) else str(value) for name, value in values.items()
         }
-        if "prompt" in self.needs and "prompt" not in texts:
+        if "prompt" in self.needs and "prompt" not in texts:  # made up, a text of its own
             texts["prompt"] = prompt(int(values["context_tokens"]), int(values["number"]))
         return self._template.substitute(texts).encode()
 
@@ -56,7 +56,24 @@ def prompt(tokens: int, number: int) -> str:
     """Return about ``tokens`` tokens of nothing: as many common words, which most vocabularies have as one token each.
 
     The first of them differ with ``number``, so that no two prompts share a beginning that a server could keep.
+    Numbers from 191 millions on begin as smaller ones do.
     """
     count = len(_WORDS)
-    words = [_WORDS[number // count**place % count] for place in range(min(tokens, 4))]
+    words = [_WORDS[number // count**place % count] for place in range(min(tokens, 6))]
     return " ".join(words + [_WORDS[place % count] for place in range(tokens - len(words))])
+
+
+BLOCK_TOKENS: Final = 512
+"""Of a Mooncake trace, whose ids stand for as many tokens each."""
+
+
+def prompt_of(blocks: Sequence[int], tokens: int) -> str:
+    """Return about ``tokens`` tokens that begin as all prompts do which begin with the same blocks."""
+    parts = []
+    left = tokens
+    for block in blocks:
+        parts.append(prompt(min(left, BLOCK_TOKENS), block))
+        left -= min(left, BLOCK_TOKENS)
+    if left:  # more than its blocks say
+        parts.append(prompt(left, 0))
+    return " ".join(part for part in parts if part)

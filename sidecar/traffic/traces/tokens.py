@@ -8,14 +8,14 @@ here; requests that failed have no response tokens. Bodies are made from a templ
 from __future__ import annotations
 
 import csv
-import math
 from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sidecar.traffic.requests import Timed, check
 from sidecar.traffic.samples import Ended
-from sidecar.traffic.traces.trace import MAX_REQUESTS, Trace, TraceError
+from sidecar.traffic.traces.templates import prompt_of
+from sidecar.traffic.traces.trace import MAX_REQUESTS, MAX_SPAN_S, Trace, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from sidecar.traffic.traces.templates import BodyTemplate
 
 MAX_TOKENS: Final = 10_000_000
+MAX_MOMENT_S: Final = 1e11
+MAX_BACK_S: Final = 60.0
+"""Rows may be out of order by this much, as several writers leave them; they are sorted."""
 JSON_TYPE: Final = (("Content-Type", "application/json"),)
 
 
@@ -39,11 +42,14 @@ AZURE: Final = Columns("timestamp", "contexttokens", "generatedtokens", "")
 BURST_GPT: Final = Columns("timestamp", "request tokens", "response tokens", "model")
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
+    """One request. ``at_s`` is of any origin. ``blocks``: what its prompt is made of, where the trace says that."""
+
     at_s: float
     context: int
     generated: int
-    model: str
+    model: str = ""
+    blocks: Sequence[int] = ()
 
 
 def columns_of(header: str) -> Columns | None:
@@ -67,22 +73,62 @@ def read(
     rows.fieldnames = [field.strip().lower() for field in rows.fieldnames or ()]
     if "model" in template.needs and not model and not columns.model:
         raise TraceError(f"{name}: the body needs a model and this trace names none: give --model")
-    found = [_row(f"{name}:{rows.line_num}", row, columns, model) for row in _bounded(name, rows)]
+    kind = "Azure LLM inference" if columns is AZURE else "BurstGPT"
+    found = (_row(f"{name}:{rows.line_num}", row, columns, model) for row in _bounded(name, rows))
+    return trace_of_rows(kind, in_order(name, ((rows.line_num, row) for row in found)), template, target, headers)
+
+
+def in_order(name: str, rows: Iterable[tuple[int, Row]]) -> list[Row]:
+    """Return rows, each with its line, in the order of their moments.
+
+    Raises:
+        TraceError: a moment is far before one above it, or far from the first.
+    """
+    found: list[Row] = []
+    latest_s = 0.0
+    for line, row in rows:
+        if not found:
+            latest_s = row.at_s
+        if row.at_s < latest_s - MAX_BACK_S:
+            raise TraceError(
+                f"{name}:{line}: timestamp {row.at_s:.15g} runs back by {latest_s - row.at_s:.15g} s, over"
+                f" {MAX_BACK_S:g}; sort the file by it, or cut it into several"
+            )
+        if found and row.at_s - found[0].at_s > MAX_SPAN_S:
+            raise TraceError(
+                f"{name}:{line}: timestamp {row.at_s:.15g} is over {MAX_SPAN_S:g} s after the first one; take the"
+                " line out"
+            )
+        latest_s = max(latest_s, row.at_s)
+        found.append(row)
     found.sort(key=lambda row: row.at_s)
-    first_s = found[0].at_s if found else 0.0
+    return found
+
+
+def trace_of_rows(
+    kind: str, rows: list[Row], template: BodyTemplate, target: str, headers: Sequence[tuple[str, str]]
+) -> Trace:
+    """Return the trace of rows that are in order.
+
+    Raises:
+        TraceError: requests to ``target`` cannot be sent.
+    """
+    first_s = rows[0].at_s if rows else 0.0
     fields = (*JSON_TYPE, *headers)
     wrong = check(Timed(0.0, "POST", target, fields))
     if wrong:
         raise TraceError(wrong)
 
     def make() -> Iterator[Timed]:
-        for number, row in enumerate(found, 1):
+        for number, row in enumerate(rows, 1):
             values: dict[str, str | int] = {
                 "model": row.model,
                 "context_tokens": row.context,
                 "generated_tokens": max(1, row.generated),
                 "number": number,
             }
+            if row.blocks and "prompt" in template.needs:
+                values["prompt"] = prompt_of(row.blocks, row.context)
             yield Timed(
                 row.at_s - first_s,
                 "POST",
@@ -93,8 +139,7 @@ def read(
                 recorded=Ended.OK if row.generated else Ended.STATUS_5XX,
             )
 
-    kind = "Azure LLM inference" if columns is AZURE else "BurstGPT"
-    return Trace(kind, len(found), found[-1].at_s - first_s if found else 0.0, make, Counter())
+    return Trace(kind, len(rows), rows[-1].at_s - first_s if rows else 0.0, make, Counter())
 
 
 def _bounded(name: str, rows: csv.DictReader[str]) -> Iterator[dict[str, str | None]]:
@@ -107,10 +152,10 @@ def _bounded(name: str, rows: csv.DictReader[str]) -> Iterator[dict[str, str | N
         raise TraceError(f"{name}:{rows.line_num}: {error}") from None
 
 
-def _row(where: str, row: dict[str, str | None], columns: Columns, model: str) -> _Row:
+def _row(where: str, row: dict[str, str | None], columns: Columns, model: str) -> Row:
     context, generated = (_tokens(where, name, row[name]) for name in (columns.context, columns.generated))
     own = (row[columns.model] or "").strip() if columns.model else ""
-    return _Row(_moment(where, row[columns.moment]), context, generated, model or own)
+    return Row(_moment(where, row[columns.moment]), context, generated, model or own)
 
 
 def _tokens(where: str, name: str, text: str | None) -> int:
@@ -119,7 +164,9 @@ def _tokens(where: str, name: str, text: str | None) -> int:
     except ValueError:
         tokens = -1
     if not 0 <= tokens <= MAX_TOKENS:
-        raise TraceError(f"{where}: {name} {text!r} must be a whole number from 0 to {MAX_TOKENS}")
+        raise TraceError(
+            f"{where}: {name} {text if text is None else text[:40]!r} must be a whole number from 0 to {MAX_TOKENS}"
+        )
     return tokens
 
 
@@ -128,7 +175,7 @@ def _moment(where: str, text: str | None) -> float:
     text = (text or "").strip()
     try:
         moment = float(text)
-        if math.isfinite(moment):
+        if abs(moment) <= MAX_MOMENT_S:  # also no NaN
             return moment
     except ValueError:
         pass
@@ -138,5 +185,8 @@ def _moment(where: str, text: str | None) -> float:
         date = datetime.fromisoformat(whole + (rest[digits:] if point else ""))
         fraction = float(f"0.{rest[:digits]}") if digits else 0.0
     except ValueError:
-        raise TraceError(f"{where}: timestamp {text[:40]!r} is neither seconds nor a date") from None
+        raise TraceError(
+            f"{where}: timestamp {text[:40]!r} is neither seconds (up to {MAX_MOMENT_S:g}) nor a date; correct it, or"
+            " take the line out"
+        ) from None
     return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() + fraction

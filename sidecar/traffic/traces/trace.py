@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from sidecar.traffic.requests import Timed
 
 MAX_REQUESTS: Final = 2_000_000
+MAX_SPAN_S: Final = 1e9
+"""From the first request to the last: more is a moment that is none."""
 MAX_BODY_BYTES: Final = 1 << 30
 """Of all bodies of one trace together: they are in memory while it is replayed."""
 

@@ -118,6 +118,14 @@ def test_an_id_that_the_sidecar_gave_is_in_its_answer() -> None:
     assert [one.request_id for one in taken] == ["given", "own"]
 
 
+def test_who_answered_is_told_and_kept_answers_are_nobody_s() -> None:
+    tap, _, taken = tapped()
+    tap.from_caller(request("/a") * 2, 1.0)
+    signed = OK.replace(b"\r\n\r\n", b"\r\nWarmroute-Worker: w1\r\n\r\n")
+    tap.from_server(signed + signed.replace(b"\r\n\r\n", b"\r\nwarmroute-degraded: cache\r\n\r\n"), 2.0)
+    assert [one.worker for one in taken] == ["w1", ""]
+
+
 def test_limits_of_bodies() -> None:
     tap, terms, taken = tapped(max_body_bytes=4)
     tap.from_caller(request("/a", body=b"four") + request("/b", body=b"fiver"), 1.0)
@@ -162,6 +170,7 @@ def test_flows_chain_what_does_not_overlap() -> None:
     found = {record.target: (record.flow, record.think_s) for record in taken}
     flow = found["/1"][0]
     assert flow.startswith("1-")
+    assert [value for record in taken for _, value in record.headers] == [flow, flow, flow]  # and not what it was
     assert found == {"/1": (flow, None), "/beside": ("", None), "/2": (flow, 0.25), "/other": ("", None)}
 
 
@@ -172,6 +181,10 @@ def test_secrets_stay_out_by_their_names() -> None:
     assert redaction.of_headers(["Host: h", "Connection: close", "Content-Length: 1", "x-request-id: i"]) == ()
     assert redaction.of_target("/a?key=1&Who=2&access_token=3&q=4&flag") == "/a?key=x&Who=x&access_token=x&q=4&flag"
     assert redaction.words == ("header x-user", "query who")
+    assert redaction.of_target("/a?%6bey=1&wh%6F=2&q=%20") == "/a?%6bey=x&wh%6F=x&q=%20"
+    assert redaction.of_target("http://user:pass@host/a?b=1") == "/a?b=1"
+    assert redaction.of_target("http://user:pass@host") == "/"
+    assert redaction.of_target("*") == "*"
 
 
 def test_fields_are_masked_and_keep_their_size() -> None:
@@ -187,10 +200,17 @@ def test_fields_are_masked_and_keep_their_size() -> None:
 
 
 def test_bodies_stay_as_they_are_where_nothing_is_masked() -> None:
-    body = b'{"a":  1, "a": 2}'
+    body = b'{"a":  1}'
     assert Redaction(fields=(("b",),)).of_body(body) == body
     assert Redaction().of_body(b"\xff") == b"\xff"
-    for unsure in (b"\xff", b"{", b"[" * 100_000):
+    for unsure in (
+        b"\xff",
+        b"{",
+        b"[" * 100_000,
+        b'{"b": 1, "b": 2}',
+        b'{"a": {"b": 1}, "a": 2}',
+        b'{"b": 1, "c": "\\ud800"}',
+    ):
         assert Redaction(fields=(("b",),)).of_body(unsure) is None
 
 
@@ -212,7 +232,7 @@ def test_paths_are_checked(text: str) -> None:
 
 def test_a_file_is_new_and_one_s_own_and_has_a_limit(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    file = TraceFile(path, Opening(1), 400)
+    file = TraceFile(path, lambda: Opening(1), 400)
     for number in range(20):
         file.take(Recorded(at_s=float(number), target=f"/{number}"))
     file.close()
@@ -223,4 +243,19 @@ def test_a_file_is_new_and_one_s_own_and_has_a_limit(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_trace(path, Filling()).requests == file.lines
     with pytest.raises(FileExistsError):
-        TraceFile(path, Opening(1), 400)
+        TraceFile(path, lambda: Opening(1), 400)
+
+
+def test_a_file_may_be_rotated(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    file = TraceFile(path, lambda: Opening(1), 400, rotate=True)
+    for number in range(20):
+        file.take(Recorded(at_s=float(number), target=f"/{number}"))
+    file.take(Recorded(at_s=20.0, target="/" + 500 * "x"))
+    file.close()
+    assert (file.lines, file.lost) == (20, 1)
+    assert "a file may have 400" in file.why
+    before = list(read_trace(tmp_path / "trace.jsonl.1", Filling()).make())
+    assert before
+    assert all(one.stat().st_size <= 400 for one in tmp_path.iterdir())
+    assert {one.name for one in tmp_path.iterdir()} == {"trace.jsonl", "trace.jsonl.1"}

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.traffic.answers import UnfilledError, filled, taken
 from sidecar.traffic.requests import Timed
 from sidecar.traffic.samples import Ended
+from sidecar.traffic.traces import reading
 from sidecar.traffic.traces.reading import Filling, read_trace
 from sidecar.traffic.traces.recorded import Recorded, body_fields
 from sidecar.traffic.traces.recorded import read as read_recorded
@@ -158,7 +160,14 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "error"),
     [
-        ("soon,1,1", "timestamp 'soon' is neither seconds nor a date"),
+        ("soon,1,1", "timestamp 'soon' is neither seconds (up to 1e+11) nor a date; correct it, or take the line out"),
+        ("NaN,1,1", "timestamp 'NaN' is neither seconds"),
+        ("-inf,1,1", "timestamp '-inf' is neither seconds"),
+        ("1e300,1,1", "timestamp '1e300' is neither seconds"),
+        ("-61,1,1", "timestamp -61 runs back by 61 s, over 60; sort the file by it, or cut it into several"),
+        ("1.7e9,1,1", "timestamp 1700000000 is over 1e+09 s after the first one; take the line out"),
+        ("1," + "9" * 5000 + ",1", "contexttokens '9999999999999999999999999999999999999999' must be a whole number"),
+        ("1,1," + "9" * (1 << 20), "a line of more than 1048576 bytes; take it out"),
         ("1,-1,1", "contexttokens '-1' must be a whole number from 0 to 10000000"),
         ("1,1", "generatedtokens None must be a whole number from 0 to 10000000"),
     ],
@@ -167,6 +176,192 @@ def test_a_bad_row_is_named(tmp_path: Path, row: str, error: str) -> None:
     with pytest.raises(TraceError) as caught:
         read(tmp_path, f"TIMESTAMP,ContextTokens,GeneratedTokens\n0,1,1\n{row}\n", Filling(model="m"))
     assert f"trace:3: {error}" in str(caught.value)
+
+
+def test_rows_may_be_a_little_out_of_order(tmp_path: Path) -> None:
+    trace = read(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n5,1,1\n2,2,1\n", Filling(model="m"))
+    assert [(one.at_s, len(json.loads(one.body)["prompt"].split())) for one in trace.make()] == [(0.0, 2), (3.0, 1)]
+
+
+def test_a_row_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"trace:3: is no UTF-8 from byte 2 on; convert the file, or take the line"):
+        read(tmp_path, BURST.encode().replace(b"5,ChatGPT", b"5,\xffGPT"))
+
+
+MOONCAKE = """\
+{"timestamp": 1000, "input_length": 1030, "output_length": 5, "hash_ids": [1, 2, 3]}
+{"timestamp": 2500.0, "input_length": 600, "output_length": 0, "hash_ids": [1, 9], "more": 1}
+
+{"timestamp": 3000, "input_length": 3, "output_length": 1}
+"""
+
+
+def test_mooncake_s_prompts_have_in_common_what_they_had(tmp_path: Path) -> None:
+    trace = read(tmp_path, MOONCAKE, Filling(model="m"))
+    assert (trace.kind, trace.requests, trace.duration_s) == ("Mooncake", 3, 2.0)
+    first, second, third = trace.make()
+    prompts = [json.loads(one.body)["prompt"].split() for one in (first, second, third)]
+    assert [len(words) for words in prompts] == [1030, 600, 3]
+    assert prompts[0][:512] == prompts[1][:512]
+    assert prompts[0][512:518] != prompts[1][512:518]
+    assert (first.at_s, second.at_s, second.recorded) == (0.0, 1.5, Ended.STATUS_5XX)
+    with pytest.raises(TraceError, match="the body needs a model and this trace names none: give --model"):
+        read(tmp_path, MOONCAKE)
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("nonsense", "trace:5: JSON is malformed: invalid character (byte 4); correct it, or take the line out"),
+        ('{"timestamp": NaN, "input_length": 1, "output_length": 1}', "trace:5: JSON is malformed"),
+        (
+            '{"timestamp": 1, "input_length": -1, "output_length": 1}',
+            "trace:5: Expected `int` >= 0 - at `$.input_length`",
+        ),
+        ('{"timestamp": -5e5, "input_length": 1, "output_length": 1}', "trace:5: Expected `float` >= 0.0"),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1}', ""),
+        (
+            '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}',
+            "trace:5: Expected `int`, got `str`",
+        ),
+    ],
+)
+def test_a_bad_line_of_mooncake_s_is_named(tmp_path: Path, line: str, error: str) -> None:
+    if not error:
+        assert read(tmp_path, MOONCAKE + line, Filling(model="m")).requests == 4
+        return
+    with pytest.raises(TraceError) as caught:
+        read(tmp_path, MOONCAKE + line, Filling(model="m"))
+    assert error in str(caught.value)
+
+
+NGINX = {
+    "time_iso8601": "2026-11-30T06:41:12+00:00",
+    "request": "GET /a?b=1 HTTP/1.1",
+    "status": "200",
+    "http_user_agent": "c",
+}
+ENVOY = {
+    "start_time": "2026-11-30T06:41:12.250Z",
+    "method": "GET",
+    "path": "/e",
+    "response_code": 0,
+    "user_agent": None,
+}
+CADDY = {
+    "ts": 1796020873.5,
+    "request": {"method": "GET", "uri": "/c", "headers": {}},
+    "status": 503,
+    "msg": "handled request",
+}
+TRAEFIK = {"StartUTC": "2026-11-30T06:41:14Z", "RequestMethod": "POST", "RequestPath": "/t", "DownstreamStatus": 499}
+MILLISECONDS = {"timestamp": 1796020874750, "request_method": "GET", "request_uri": "/m"}
+
+
+def test_access_logs_in_json(tmp_path: Path) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in (NGINX, ENVOY, CADDY, TRAEFIK, MILLISECONDS)) + "{}\n[1]\n"
+    trace = read(tmp_path, text, Filling(BodyTemplate("{}")))
+    assert trace.left_out == {"unreadable": 2}
+    assert [(one.at_s, one.method, one.target, one.recorded) for one in trace.make()] == [
+        (0.0, "GET", "/a?b=1", Ended.OK),
+        (0.25, "GET", "/e", Ended.CUT),
+        (1.5, "GET", "/c", Ended.STATUS_5XX),
+        (2.0, "POST", "/t", Ended.HUNG_UP),
+        (2.75, "GET", "/m", None),
+    ]
+    assert next(trace.make()).headers == (("User-Agent", "c"),)
+
+
+def test_whole_seconds_in_json_are_spread(tmp_path: Path) -> None:
+    trace = read(tmp_path, 2 * (json.dumps(NGINX) + "\n"))
+    assert [one.at_s for one in trace.make()] == [0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (
+            '10.0.0.1 - - [30/Nov/1970:06:41:12 +0000] "GET / HTTP/1.1" 200 12',
+            "trace:2: its moment is 20,454 days from",
+        ),
+        ("10.0.0.1 - - " + "[" * (1 << 20), "trace:2: a line of more than 1048576 bytes; take it out"),
+    ],
+)
+def test_a_bad_line_of_an_access_log_is_named(tmp_path: Path, line: str, error: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        read(tmp_path, LOG.splitlines()[0] + "\n" + line + "\n")
+    assert error in str(caught.value)
+
+
+def test_what_a_regular_expression_could_choke_on_is_left_out(tmp_path: Path) -> None:
+    hostile = ["a b " + "[" * 500_000, 'a b [c] "' + "\\\\" * 250_000, "a " * 250_000, '{"a":' * 100_000]
+    trace = read(tmp_path, LOG.splitlines()[0] + "\n" + "\n".join(hostile))
+    assert (trace.requests, trace.left_out) == (1, {"unreadable": 4})
+
+
+def test_what_gzip_packed_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr(reading, "MAX_LINES", 1000)
+    azure = AZURE.encode()
+    with pytest.raises(TraceError, match=r"trace:1001: more than 1000 lines; cut the file into several"):
+        read(tmp_path, gzip.compress(azure + b"\n" * 5000), Filling(model="m"))
+    with pytest.raises(TraceError, match=r"trace:\d+: more than 1048576 bytes up to here; cut the file into several"):
+        read(tmp_path, gzip.compress(azure + (azure.splitlines()[2].ljust(10_000) + b"\n") * 200), Filling(model="m"))
+    for broken in (gzip.compress(azure)[:-9], gzip.compress(azure)[:40] + b"\0" * 40):
+        with pytest.raises(TraceError, match=r"trace: .*; is the file whole\?"):
+            read(tmp_path, broken, Filling(model="m"))
+
+
+def test_a_flow_whose_answers_feed_what_follows(tmp_path: Path) -> None:
+    trace = read(
+        tmp_path,
+        lines(
+            {
+                "at_s": 0,
+                "target": "/sessions",
+                "method": "POST",
+                "flow": "f",
+                "take": {"id": "session.id", "n": "list.1"},
+            },
+            {"at_s": 1, "target": "/s/${id}?a=1", "flow": "f", "think_s": 0.1, "fill": True, "body": '["${id}", ${n}]'},
+            {"at_s": 2, "target": "/$${other}", "flow": "f", "think_s": 0},
+        ),
+    )
+    (first,) = trace.make()
+    second, third = first.then
+    values = taken(first, b'{"session": {"id": "a/\\"b\\u00e9"}, "list": [0, 5]}', 50)
+    made = filled(second, values)
+    assert (made.target, json.loads(made.body)) == ("/s/a%2F%22b%C3%A9?a=1", ['a/"b\u00e9', 5])
+    assert (third.target, third.fill) == ("/$${other}", False)
+    for answer in (b"", b"[]", b'{"session": null}', b"[" * 100_000):
+        with pytest.raises(UnfilledError, match="no answer before it in its flow had id, n"):
+            filled(second, taken(first, answer, len(answer)))
+    assert taken(first, b"{}", 2 << 20) == {}
+    in_a_header = Timed(0.0, headers=(("A", "${x}"),), fill=True)
+    assert filled(in_a_header, {"x": [1]}).headers == (("A", "[1]"),)
+    with pytest.raises(UnfilledError, match="made of what an answer had: header A: its value holds a line end"):
+        filled(in_a_header, {"x": "a\r\nb"})
+
+
+@pytest.mark.parametrize(
+    ("record", "error"),
+    [
+        (
+            {"flow": "f", "think_s": 0, "fill": True, "body": "${b}"},
+            "trace:3: ${b}: no request before it in flow 'f' takes",
+        ),
+        (
+            {"fill": True, "body": "${a}"},
+            "trace:3: fill without think_s: only what follows in a flow can be made of an answer",
+        ),
+        ({"take": {"a": "b"}}, "trace:3: take without flow: nothing follows that could have it"),
+        ({"flow": "f", "take": {"a b": "b"}}, "trace:3: take: 'a b': names are letters, digits and _"),
+    ],
+)
+def test_a_flow_that_cannot_be_filled_is_named(tmp_path: Path, record: dict[str, object], error: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        read(tmp_path, lines({"at_s": 0, "flow": "f", "take": {"a": "b"}}, {"at_s": 1, **record}))
+    assert error in str(caught.value)
 
 
 def test_access_logs(tmp_path: Path) -> None:
@@ -188,10 +383,13 @@ def test_access_logs(tmp_path: Path) -> None:
     [
         ("", "trace:1: no trace that is known"),
         ("hello\n", "trace:1: no trace that is known"),
+        (AZURE.encode("utf-16"), "trace:1: is UTF-16; convert it, as with: iconv -f UTF-16 -t UTF-8"),
+        (b"\0" * (2 << 20), "trace:1: no trace that is known"),
+        ('{"a": 1}\n', "trace:1: no trace that is known"),
         (LOG.splitlines()[1] + "\n", "no request in it can be sent: 1 without a body"),
     ],
 )
-def test_what_is_no_trace(tmp_path: Path, text: str, error: str) -> None:
+def test_what_is_no_trace(tmp_path: Path, text: str | bytes, error: str) -> None:
     with pytest.raises(TraceError) as caught:
         read(tmp_path, text)
     assert error in str(caught.value)
