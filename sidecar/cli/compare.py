@@ -19,7 +19,7 @@ from sidecar.cli.replay import INTERRUPTED
 from sidecar.cli.sending import Json, Sending, watched
 from sidecar.cli.tables import show, table
 from sidecar.traffic.comparing.blocks import Block, cut, order, total
-from sidecar.traffic.comparing.verdicts import LEAST_BLOCKS, Judged, Verdict, judge
+from sidecar.traffic.comparing.verdicts import LEAST_BLOCKS, Judged, Verdict, judge, silent
 from sidecar.traffic.processor import cpu_s, lives, tree
 from sidecar.traffic.report import figures
 
@@ -65,7 +65,8 @@ def compare(
     """Send one trace to two targets in turn, block by block, and say what differs and what cannot be told.
 
     Each block goes to both with its own spacing, first to A, the next one first to B, and so on. Ends with 1 where
-    something of B is shown to be worse than A's. It takes twice as long as the trace.
+    something of B is shown to be worse than A's, or one of them answered nothing for a whole round. It takes twice as
+    long as the trace.
     """
     if bool(pid_a) != bool(pid_b):
         raise CliError("--pid-a and --pid-b: CPU is compared where both are given", EXIT_REFUSED)
@@ -80,12 +81,16 @@ def compare(
     run = _Run(sending, (a, b), (pid_a, pid_b), list(cut(requests, len(requests), rounds + 1)))
     complete = uvloop.run(run.all())
     judged = judge(run.blocks[0], run.blocks[1], random.Random(0), confidence)  # noqa: S311 (the same for the same samples)
+    targets = [
+        {"to": to, **figures(total(blocks)), "silence": silent(name, blocks)}
+        for name, to, blocks in zip(_NAMES, (a, b), run.blocks, strict=True)
+    ]
     report = {
         "trace": {"file": str(file), "kind": trace.kind, "left_out": dict(trace.left_out)},
         "rounds": len(run.blocks[0]),
         "confidence": confidence,
         "complete": complete,
-        "targets": [{"to": to, **figures(total(blocks))} for to, blocks in zip((a, b), run.blocks, strict=True)],
+        "targets": targets,
         "judged": [_told(one) for one in judged],
     }
     if as_json:
@@ -94,7 +99,8 @@ def compare(
         show(*_parts(report, judged))
     if not complete:
         return INTERRUPTED
-    return EXIT_FAILED if any(one.verdict is Verdict.HIGHER for one in judged) else EXIT_OK
+    worse = any(one.verdict is Verdict.HIGHER for one in judged)
+    return EXIT_FAILED if worse or any(target["silence"] for target in targets) else EXIT_OK
 
 
 @dataclass
@@ -137,6 +143,7 @@ class _Run:
         after = self._cpu(target)
         if before and after:
             block.cpu_s = sum(max(0.0, used - before.get(pid, 0.0)) for pid, used in after.items())
+        block.ended = tuple(pid for pid in self.pids[target] if not lives(pid))
         return block
 
     def _cpu(self, target: int) -> dict[int, float]:
@@ -173,6 +180,8 @@ def _parts(report: dict[str, Any], judged: list[Judged]) -> list[RenderableType]
     for name, target in zip(_NAMES, report["targets"], strict=True):
         failed = ", ".join(f"{count:,} {error}" for error, count in target["errors"].items())
         parts.append(Text(f"{name}: {target['to']}, {target['requests']:,} requests{', ' + failed if failed else ''}"))
+        if target["silence"]:
+            parts.append(Text(f"{target['silence']}: it was not there, or hung", style="red"))
     rows = table("", "A", "B", "B less A", "", right=("A", "B", "B less A"))
     for one in judged:
         digits = _SHOWN[one.unit]

@@ -39,5 +39,9 @@ def cpu_s(pid: int) -> float:
 
 
 def lives(pid: int) -> bool:
-    """Return whether there is such a process."""
-    return (_PROC / str(pid)).is_dir()
+    """Return whether there is such a process that has not ended; one that nobody has waited for yet has."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from sidecar.traffic.samples import Ended
 from sidecar.traffic.summary import Summary
 
 if TYPE_CHECKING:
@@ -14,12 +15,25 @@ if TYPE_CHECKING:
     from sidecar.traffic.requests import Timed
 
 
+_ANSWERED: Final = (Ended.OK, Ended.STATUS_4XX, Ended.STATUS_5XX, Ended.FALSE_END, Ended.HUNG_UP)
+
+
 @dataclass(slots=True)
 class Block:
-    """What one block came to at one target. ``cpu_s``: of the target's processes, None where none were named."""
+    """What one block came to at one target.
+
+    ``cpu_s``: of the target's processes, None where none were named. ``ended``: those of them that were gone after it.
+    """
 
     summary: Summary = field(default_factory=Summary)
     cpu_s: float | None = None
+    ended: tuple[int, ...] = ()
+
+    @property
+    def silent(self) -> bool:
+        """True where nothing at all was answered: the target was not there, or answers nobody."""
+        ends = self.summary.ends
+        return bool(ends) and not any(ends[end] for end in _ANSWERED)
 
 
 def cut(requests: Iterable[Timed], count: int, blocks: int) -> Iterator[list[Timed]]:

@@ -59,28 +59,59 @@ def judge(
     """Judge P50, P99, errors and, where it was measured, CPU. ``a`` and ``b`` are of the same blocks of a trace.
 
     ``confidence`` is of all of them together: each has its share of the doubt (Bonferroni). ``draws``: of blocks;
-    intervals are as exact as they are many.
+    intervals are as exact as they are many. Where a target answered nothing for a whole block, its other blocks are not
+    taken for all of it: quantiles and CPU are not known then, failures are.
     """
     measured = all(block.cpu_s is not None for block in (*a, *b)) and bool(a)
     figures = 4 if measured else 3
     each = 1 - (1 - confidence) / figures
     drawn = resamples(len(a), draws, rng) if len(a) >= LEAST_BLOCKS else []
-    judged = [_quantile(name, q, a, b, drawn, each) for name, q in (("P50", 0.5), ("P99", 0.99))]
+    silence = "; ".join(told for name, blocks in (("A", a), ("B", b)) if (told := silent(name, blocks)))
+    judged = [_quantile(name, q, a, b, drawn, each, silence) for name, q in (("P50", 0.5), ("P99", 0.99))]
     judged.append(_errors(a, b, drawn, each))
     if measured:
-        judged.append(_cpu(a, b, drawn, each))
+        judged.append(_cpu(a, b, drawn, each, silence or _ended(a, b)))
     return judged
 
 
+def silent(name: str, blocks: Sequence[Block]) -> str:
+    """Return in which rounds a target answered nothing; nothing where it always answered something."""
+    rounds = [number for number, block in enumerate(blocks, 1) if block.silent]
+    if not rounds:
+        return ""
+    spans: list[list[int]] = []
+    for number in rounds:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], number]
+        else:
+            spans.append([number])
+    told = ", ".join(" to ".join(str(end) for end in span) for span in spans)
+    return f"{name} answered nothing in round{'s' if len(rounds) > 1 else ''} {told}"
+
+
+def _ended(a: Sequence[Block], b: Sequence[Block]) -> str:
+    for name, blocks in (("A", a), ("B", b)):
+        for number, block in enumerate(blocks, 1):
+            if block.ended:
+                return f"process {block.ended[0]} of {name} ended in round {number}"
+    return ""
+
+
 def _quantile(
-    name: str, q: float, a: Sequence[Block], b: Sequence[Block], drawn: list[list[int]], confidence: float
+    name: str,
+    q: float,
+    a: Sequence[Block],
+    b: Sequence[Block],
+    drawn: list[list[int]],
+    confidence: float,
+    silence: str,
 ) -> Judged:
     in_a, in_b = (Pooled([block.summary.latencies_s for block in blocks]) for blocks in (a, b))
     once = [1] * len(a)
     values = in_a.quantile(q, once), in_b.quantile(q, once)
     least = ceil(BEYOND / (1 - q))
     few = min(len(in_a), len(in_b))
-    why = f"{few} answers at one of them, {least} are needed" if few < least else ""
+    why = silence or (f"{few} answers at one of them, {least} are needed" if few < least else "")
 
     def difference(weights: Sequence[int]) -> float | None:
         one, other = in_a.quantile(q, weights), in_b.quantile(q, weights)
@@ -112,7 +143,7 @@ def _errors(a: Sequence[Block], b: Sequence[Block], drawn: list[list[int]], conf
     return _with(found, wider, sum(requests for _, requests in numbers) // 2)
 
 
-def _cpu(a: Sequence[Block], b: Sequence[Block], drawn: list[list[int]], confidence: float) -> Judged:
+def _cpu(a: Sequence[Block], b: Sequence[Block], drawn: list[list[int]], confidence: float, why: str) -> Judged:
     def used(blocks: Sequence[Block], weights: Sequence[int]) -> float | None:
         requests = sum(block.summary.requests * weight for block, weight in zip(blocks, weights, strict=True))
         cpu_s = sum((block.cpu_s or 0.0) * weight for block, weight in zip(blocks, weights, strict=True))
@@ -123,7 +154,7 @@ def _cpu(a: Sequence[Block], b: Sequence[Block], drawn: list[list[int]], confide
         return None if one is None or other is None else other - one
 
     once = [1] * len(a)
-    return _judged("CPU a request", "µs", (used(a, once), used(b, once)), difference, drawn, a, confidence)
+    return _judged("CPU a request", "µs", (used(a, once), used(b, once)), difference, drawn, a, confidence, why)
 
 
 def _share(blocks: Sequence[Block], weights: Sequence[int]) -> float | None:

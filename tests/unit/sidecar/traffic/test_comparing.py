@@ -19,7 +19,7 @@ from sidecar.traffic.comparing.statistics import (
     student_quantile,
     wilson,
 )
-from sidecar.traffic.comparing.verdicts import Judged, Verdict, judge
+from sidecar.traffic.comparing.verdicts import Judged, Verdict, judge, silent
 from sidecar.traffic.requests import Timed
 from sidecar.traffic.samples import Ended
 from sidecar.traffic.summary import Summary, quantile
@@ -100,6 +100,58 @@ def test_alike_targets_are_rarely_told_apart() -> None:
         b = noisy(rng, blocks=10, each=30)
         wrong += any(one.verdict in (Verdict.HIGHER, Verdict.LOWER) for one in judge(a, b, rng, 0.9, draws=400))
     assert wrong <= 8  # 4 are expected; more than 8 come in 2% of such tests
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_five_milliseconds_are_found_and_none_are_not(seed: int) -> None:
+    """About 20 ms an answer, with a drift over the blocks that meets both targets."""
+    rng = Random(seed)
+
+    def answers(added_s: float) -> list[Block]:
+        return [
+            block([0.02 + 0.0002 * number + added_s + rng.expovariate(300.0) for _ in range(100)])
+            for number in range(20)
+        ]
+
+    a = answers(0.0)
+    slower = {one.figure: one for one in judge(a, answers(0.005), rng, draws=500)}
+    for figure in ("P50", "P99"):
+        assert slower[figure].verdict is Verdict.HIGHER
+        assert slower[figure].difference is not None
+    assert slower["P50"].difference is not None
+    assert slower["P50"].difference.low < 5.0 < slower["P50"].difference.high
+    same = judge(a, answers(0.0), rng, draws=500)
+    assert {one.verdict for one in same} == {Verdict.OPEN}
+
+
+def test_a_target_that_was_not_there_is_told_and_not_averaged() -> None:
+    rng = Random(5)
+    b = noisy(rng, blocks=10, each=200)
+    a = [*noisy(rng, blocks=5, each=200), gone(200), *noisy(rng, blocks=1, each=200), *(gone(200) for _ in range(3))]
+    assert silent("A", a) == "A answered nothing in rounds 6, 8 to 10"
+    assert silent("B", b) == ""
+    judged = {one.figure: one for one in judge(a, b, rng, draws=200)}
+    for figure in ("P50", "P99", "CPU a request"):
+        assert (judged[figure].verdict, judged[figure].why) == (Verdict.UNKNOWN, silent("A", a))
+    assert judged["errors"].a == pytest.approx(40.0)
+    assert judged["errors"].difference is not None
+    both = {one.figure: one for one in judge(a, [*b[:9], gone(200)], rng, draws=200)}
+    assert both["P50"].why == "A answered nothing in rounds 6, 8 to 10; B answered nothing in round 10"
+
+
+def test_cpu_of_a_process_that_ended_cannot_be_told() -> None:
+    rng = Random(6)
+    a, b = noisy(rng, blocks=8), noisy(rng, blocks=8)
+    b[2].ended = (4711,)
+    judged = {one.figure: one for one in judge(a, b, rng, draws=200)}
+    assert judged["CPU a request"].why == "process 4711 of B ended in round 3"
+    assert judged["P50"].verdict is Verdict.OPEN
+
+
+def gone(requests: int) -> Block:
+    """Nobody took the connections."""
+    ends = Counter({Ended.NO_CONNECTION: requests})
+    return Block(Summary(ends=ends, errors=Counter({"no_connection": requests})), 0.0)
 
 
 def test_failures_are_judged_by_their_number_too() -> None:
