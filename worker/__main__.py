@@ -242,7 +242,16 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
     recorder = None
     if options.warmup_dir is not None and options.record_warmup:
         recorder = Recorder(options.warmup_dir, options.record_warmup, log)
-    inference = Inference(models, executor, log=log, recorder=recorder, buffers=buffers)
+    requests = None
+    if options.request_log is not None:
+        from worker.request_log import RequestLog  # off where nothing is said
+
+        try:
+            requests = RequestLog(options.request_log, options.request_log_bytes, options.id, epoch, log)
+        except OSError as error:
+            log.error("worker.failed", error=f"--request-log {options.request_log}: {error.strerror or error}")
+            return _USAGE
+    inference = Inference(models, executor, log=log, recorder=recorder, buffers=buffers, requests=requests)
     load = LoadProbe(executor, engine, cpu_load, inference.served, time.monotonic)
     alarms = Alarms()
     watch = AlarmWatch(alarms, lambda: tuple((r.name, r.version, r.state, r.content_hash) for r in models), log)
@@ -370,6 +379,8 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
     finally:
         if peers is not None:
             await asyncio.to_thread(peers.close)
+        if requests is not None:
+            requests.close()
         shm.close()
 
 

@@ -37,6 +37,7 @@ from worker.turns import TURN_S
 from worker.turns import WAIT_S as TURN_WAIT_S
 
 MAX_BODY_BYTES = 64 << 20
+REQUEST_LOG_BYTES = 64 << 20
 QUEUE = 64
 QUEUE_OF_POOL = 1000
 """So that the law by which a pool grows can see that many wait (:mod:`worker.execution.sizing`)."""
@@ -305,6 +306,19 @@ def make_parser() -> argparse.ArgumentParser:
     add("--drain-s", type=seconds, default=30.0, metavar="S", help="on SIGTERM: finish what runs within this time")
     add("--parent-pid", type=count(1, 1 << 30), metavar="P", help="drain when this parent process ends; ignore SIGINT")
     add("--zygote", metavar="PATH", help="have the zygote at PATH fork this worker; of `warmroute worker` only")
+    add(
+        "--request-log",
+        type=Path,
+        metavar="FILE",
+        help="append a line of JSON for each inference that has an x-request-id (docs/replay.md)",
+    )
+    add(
+        "--request-log-bytes",
+        type=count(1 << 16, 1 << 40),
+        default=REQUEST_LOG_BYTES,
+        metavar="N",
+        help="at this size the file of --request-log becomes FILE.1, and a new one begins",
+    )
     add("--log-format", choices=("json", "text"), default="json", help="how events on standard error look")
     add(
         "--start-objective-s",

@@ -73,6 +73,8 @@ class Options:
     record_warmup: int
     memory_mark_ratio: float
     memory_wait_s: float
+    request_log: Path | None
+    request_log_bytes: int
 
 
 def parse(argv: list[str]) -> Options:
@@ -173,6 +175,8 @@ def parse(argv: list[str]) -> Options:
         record_warmup=given.record_warmup,
         memory_mark_ratio=given.memory_mark,
         memory_wait_s=given.memory_wait_s,
+        request_log=given.request_log,
+        request_log_bytes=given.request_log_bytes,
         shard=None if given.shard is None else ShardPlace(given.shard, given.group or "", given.generation),
     )
 

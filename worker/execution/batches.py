@@ -61,6 +61,8 @@ class Member(Generic[T]):
         self.rows = 0
         self.at = 0.0
         self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.times: Times | None = None
+        """What it took, once it is answered."""
         self.batch: Batch | None = None
         """What it runs in; None while it waits to be joined."""
 
@@ -353,7 +355,8 @@ class Batcher:
                 deliver(member, None, error)
                 continue
             queue_s = max(0.0, begun - member.at)
-            statistics.succeeded(Times(queue_s, member.input_s, ran_s, self._executor.now - began), uncounted)
+            member.times = Times(queue_s, member.input_s, ran_s, self._executor.now - began)
+            statistics.succeeded(member.times, uncounted)
             uncounted = 0
             deliver(member, answer, None)
 

@@ -21,6 +21,7 @@ from worker.statistics import Times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from worker.copies import LoadedCopy
     from worker.engines import Array, Cancellation, LoadedModel
@@ -31,12 +32,15 @@ if TYPE_CHECKING:
     from worker.models import Models
     from worker.recording import Recorder
     from worker.replica import HeldReplica
+    from worker.request_log import Note, RequestLog
     from worker.serving.fit import InferRequest
     from worker.store import Batching, ModelFiles
 
 T = TypeVar("T")
 
 WORKER_HEADER = "warmroute-worker"
+_GONE = 499
+"""The status, for the request log, of a request whose caller did not wait for its answer."""
 
 
 class Inference:
@@ -50,10 +54,11 @@ class Inference:
         log: EventLog | None = None,
         recorder: Recorder | None = None,
         buffers: Buffers | None = None,
+        requests: RequestLog | None = None,
     ) -> None:
         """``clock``: monotonic seconds, of the executor, too. ``recorder``: keeps what was asked.
 
-        ``buffers``: memory for inputs and outputs; without it they have their own.
+        ``buffers``: memory for inputs and outputs; without it they have their own. ``requests``: gets a line of each.
         """
         self._models = models
         self._executor = executor
@@ -61,6 +66,7 @@ class Inference:
         self._log = log
         self._recorder = recorder
         self.buffers = buffers
+        self._requests = requests
         self._batchers: WeakKeyDictionary[LoadedCopy, Batcher] = WeakKeyDictionary()
         self._last_active: float | None = None
         self._answered = self._failed = 0
@@ -140,20 +146,52 @@ class Inference:
             self._failed += 1
             raise RequestError(str(error), 503, error.retry_after_s) from None
 
-    @contextmanager
-    def admit(self, name: str, version: str | None, ticket: Ticket = DEFAULT_TICKET) -> Iterator[Admitted]:
+    def admit(
+        self,
+        name: str,
+        version: str | None,
+        ticket: Ticket = DEFAULT_TICKET,
+        get: Callable[[str], str | None] | None = None,
+    ) -> AbstractContextManager[Admitted]:
         """Let a request in: past its model's gate and to a place, which it has until the end of the ``with`` block.
 
-        Whatever becomes of it is counted. ``ticket``: what its head says of its turn and its time.
+        Whatever becomes of it is counted. ``ticket``: what its head says of its turn and its time. ``get`` returns the
+        fields of its head.
 
         Raises:
             RequestError: there is no such model, it is not warm, there is no room, its time was over, or the run
                 failed.
         """
+        if self._requests is not None and get is not None and not ticket.background:
+            note = self._requests.begin(name, get)
+            if note is not None:
+                return self._noted(note, name, version, ticket)
+        return self._let_in(name, version, ticket)
+
+    @contextmanager
+    def _noted(self, note: Note, name: str, version: str | None, ticket: Ticket) -> Iterator[Admitted]:
+        status = 500
+        try:
+            with self._let_in(name, version, ticket, note) as admitted:
+                yield admitted
+            status = 200
+        except RequestError as error:
+            status = error.status
+            raise
+        except asyncio.CancelledError:
+            status = _GONE
+            raise
+        finally:
+            note.end(status)
+
+    @contextmanager
+    def _let_in(self, name: str, version: str | None, ticket: Ticket, note: Note | None = None) -> Iterator[Admitted]:
         try:
             replica = self._models.wanted(name, version, background=ticket.background)
         except UnknownModelError as error:
             raise RequestError(str(error), 404) from None
+        if note is not None:
+            note.version = replica.version
         began = self._last_active = self._clock()
         if not replica.gate.is_open and replica.state is not State.DRAINING:
             replica.counts.before_warm += 1
@@ -166,7 +204,7 @@ class Inference:
                 replica.request(background=ticket.background),
                 self._executor.place() as place,
             ):
-                yield Admitted(self, replica, place, ticket, began)
+                yield Admitted(self, replica, place, ticket, began, note)
         except BaseException:
             self._failed += 1
             replica.statistics.failed(self._clock() - began)
@@ -205,8 +243,17 @@ class Inference:
 class Admitted:
     """An inference that has a place."""
 
-    def __init__(self, inference: Inference, replica: HeldReplica, place: Place, ticket: Ticket, came: float) -> None:
+    def __init__(
+        self,
+        inference: Inference,
+        replica: HeldReplica,
+        place: Place,
+        ticket: Ticket,
+        came: float,
+        note: Note | None = None,
+    ) -> None:
         self.replica = replica
+        self._note = note
         self._inference = inference
         self._place = place
         self._ticket = ticket
@@ -231,11 +278,13 @@ class Admitted:
         batching = self.replica.files.batching
         if batching is not None:
             return await self._run_joined(read, write, batching, quick=quick)
-        replica, clock, buffers = self.replica, self._inference.clock, self._inference.buffers
+        replica, clock, buffers, note = self.replica, self._inference.clock, self._inference.buffers, self._note
         submitted = clock()
 
         def call(cancellation: Cancellation) -> T:
             begun = clock()
+            if note is not None:
+                note.queue_s = begun - submitted
             with replica.hold() as copy:
                 request = read(copy.model)
                 known = clock()
@@ -244,6 +293,8 @@ class Admitted:
                 arrays = replica.execute(copy, request.inputs, names, request.parameters, cancellation, buffers)
                 replica.statistics.executed()
                 ran = clock()
+                if note is not None:
+                    note.run_s = ran - known
                 answer = write(copy.files, request, arrays)
                 self._inference.record(copy, request, self._ticket)
             replica.statistics.succeeded(Times(begun - submitted, known - begun, ran - known, clock() - ran))
@@ -282,7 +333,10 @@ class Admitted:
                 write_part,
                 known - began,
             )
-            return await batcher.run(member, self._place)
+            answer = await batcher.run(member, self._place)
+            if self._note is not None and member.times is not None:
+                self._note.queue_s, self._note.run_s = member.times.queue_s, member.times.infer_s
+            return answer
 
     def _check_time(self, request: InferRequest, now: float) -> None:
         """Keep to what the parameters say, now that they are known for sure, and leave the engine its own."""

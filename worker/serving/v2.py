@@ -236,7 +236,7 @@ class Serving:
         name, version = request.match_info["model"], request.match_info.get("version")
         ticket = of_head(request.headers.get, self._clock(), self._tenant_header)
         with (
-            self.inference.admit(name, version, ticket) as admitted,
+            self.inference.admit(name, version, ticket, request.headers.get) as admitted,
             self._bodies.hold(request) as body,
         ):
             with reading(self._log, request.path):

@@ -247,12 +247,16 @@ class GrpcSurface:
 
     async def _run(self, message: oip.ModelInferRequest, context: Context) -> bytes:
         now = time.monotonic()
-        ticket = of_head(lambda name: _metadata(context, name), now, self._tenant_header)
+
+        def get(name: str) -> str | None:
+            return _metadata(context, name)
+
+        ticket = of_head(get, now, self._tenant_header)
         left_s = context.time_remaining()
         if left_s is not None and (ticket.deadline is None or now + left_s < ticket.deadline):
             ticket = replace(ticket, deadline=now + left_s)
         name, version = message.model_name, message.model_version or None
-        with self._inference.admit(name, version, ticket) as admitted:
+        with self._inference.admit(name, version, ticket, get) as admitted:
             with reading(self._log, INFER):
                 said, quick = request_parameters(message), message.ByteSize() <= QUICK_BYTES
 
