@@ -46,7 +46,7 @@ def test_time_is_told_for_each_worker(tmp_path: Path, capsys: pytest.CaptureFixt
         worker("reused", 9.0, 0.1, "w0"),
         worker("elsewhere", 9.0, 0.1, "w0"),
     ]
-    assert main(["attribute", *files(tmp_path, callers, workers), "--json"]) == 0
+    assert main(["attribute", *files(tmp_path, callers, workers), "--json", "--by", "worker"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["offered"] == 11
     assert (report["joined"], report["late"]) == (3, 0)
@@ -56,25 +56,35 @@ def test_time_is_told_for_each_worker(tmp_path: Path, capsys: pytest.CaptureFixt
         "worker: clock": 1,
         "worker: end": 1,
     }
-    assert report["repeated"] == {"worker": 1}
-    assert [(who, one["requests"], one["failed"]) for who, one in report["workers"].items()] == [
-        ("w0", 2, 0),
-        ("w1", 1, 1),
+    assert (report["repeated"], report["attempts"]) == ({}, 1)
+    rows = report["rows"]
+    assert [(who, one["requests"], one["joined"], one["failed"]) for who, one in rows.items()] == [
+        ("w0", 3, 1, 0),
+        ("w1", 2, 2, 1),  # the retry answered, and not the attempt before it
     ]
-    assert report["workers"]["w1"]["between_ms"]["p50"] == pytest.approx(100.0)
+    assert rows["w0"]["attempts"] == {"count": 1, "failed": 0}
+    assert rows["w0"]["unmatched"] == {"clock": 1, "end": 1}
+    assert rows["w1"]["error_interval"] == pytest.approx([0.0945, 0.9055], abs=1e-3)
+    assert report["clocks"] == {"w0": {"count": 1, "least_s": 4.0, "most_s": 4.0}}
+    assert rows["w0"]["between_ms"]["p50"] == pytest.approx(10.0, rel=0.02)
 
 
 def test_a_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["attribute", *files(tmp_path, [caller("a", 1.0, 0.1)], [worker("a", 1.0, 0.04, "w0")])]) == 0
+    named = {**worker("a", 1.0, 0.04, "w0"), "model": "m", "version": "2"}
+    assert main(["attribute", *files(tmp_path, [caller("a", 1.0, 0.1)], [named])]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0].split("  ")[0] == "worker"
-    assert out[1].split() == ["w0", "1", "0", "100.00", "100.00", "40.00", "40.00", "60.00", "60.00"]
+    assert out[0].split("  ")[0] == "version"
+    assert out[1].split()[:8] == ["m@2", "1", "1", "0", "0.00", "0.00", "to", "79.35"]
+    times = [float(text) for text in out[1].split()[8:]]
+    assert times == pytest.approx([100, 100, 100, 40, 40, 60, 60], rel=0.02)
     assert out[2] == "1 joined, 0 of them late"
 
 
 def test_nothing_joined_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attribute", *files(tmp_path, [caller("a", 1.0, 0.1)], [worker("b", 1.0, 0.1, "w0")])]) == 1
-    assert "without the other half, caller: end: 1" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "callers without a worker's half, end: 1" in out
+    assert "(not named): without the caller's half, end: 1" in out
 
 
 @pytest.mark.parametrize(
