@@ -11,8 +11,8 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from router.balancers import LoadBound
 from router.fits import Anyone
+from router.keyed import LoadBound
 from router.protocols import Sample
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Affinity:
     """Has another balancer pick only where nobody has seen the prompt's beginning, or all who have are at their bound.
 
     An endpoint takes a request for its prompt's sake only while that leaves it with no more than ``load_factor`` x the
-    mean in flight, rounded up, in this process or in all (:class:`router.balancers.LoadBound`). Of the endpoints that
+    mean in flight, rounded up, in this process or in all (:class:`router.keyed.LoadBound`). Of the endpoints that
     have seen as much of a prompt, the one that saw it last goes first; one that took what another was too busy for is
     remembered beside it. No block is known without those before it: what is forgotten first is the longest prompts'
     ends.

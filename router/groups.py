@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from router.balancers import hash_of
+from router.keyed import hash_of
 from router.model import WHOLE, State
 from router.outcomes import Reason
 from router.pickers import mixed
@@ -213,7 +213,7 @@ class ShardMap:
     """Which of so many shards has a key: the one that the key ranks first, by rendezvous.
 
     One shard more takes from each of the others the keys that prefer it, and moves nothing else: of N + 1 shards the
-    new one gets a part in N + 1. See ``router.balancers.Keyed`` for the source.
+    new one gets a part in N + 1. See ``router.keyed.Keyed`` for the source.
     """
 
     __slots__ = ("_known", "_seeds")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from router.balancers import hash_of
+from router.keyed import hash_of
 from router.model import Tick
 from router.pickers import mixed
 from router.policy import BalancerName, KeyPolicy, ModelPolicy

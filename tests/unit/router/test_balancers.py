@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from router import balancers
-from router.balancers import Keyed, Warm, balancer_for, hash_of
+from router import keyed
+from router.balancers import balancer_for
+from router.balancing import Warm
 from router.cluster import Cluster
 from router.explain import Explanation
 from router.fits import Anyone
+from router.keyed import Keyed, hash_of
 from router.model import EndpointHeld, EndpointSeen, PeerObserved, StoreChanged, StoreMode
 from router.outcomes import AttemptResult
 from router.pickers import mixed
@@ -246,7 +248,7 @@ def test_a_pool_without_a_connection_left_has_the_key_s_next_choice_asked() -> N
 
 
 def test_what_is_remembered_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balancers, "KEPT_PLACES", 40)
+    monkeypatch.setattr(keyed, "KEPT_PLACES", 40)
     made = driven(BalancerName.KEYED, *(f"e{index}" for index in range(9)))
     balancer = made.route().balancer
     assert isinstance(balancer, Keyed)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from router.balancers import hash_of
 from router.groups import ShardMap
+from router.keyed import hash_of
 from router.model import EndpointSeen, Replica
 from router.pickers import mixed
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies, ShardMode, ShardPolicy
