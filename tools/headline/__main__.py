@@ -31,7 +31,8 @@ def main() -> int:
     if arguments.render:
         page.render()
         return 0
-    signal.signal(signal.SIGTERM, _interrupted)  # so that what was started is ended
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell has it ignored
+    signal.signal(signal.SIGTERM, _interrupt)  # so that what was started is ended
     cores = sorted(os.sched_getaffinity(0))
     facts = machine.described()
     profiles = [one for one in WHOLE if not arguments.profile or one.name in arguments.profile]
@@ -76,8 +77,9 @@ def result_of(profile: Profile, rounds: int, cores: tuple[int, int], facts: dict
     return Result(profile.name, profile.title, facts, versions, said, max(played.late_ms), profile.told, compared)
 
 
-def _interrupted(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """Do as Ctrl-C does: raised here, an exception would end up in whatever callback runs, and be lost there."""
+    signal.raise_signal(signal.SIGINT)
 
 
 def _arguments() -> argparse.Namespace:
