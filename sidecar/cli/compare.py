@@ -39,7 +39,7 @@ _SHOWN: Final = {"ms": 2, "%": 3, "µs": 1}
 
 
 def compare(
-    a: Annotated[str, Parameter(help="The one target: http://HOST:PORT, https://HOST:PORT or unix:/PATH.")],
+    a: Annotated[str, Parameter(help="The one target, as --to of warmroute replay.")],
     b: Annotated[str, Parameter(help="The other one.")],
     file: Annotated[Path, Parameter(help="A trace, as warmroute replay takes it.")],
     /,
@@ -74,7 +74,7 @@ def compare(
         for pid in pids:
             if not lives(pid):
                 raise CliError(f"{flag} {pid}: there is no such process", EXIT_REFUSED)
-    trace = sending.read(file)
+    trace = sending.read(file, a, b)
     requests = list(sending.requests(trace))
     if len(requests) < rounds + 1:
         raise CliError(f"{file}: {len(requests)} requests are too few for {rounds} rounds (--rounds)", EXIT_REFUSED)

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -18,14 +19,19 @@ from cyclopts.validators import Number
 
 from sidecar.cli.outcome import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, CliError
 from sidecar.config.addresses import AddressError, split_address
+from sidecar.traffic.addresses import Speech, destination
 from sidecar.traffic.recording.listener import MAX_CONNECTIONS, Recorder
+from sidecar.traffic.recording.noting import Terms
 from sidecar.traffic.recording.redaction import Redaction, RedactionError, path_of
-from sidecar.traffic.recording.tap import Terms
 from sidecar.traffic.recording.writing import TraceFile
 from sidecar.traffic.traces.recorded import VERSION, Opening
+from sidecar.traffic.trusting import TrustError, client_context, server_context
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
+
+    from sidecar.traffic.addresses import Destination
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_FILE_BYTES: Final = 1 << 30
@@ -34,7 +40,9 @@ MAX_FILE_BYTES: Final = 1 << 30
 def record(
     *,
     listen: Annotated[str, Parameter(help="Where to accept, HOST:PORT; port 0 takes a free one.")],
-    to: Annotated[str, Parameter(help="Where bytes go: http://HOST:PORT or unix:/PATH.")],
+    to: Annotated[
+        str, Parameter(help="Where bytes go: http://, https://, grpc:// or grpcs://HOST:PORT, or unix:/PATH.")
+    ],
     out: Annotated[Path, Parameter(help="A new file for the trace.")],
     sample: Annotated[
         float, Parameter(help="Share of the requests, or flows, that are recorded.", validator=Number(gt=0, lte=1))
@@ -68,8 +76,24 @@ def record(
     max_connections: Annotated[
         int, Parameter(help="Connections at once; more are closed.", validator=Number(gte=1, lte=20_000))
     ] = MAX_CONNECTIONS,
+    listen_cert_file: Annotated[
+        Path | None, Parameter(help="Callers speak TLS, and this is our certificate.", show_default=False)
+    ] = None,
+    listen_key_file: Annotated[
+        Path | None, Parameter(help="Its key, where it is in another file.", show_default=False)
+    ] = None,
+    ca_file: Annotated[
+        Path | None, Parameter(help="Of a --to over TLS: certificates to trust; else the system's.", show_default=False)
+    ] = None,
+    cert_file: Annotated[
+        Path | None, Parameter(help="Of a --to over TLS: our own certificate, for who asks.", show_default=False)
+    ] = None,
+    key_file: Annotated[
+        Path | None, Parameter(help="Its key, where it is in another file.", show_default=False)
+    ] = None,
+    insecure: Annotated[bool, Parameter(help="Of a --to over TLS: believe any certificate.", negative="")] = False,
 ) -> int:
-    """Pass HTTP/1.1 through to a sidecar as it is, and write down the requests, until Ctrl-C.
+    """Pass HTTP and gRPC through to a sidecar as they are, and write down the requests, until Ctrl-C.
 
     Headers and query parameters whose names look like secrets (authorization, cookie, token, key, ...) are never
     written. The file is readable by its owner alone. A slow or full disk loses lines, and holds no traffic up.
@@ -102,8 +126,25 @@ def record(
         flow_header.lower(),
         secrets.token_bytes(16),
     )
+
+    @cache
+    def client(alpn: str) -> ssl.SSLContext:
+        return client_context([alpn], ca_file, cert_file, key_file, insecure=insecure)
+
     try:
-        recorder = Recorder(to, terms, lambda: time.monotonic() - began, max_connections=max_connections)
+        where = destination(to)
+        if where.secure or key_file is not None or cert_file is not None:
+            client(where.speech.alpn)
+        recorder = Recorder(
+            to,
+            terms,
+            lambda: time.monotonic() - began,
+            max_connections=max_connections,
+            callers_tls=_callers_tls(where, listen_cert_file, listen_key_file),
+            tls=client,
+        )
+    except TrustError as error:
+        raise CliError(f"--{error.option}: {error}", EXIT_REFUSED) from None
     except ValueError as error:
         raise CliError(f"--to: {error}", EXIT_REFUSED) from None
     try:
@@ -124,7 +165,7 @@ def record(
     for count, what in (
         (terms.passed_over, "requests that --sample left out"),
         (file.lost, f"requests lost: {file.why or 'the disk was too slow'}"),
-        (terms.unreadable, "connections that are no HTTP/1.1, or became something else; they passed unrecorded"),
+        (terms.unreadable, "connections that are no HTTP, or became something else; they passed unrecorded"),
         (recorder.defects, f"connections that a defect of this command left unrecorded: {recorder.defect}"),
         (recorder.unreachable, f"connections closed because nobody took them at {to}"),
         (recorder.refused, "connections closed for --max-connections"),
@@ -132,6 +173,22 @@ def record(
         if count:
             print(f"{count:,} {what}")
     return EXIT_FAILED if file.lost else EXIT_OK
+
+
+def _callers_tls(to: Destination, cert_file: Path | None, key_file: Path | None) -> ssl.SSLContext | None:
+    """Return how callers are spoken to over TLS; None where they speak none.
+
+    They are offered what the server understands: where that speaks TLS it is asked as the caller chose, else it may
+    know HTTP/1.1 alone.
+
+    :raises TrustError: a file cannot be used.
+    """
+    if cert_file is None:
+        if key_file is not None:
+            raise CliError("--listen-key-file: needs --listen-cert-file", EXIT_REFUSED)
+        return None
+    both = to.secure and to.speech is Speech.HTTP1
+    return server_context(["h2", "http/1.1"] if both else [to.speech.alpn], cert_file, key_file)
 
 
 async def _run(recorder: Recorder, host: str, port: int, said: Callable[[], str]) -> None:

@@ -35,7 +35,9 @@ def replay(
     file: Annotated[Path, Parameter(help="A trace: of warmroute record, an access log, or an LLM trace.")],
     /,
     *,
-    to: Annotated[str, Parameter(help="Where to: http://HOST:PORT, https://HOST:PORT or unix:/PATH.")] = DEFAULT_TO,
+    to: Annotated[
+        str, Parameter(help="Where to: http://, https://, grpc:// or grpcs://HOST:PORT, or unix:/PATH.")
+    ] = DEFAULT_TO,
     sending: Sending = _SENDING,
     tolerate: Annotated[
         float, Parameter(help="Share of new failures with which it still ends with 0.", validator=Number(gte=0, lte=1))
@@ -49,7 +51,7 @@ def replay(
     moments. Requests that failed when they were recorded, and callers' retries, are sent as well. Ends with 1 where
     more than --tolerate failed which had not failed when they were recorded.
     """
-    trace = sending.read(file)
+    trace = sending.read(file, to)
     summary = Summary()
     with ExitStack() as closing:
         writer = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import ssl
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,14 +14,16 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from sidecar.cli.outcome import EXIT_REFUSED, CliError
-from sidecar.traffic.addresses import destination
+from sidecar.traffic.addresses import Speech, destination
 from sidecar.traffic.requests import Timed, check
 from sidecar.traffic.sender import MAX_CONNECTIONS, TIMEOUT_S, Sender
 from sidecar.traffic.traces.reading import TARGET, Filling, read_trace
 from sidecar.traffic.traces.templates import BodyTemplate, TemplateError
 from sidecar.traffic.traces.trace import Trace, TraceError
+from sidecar.traffic.trusting import TrustError, client_context
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterator
 
     from sidecar.traffic.samples import Sample
@@ -61,12 +62,20 @@ class Sending:
     timeout_s: Annotated[
         float, Parameter(help="Seconds from its moment until a request is given up.", validator=Number(gt=0, lte=3600))
     ] = TIMEOUT_S
-    ca_file: Annotated[Path | None, Parameter(help="For https://: certificates to trust; without it the system's.")] = (
-        None
-    )
+    http2: Annotated[
+        bool, Parameter(help="Speak HTTP/2, with prior knowledge or as https:// agrees on.", negative="")
+    ] = False
+    ca_file: Annotated[
+        Path | None, Parameter(help="Over TLS: certificates to trust; without it the system's.", show_default=False)
+    ] = None
+    cert_file: Annotated[
+        Path | None, Parameter(help="Over TLS: our own certificate, for who asks.", show_default=False)
+    ] = None
+    key_file: Annotated[Path | None, Parameter(help="Its key, where it is in another file.", show_default=False)] = None
+    insecure: Annotated[bool, Parameter(help="Over TLS: believe any certificate.", negative="")] = False
 
-    def read(self, file: Path) -> Trace:
-        """Read a trace.
+    def read(self, file: Path, *addresses: str) -> Trace:
+        """Read a trace, and leave out what cannot be sent to ``addresses``.
 
         :raises CliError: it is none, or an option does not fit it.
         """
@@ -75,6 +84,8 @@ class Sending:
             if self.body_template is not None:
                 template = BodyTemplate(self.body_template.read_text(encoding="utf-8"))
             trace = read_trace(file, Filling(template, self.target, self.model, self._headers()))
+            for calls in {address.startswith("grpc") for address in addresses}:
+                trace = trace.only(calls=calls)
         except TraceError as error:
             raise CliError(str(error), EXIT_REFUSED) from None
         except TemplateError as error:
@@ -99,19 +110,24 @@ class Sending:
         :raises CliError: it is none.
         """
         try:
-            secure = destination(address, secure=True).secure
-            tls = self._tls() if secure else None
+            to = destination(address, http2=self.http2)
             return Sender(
-                address, take, max_connections=self.max_connections, timeout_s=self.timeout_s, prefix=prefix, tls=tls
+                address,
+                take,
+                max_connections=self.max_connections,
+                timeout_s=self.timeout_s,
+                prefix=prefix,
+                tls=self._tls(to.speech) if to.secure else None,
+                http2=self.http2,
             )
         except ValueError as error:
             raise CliError(f"{flag}: {error}", EXIT_REFUSED) from None
 
-    def _tls(self) -> ssl.SSLContext:
+    def _tls(self, speech: Speech) -> ssl.SSLContext:
         try:
-            return ssl.create_default_context(cafile=None if self.ca_file is None else str(self.ca_file))
-        except OSError as error:
-            raise CliError(f"--ca-file: {self.ca_file}: {error.strerror or error}", EXIT_REFUSED) from None
+            return client_context([speech.alpn], self.ca_file, self.cert_file, self.key_file, insecure=self.insecure)
+        except TrustError as error:
+            raise CliError(f"--{error.option}: {error}", EXIT_REFUSED) from None
 
     def _headers(self) -> tuple[tuple[str, str], ...]:
         headers = []

@@ -1,10 +1,24 @@
-"""Where traffic goes."""
+"""Where traffic goes, and what is spoken there."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from enum import Enum
+from typing import Final, NamedTuple
 
-from sidecar.upstreams.pool import SECURE, split_address
+from sidecar.upstreams.pool import split_address
+
+
+class Speech(Enum):
+    """What is spoken on a connection."""
+
+    HTTP1 = "HTTP/1.1"
+    HTTP2 = "HTTP/2"
+    GRPC = "gRPC"
+
+    @property
+    def alpn(self) -> str:
+        """Its name in TLS (RFC 7301)."""
+        return "http/1.1" if self is Speech.HTTP1 else "h2"
 
 
 class Destination(NamedTuple):
@@ -15,21 +29,35 @@ class Destination(NamedTuple):
     socket: str | None
     host_field: str
     secure: bool
+    speech: Speech
 
 
-def destination(address: str, *, secure: bool) -> Destination:
-    """Return where ``http://HOST:PORT``, ``unix:/PATH`` or, where it may be ``secure``, ``https://HOST:PORT`` is.
+FORMS: Final = {
+    "http://": "http://HOST:PORT",
+    "https://": "https://HOST:PORT",
+    "grpc://": "grpc://HOST:PORT",
+    "grpcs://": "grpcs://HOST:PORT",
+    "unix:": "unix:/PATH",
+    "grpc+unix:": "grpc+unix:/PATH",
+}
+"""How an address may begin, and how it is to be written."""
+
+
+def destination(address: str, *, http2: bool = False) -> Destination:
+    """Return where an address in one of :data:`FORMS` is.
+
+    ``http2``: what is not gRPC's speaks HTTP/2 there, with prior knowledge or as TLS says.
 
     Raises:
         ValueError: it is none of them.
     """
-    forms = "http://HOST:PORT, https://HOST:PORT or unix:/PATH" if secure else "http://HOST:PORT or unix:/PATH"
-    schemes = ("http://", "unix:", SECURE) if secure else ("http://", "unix:")
     try:
-        if not address.startswith(schemes):
+        if not address.startswith(tuple(FORMS)):
             raise ValueError
         name, port, socket = split_address(address)
     except ValueError:
-        raise ValueError(f"address {address!r}: must be {forms}") from None
+        *most, last = FORMS.values()
+        raise ValueError(f"address {address!r}: must be {', '.join(most)} or {last}") from None
     host_field = address.partition("://")[2].rstrip("/") or "localhost"
-    return Destination(name, port, socket, host_field, address.startswith(SECURE))
+    speech = Speech.GRPC if address.startswith("grpc") else Speech.HTTP2 if http2 else Speech.HTTP1
+    return Destination(name, port, socket, host_field, address.startswith(("https://", "grpcs://")), speech)

@@ -1,79 +1,82 @@
-"""A caller's connection: one request at a time, kept for the next one."""
+"""A caller's connection over HTTP/1.1: one request at a time, kept for the next one."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, cast
+from math import inf
+from typing import TYPE_CHECKING, cast
 
 from sidecar.http1.head import UNTIL_CLOSE
 from sidecar.traffic.answers import MAX_ANSWER_BYTES
 from sidecar.traffic.reading import Reading, UnreadableError
+from sidecar.traffic.requests import head_of
 from sidecar.traffic.samples import Ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sidecar.traffic.requests import Timed
-
-
-class Call(Protocol):
-    """A request under way, as its connection sees it."""
-
-    request: Timed
-    first_byte_at: float | None
-    """Of the owner's clock; set by the connection."""
-
-    def answered(self, reading: Reading) -> None:
-        """The answer is whole; the connection may already have another call."""
-
-    def failed(self, ended: Ended, error: str, reading: Reading) -> None:
-        """It will get no whole answer."""
-
-
-class Owner(Protocol):
-    """Who has connections."""
-
-    def idle(self, connection: Connection) -> None:
-        """The connection can take the next request."""
-
-    def gone(self, connection: Connection) -> None:
-        """It can take none any more."""
-
-    def unasked(self) -> None:
-        """Bytes came that answer nothing."""
+    from sidecar.traffic.lines import Answer, Call, Owner
 
 
 class Connection(asyncio.Protocol):
-    """One connection. ``now`` is the owner's clock, and ``idle_since`` is of it."""
+    """One connection. ``now`` is the owner's clock; ``host`` is what requests say that have no ``Host``."""
 
-    def __init__(self, owner: Owner, now: Callable[[], float]) -> None:
+    def __init__(self, owner: Owner, now: Callable[[], float], host: str) -> None:
         self._owner = owner
         self._now = now
+        self._host = host
         self._transport: asyncio.Transport | None = None
         self._call: Call | None = None
         self._reading = Reading("GET")
-        self.idle_since = 0.0
+        self.idle_since = inf
+        self.listed = False
+        self.opening: asyncio.Task[None] | None = None
 
-    def begin(self, call: Call, head: bytes) -> None:
-        """Send a request; the call hears how it ends, once."""
+    @property
+    def room(self) -> bool:
+        """It stands, and nothing is under way on it."""
+        return self._call is None and self._transport is not None and not self._transport.is_closing()
+
+    def take(self, call: Call) -> None:
+        """Send a request, at once or when the connection is made."""
         self._call = call
+        self.idle_since = inf
         request = call.request
         self._reading = Reading(request.method, MAX_ANSWER_BYTES if request.take else len(request.ends_with))
-        if self._transport is None or self._transport.is_closing():  # between being opened and now
+        if self._transport is not None:
+            self._send(call)
+
+    def _send(self, call: Call) -> None:
+        call.sending()
+        if self._transport is None or self._transport.is_closing():
             self._fail(Ended.CUT, "closed")
         else:
-            self._transport.write(head + request.body)
+            self._transport.write(head_of(call.request, self._host, call.request_id) + call.request.body)
 
-    def drop(self) -> Reading:
-        """Close at once; the call, if there is one, hears nothing any more. Return what it had read."""
-        self._call = None
-        if self._transport is not None:
-            self._transport.abort()
+    def leave(self, call: Call) -> Answer:
+        """Close: there is no other way to have no answer."""
+        self.drop()
         return self._reading
 
+    def refused(self, error: str) -> None:
+        """It could not be opened."""
+        self._fail(Ended.NO_CONNECTION, error)
+
+    def drop(self) -> None:
+        """Close at once."""
+        self._call = None
+        if self.opening is not None:
+            self.opening.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Send what waits."""
         self._transport = cast("asyncio.Transport", transport)
+        if self._call is not None:
+            self._send(self._call)
+        else:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Read on."""
@@ -108,17 +111,12 @@ class Connection(asyncio.Protocol):
         head = reading.head
         if reading.rest:
             self._owner.unasked()
-        if head is not None and head.keep_alive and head.length != UNTIL_CLOSE and not (reading.rest or self.closing):
+        if head is not None and head.keep_alive and head.length != UNTIL_CLOSE and not reading.rest and self.room:
             self.idle_since = self._now()
             self._owner.idle(self)
         elif self._transport is not None:
             self._transport.abort()
         call.answered(reading)
-
-    @property
-    def closing(self) -> bool:
-        """True where it will take no request any more."""
-        return self._transport is None or self._transport.is_closing()
 
     def _fail(self, ended: Ended, error: str) -> None:
         call, self._call = self._call, None

@@ -40,6 +40,16 @@ class Reading:
         """The answer's status, 0 while there is no whole head."""
         return 0 if self.head is None else self.head.status
 
+    @property
+    def grpc_status(self) -> int | None:
+        """None: gRPC is spoken over HTTP/2."""
+        return None
+
+    @property
+    def grpc_message(self) -> str:
+        """Nothing."""
+        return ""
+
     def feed(self, data: bytes) -> bool:
         """Take what came; return True once the answer is whole.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from sidecar.http2.hpack import Field
     from sidecar.traffic.samples import Ended
 
 REQUEST_ID: Final = "x-request-id"
@@ -39,8 +40,9 @@ class Timed:
     it has ended. ``ends_with``: what a whole body ends with, as ``data: [DONE]`` and two line ends; one that ends in
     order without it has been cut by somebody. ``timeout_s``: from the intended moment, the sender's where it is None.
     ``hang_up_s``: the caller hangs up that long after sending, None: not. ``name`` says what it is, in reports.
-    ``recorded``: how it ended when it was recorded, None where that is not known. ``take``: what is kept of its answer,
-    names and paths into its JSON; ``fill``: whether it is made of what was kept before in its flow.
+    ``recorded``: how it ended when it was recorded, None where that is not known. ``call``: it is a gRPC call, and the
+    body its messages, each behind its five bytes. ``take``: what is kept of its answer, names and paths into its JSON;
+    ``fill``: whether it is made of what was kept before in its flow.
     """
 
     at_s: float
@@ -53,6 +55,7 @@ class Timed:
     timeout_s: float | None = None
     hang_up_s: float | None = None
     recorded: Ended | None = None
+    call: bool = False
     take: tuple[tuple[str, tuple[str, ...]], ...] = ()
     fill: bool = False
     then: tuple[Timed, ...] = ()
@@ -72,30 +75,51 @@ def check(request: Timed) -> str:
     return ""
 
 
-def head_of(request: Timed, host: str, request_id: str) -> tuple[bytes, str]:
-    """Return the head to send, and the request's id: its own ``x-request-id`` where it has one.
+def id_of(request: Timed, made: str) -> str:
+    """Return a request's own ``x-request-id``, or the one that was ``made`` for it where it has none."""
+    return next((value for name, value in request.headers if value and name.lower() == REQUEST_ID), made)
 
-    Raises:
-        ValueError: it cannot be sent (:func:`check`).
-    """
-    wrong = check(request)
-    if wrong:
-        raise ValueError(wrong)
+
+def head_of(request: Timed, host: str, request_id: str) -> bytes:
+    """Return the head to send over HTTP/1.1 of a request that can be sent (:func:`check`)."""
     lines = [f"{request.method} {request.target} HTTP/1.1"]
-    named = ""
     hosted = False
     for name, value in request.headers:
         lowered = name.lower()
-        if lowered in NOT_SENT:
-            continue
-        if lowered == REQUEST_ID:
-            named = named or value
+        if lowered in NOT_SENT or lowered == REQUEST_ID:
             continue
         hosted = hosted or lowered == "host"
         lines.append(f"{name}: {value}")
     if not hosted:
         lines.insert(1, f"Host: {host}")
-    lines.append(f"{REQUEST_ID}: {named or request_id}")
+    lines.append(f"{REQUEST_ID}: {request_id}")
     if request.body or request.method in _WITH_BODY:
         lines.append(f"Content-Length: {len(request.body)}")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"), named or request_id
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def fields_of(request: Timed, authority: str, request_id: str, *, secure: bool) -> list[Field]:
+    """Return the head to send over HTTP/2 (RFC 9113 8.3.1)."""
+    fields: list[Field] = []
+    typed = False
+    for name, value in request.headers:
+        lowered = name.lower()
+        if lowered == "host":
+            authority = value
+        elif lowered not in NOT_SENT and lowered != REQUEST_ID:
+            typed = typed or lowered == "content-type"
+            fields.append((lowered.encode("latin-1"), value.strip().encode("latin-1")))
+    fields.append((REQUEST_ID.encode(), request_id.encode("latin-1")))
+    if request.call:
+        fields.append((b"te", b"trailers"))
+        if not typed:
+            fields.append((b"content-type", b"application/grpc"))
+    elif request.body or request.method in _WITH_BODY:
+        fields.append((b"content-length", b"%d" % len(request.body)))
+    pseudo = [
+        (b":method", request.method.encode("latin-1")),
+        (b":scheme", b"https" if secure else b"http"),
+        (b":path", request.target.encode("latin-1")),
+        (b":authority", authority.encode("latin-1")),
+    ]
+    return pseudo + fields

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sidecar.grpc.statuses import Status
+
 
 class Ended(StrEnum):
     """How a request ended, as its caller saw it. Each has exactly one."""
 
     OK = "ok"
-    """A whole answer with a status below 400."""
+    """A whole answer with a status below 400; to a gRPC call with OK."""
     STATUS_4XX = "status_4xx"
     STATUS_5XX = "status_5xx"
+    GRPC_STATUS = "grpc_status"
+    """A whole answer to a gRPC call with a status other than OK."""
     CUT = "cut"
     """The connection ended, or was reset, before a whole answer."""
     FALSE_END = "false_end"
@@ -37,6 +41,7 @@ class Sample:
     """One request's times, in seconds from the beginning of the run, and its end.
 
     ``sent_s`` and ``first_byte_s`` are None where it did not come that far. ``status`` is 0 where no whole head came.
+    ``grpc_status`` is None where the answer has none.
     ``headers`` are those of the answer that the sender was asked to keep, by lower-case name. ``number`` counts the
     requests of one run as they fell due.
     """
@@ -50,6 +55,7 @@ class Sample:
     ended_s: float
     ended: Ended
     status: int = 0
+    grpc_status: int | None = None
     recorded: Ended | None = None
     body_bytes: int = 0
     error: str = ""
@@ -65,6 +71,9 @@ class Sample:
         """How it failed, in a word: the status that it was answered, or how it ended; empty where it did not."""
         if not self.ended.failed:
             return ""
+        code = self.grpc_status
+        if self.ended is Ended.GRPC_STATUS and code is not None:
+            return f"grpc {Status(code).name if code in Status.__members__.values() else code}"
         return f"status {self.status}" if self.ended in (Ended.STATUS_4XX, Ended.STATUS_5XX) else self.ended.value
 
     @property

@@ -1,4 +1,4 @@
-"""An open loop over HTTP/1.1: requests go out at their moments, whatever became of those before.
+"""An open loop over HTTP/1.1, HTTP/2 or gRPC: requests go out at their moments, whatever became of those before.
 
 A closed loop asks again only after an answer, so while a server stalls it asks less, and the stall shows in few of its
 latencies (what Gil Tene named coordinated omission). Here each latency counts from the moment that the request was
@@ -14,22 +14,26 @@ import heapq
 import math
 import os
 import secrets
+import ssl
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from sidecar.traffic.addresses import destination
+from sidecar.http2.sending import Flusher
+from sidecar.traffic.addresses import Speech, destination
 from sidecar.traffic.answers import UnfilledError, filled, taken
 from sidecar.traffic.connection import Connection
 from sidecar.traffic.reading import Reading
-from sidecar.traffic.requests import REQUEST_ID, Timed, head_of
+from sidecar.traffic.requests import REQUEST_ID, Timed, check, id_of
 from sidecar.traffic.samples import Ended, Sample
+from sidecar.traffic.streams import StreamConnection
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Iterable
     from typing import Any
 
     Values = dict[str, Any]
+
+    from sidecar.traffic.lines import Answer, Line
 
 TIMEOUT_S: Final = 30.0
 MAX_CONNECTIONS: Final = 256
@@ -44,9 +48,11 @@ _EMPTY: Final = Reading("GET")
 class Sender:
     """Sends timed requests to one address and tells what became of each.
 
-    At most ``max_connections`` are open at once. ``take`` is called once for each request, in the order in which they
+    At most ``max_connections`` are open at once; over HTTP/2 each takes up to 100 requests at once, and another one is
+    opened where all are full. ``take`` is called once for each request, in the order in which they
     end; it must be quick. ``keep`` names the answers' fields that samples have, in lower case. ``prefix`` begins the
-    ids of requests that bring none. ``tls`` is for ``https://`` addresses.
+    ids of requests that bring none. ``tls`` is for ``https://`` and ``grpcs://`` addresses, and has to say what is
+    spoken (``Speech.alpn``).
 
     A sender runs once.
     """
@@ -62,15 +68,18 @@ class Sender:
         keep: frozenset[str] = KEPT,
         prefix: str = "",
         tls: ssl.SSLContext | None = None,
+        http2: bool = False,
     ) -> None:
-        """``address``: ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:/PATH``.
+        """``address`` and ``http2``: see ``sidecar.traffic.addresses.destination``.
 
         Raises:
-            ValueError: it is none of them, or a limit is not above 0.
+            ValueError: it is none, it needs ``tls``, or a limit is not above 0.
         """
         if max_connections < 1 or timeout_s <= 0:
             raise ValueError("max_connections and timeout_s must be above 0")
-        self._to = destination(address, secure=tls is not None)
+        self._to = destination(address, http2=http2)
+        if self._to.secure and tls is None:
+            raise ValueError(f"address {address!r}: there is nothing here that says whom to trust over TLS")
         self._tls = tls if self._to.secure else None
         self._take = take
         self._max = max_connections
@@ -78,8 +87,9 @@ class Sender:
         self._idle_s = idle_s
         self.keep = keep | {REQUEST_ID}
         self._prefix = prefix or secrets.token_hex(4)
-        self._idle: list[Connection] = []
-        self._open: set[Connection] = set()  # those that are being opened too
+        self._idle: list[Line] = []  # those that can take a request
+        self._open: set[Line] = set()  # those that are being opened too
+        self._flusher: Flusher
         self._later: list[tuple[float, int, Timed, tuple[Timed, ...], Values]] = []  # what follows in flows, a heap
         self._waiter: asyncio.Future[None] | None = None
         self._calls: set[_Call] = set()
@@ -118,6 +128,7 @@ class Sender:
             ValueError: a request cannot be sent.
         """
         self._loop = asyncio.get_running_loop()
+        self._flusher = Flusher(self._loop, time.monotonic)
         self.began = time.monotonic()
         source = iter(requests)
         upcoming = next(source, None)
@@ -153,7 +164,7 @@ class Sender:
             await self._change(math.ceil(1000 * wait_s) / 1000)  # loops count in milliseconds: rather late than twice
             return False
         while self._idle and time.monotonic() - self._idle[-1].idle_since > self._idle_s:
-            self._idle.pop().drop()
+            self._unlist().drop()
         left_s = at_s + self._time_s(request) - self.now_s()
         if self._idle or len(self._open) < self._max or left_s <= 0:
             return True
@@ -186,7 +197,10 @@ class Sender:
                 request = filled(request, values)
             except UnfilledError as error:
                 lacking = str(error)
-        head, request_id = head_of(request, self._to.host_field, f"{self._prefix}-{self._numbers}")
+        wrong = check(request)
+        if wrong:
+            raise ValueError(wrong)
+        request_id = id_of(request, f"{self._prefix}-{self._numbers}")
         call = _Call(self, self._numbers, request, request_id, at_s, rest, values)
         self._calls.add(call)
         if lacking:
@@ -197,42 +211,60 @@ class Sender:
             call.finish(Ended.UNSENT, "its time was over before it could be sent", _EMPTY)
             return
         call.timer = self._loop.call_later(left_s, call.time_out)
+        call.line = line = self._line()
+        line.take(call)
+        if line.room:
+            self.idle(line)
+
+    def _line(self) -> Line:
+        """Return a connection that can take a request; one is opened where there is none."""
         while self._idle:
-            connection = self._idle.pop()
-            if not connection.closing:
-                call.send(connection, head)
-                return
-        connection = Connection(self, time.monotonic)
-        self._open.add(connection)
-        call.connecting = asyncio.create_task(self._connect(connection, call, head), name=f"connect-{self._numbers}")
-
-    async def _connect(self, connection: Connection, call: _Call, head: bytes) -> None:
-        try:
-            if self._to.socket is not None:
-                await self._loop.create_unix_connection(lambda: connection, self._to.socket)
-            else:
-                await self._loop.create_connection(lambda: connection, self._to.name, self._to.port, ssl=self._tls)
-        except OSError as error:
-            self._open.discard(connection)
-            call.connecting = None
-            call.finish(Ended.NO_CONNECTION, _plain(error), _EMPTY)
-        except asyncio.CancelledError:
-            self._open.discard(connection)
-            raise
+            line = self._unlist()
+            if line.room:
+                return line
+        if self._to.speech is Speech.HTTP1:
+            line = Connection(self, time.monotonic, self._to.host_field)
         else:
-            call.connecting = None
-            call.send(connection, head)
+            line = StreamConnection(self, time.monotonic, self._flusher, self._to.host_field, secure=self._to.secure)
+        self._open.add(line)
+        line.opening = asyncio.create_task(self._connect(line), name=f"connect-{self._numbers}")
+        return line
 
-    def idle(self, connection: Connection) -> None:
+    async def _connect(self, line: Line) -> None:
+        protocol = cast("asyncio.Protocol", line)
+        to = self._to
+        try:
+            if to.socket is not None:
+                await self._loop.create_unix_connection(lambda: protocol, to.socket)
+            else:
+                await self._loop.create_connection(lambda: protocol, to.name, to.port, ssl=self._tls)
+        except OSError as error:
+            self.gone(line)
+            line.refused(_plain(error))
+        except asyncio.CancelledError:
+            self.gone(line)
+            raise
+        finally:
+            line.opening = None
+
+    def _unlist(self) -> Line:
+        line = self._idle.pop()
+        line.listed = False
+        return line
+
+    def idle(self, line: Line) -> None:
         """Keep it for the next request."""
-        self._idle.append(connection)
+        if not line.listed:
+            line.listed = True
+            self._idle.append(line)
         self._wake()
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, line: Line) -> None:
         """Another may be opened in its place."""
-        self._open.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        self._open.discard(line)
+        if line.listed:
+            line.listed = False
+            self._idle.remove(line)
         self._wake()
 
     def unasked(self) -> None:
@@ -257,13 +289,16 @@ class Sender:
         for call in list(self._calls):
             call.abandon()
         self._calls.clear()
-        for connection in self._idle:
-            connection.drop()
-        self._idle.clear()
+        while self._idle:
+            self._unlist()
+        for line in list(self._open):
+            line.drop()
 
 
 def _plain(error: OSError) -> str:
-    """Return what the system says; asyncio's own words name the address once more."""
+    """Return what the system says, or TLS; asyncio's own words name the address once more."""
+    if isinstance(error, ssl.SSLError):  # its errno is none of the system's
+        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error) or type(error).__name__
 
 
@@ -283,7 +318,7 @@ class _Call:
         self._sender = sender
         self._number = number
         self.request = request
-        self._id = request_id
+        self.request_id = request_id
         self._at_s = at_s
         self.rest = rest
         self.values = values
@@ -292,43 +327,45 @@ class _Call:
         self._sent_s: float | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._hang_up: asyncio.TimerHandle | None = None
-        self.connecting: asyncio.Task[None] | None = None
-        self._connection: Connection | None = None
+        self.line: Line | None = None
+        """What it is sent on, or will be."""
 
-    def send(self, connection: Connection, head: bytes) -> None:
-        """Send it on a connection that is free."""
-        self._connection = connection
+    def sending(self) -> None:
+        """Note the moment; from now on its caller may hang up."""
         self._sent_s = self._sender.now_s()
         if self.request.hang_up_s is not None:
             self._hang_up = asyncio.get_running_loop().call_later(self.request.hang_up_s, self._leave)
-        connection.begin(self, head)
 
     def time_out(self) -> None:
         """Its time is over."""
         self.finish(Ended.TIMED_OUT, "nothing whole in time", self._let_go())
 
-    def answered(self, reading: Reading) -> None:
+    def answered(self, answer: Answer) -> None:
         """Judge a whole answer."""
-        self._connection = None
-        echoed = reading.fields(frozenset({REQUEST_ID})).get(REQUEST_ID, self._id)
-        status = reading.status
-        if echoed != self._id:
-            self.finish(Ended.WRONG, f"the answer to {echoed[:80]!r}", reading)
+        self.line = None
+        echoed = answer.fields(frozenset({REQUEST_ID})).get(REQUEST_ID, self.request_id)
+        status = answer.status
+        if echoed != self.request_id:
+            self.finish(Ended.WRONG, f"the answer to {echoed[:80]!r}", answer)
         elif status >= 400:
-            self.finish(Ended.STATUS_5XX if status >= 500 else Ended.STATUS_4XX, "", reading)
-        elif not reading.tail.endswith(self.request.ends_with):
-            self.finish(Ended.FALSE_END, "ended without its end mark", reading)
+            self.finish(Ended.STATUS_5XX if status >= 500 else Ended.STATUS_4XX, "", answer)
+        elif self.request.call and answer.grpc_status is None:
+            self.finish(Ended.FALSE_END, "ended without a gRPC status", answer)
+        elif answer.grpc_status:
+            self.finish(Ended.GRPC_STATUS, answer.grpc_message[:256], answer)
+        elif not answer.tail.endswith(self.request.ends_with):
+            self.finish(Ended.FALSE_END, "ended without its end mark", answer)
         else:
             if self.request.take and self.rest:
-                self.values = {**self.values, **taken(self.request, reading.tail, reading.body_bytes)}
-            self.finish(Ended.OK, "", reading)
+                self.values = {**self.values, **taken(self.request, answer.tail, answer.body_bytes)}
+            self.finish(Ended.OK, "", answer)
 
-    def failed(self, ended: Ended, error: str, reading: Reading) -> None:
+    def failed(self, ended: Ended, error: str, answer: Answer) -> None:
         """It has no whole answer."""
-        self._connection = None
-        self.finish(ended, error, reading)
+        self.line = None
+        self.finish(ended, error, answer)
 
-    def finish(self, ended: Ended, error: str, reading: Reading) -> None:
+    def finish(self, ended: Ended, error: str, answer: Answer) -> None:
         """Make its sample."""
         self._cancel_timers()
         sender = self._sender
@@ -336,17 +373,18 @@ class _Call:
         sample = Sample(
             number=self._number,
             name=self.request.name,
-            request_id=self._id,
+            request_id=self.request_id,
             intended_s=self._at_s,
             sent_s=self._sent_s,
             first_byte_s=first,
             ended_s=sender.now_s(),
             ended=ended,
-            status=reading.status,
+            status=answer.status,
+            grpc_status=answer.grpc_status,
             recorded=self.request.recorded,
-            body_bytes=reading.body_bytes,
+            body_bytes=answer.body_bytes,
             error=error,
-            headers=reading.fields(sender.keep),
+            headers=answer.fields(sender.keep),
         )
         sender.over(self, sample)
 
@@ -358,12 +396,9 @@ class _Call:
     def _leave(self) -> None:
         self.finish(Ended.HUNG_UP, "", self._let_go())
 
-    def _let_go(self) -> Reading:
-        if self.connecting is not None:
-            self.connecting.cancel()
-            self.connecting = None
-        connection, self._connection = self._connection, None
-        return _EMPTY if connection is None else connection.drop()
+    def _let_go(self) -> Answer:
+        line, self.line = self.line, None
+        return _EMPTY if line is None else line.leave(self)
 
     def _cancel_timers(self) -> None:
         for timer in (self.timer, self._hang_up):

@@ -82,7 +82,7 @@ def test_fewer_failures_are_no_harm(tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         (
             ["http://h:1", "ftp://h:1", "TRACE"],
-            "B: address 'ftp://h:1': must be http://HOST:PORT, https://HOST:PORT or unix:/PATH",
+            "B: address 'ftp://h:1': must be http://HOST:PORT, https://HOST:PORT, grpc://HOST:PORT, ",
         ),
         (["http://h:1", "http://h:2", "TRACE", "--rounds", "81"], "81 requests are too few for 81 rounds (--rounds)"),
         (["http://h:1", "http://h:2", "TRACE", "--pid-a", "1"], "--pid-a and --pid-b: CPU is compared where both"),

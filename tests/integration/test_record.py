@@ -19,7 +19,7 @@ import pytest
 
 from sidecar.cli.main import main
 from sidecar.traffic.recording.listener import Recorder
-from sidecar.traffic.recording.tap import Terms
+from sidecar.traffic.recording.noting import Terms
 from sidecar.traffic.samples import Ended
 from tests.support.http_origin import Echo, HttpOrigin
 from tests.support.loops import in_loop, until
@@ -140,7 +140,11 @@ async def test_a_defect_of_the_listening_breaks_no_traffic() -> None:
     ("arguments", "error"),
     [
         (["--listen", "nowhere"], "--listen: 'nowhere': must be HOST:PORT"),
-        (["--to", "https://h:1"], "--to: address 'https://h:1': must be http://HOST:PORT or unix:/PATH"),
+        (["--to", "ftp://h:1"], "--to: address 'ftp://h:1': must be http://HOST:PORT, https://HOST:PORT, "),
+        (["--listen-key-file", "/nowhere"], "--listen-key-file: needs --listen-cert-file"),
+        (["--listen-cert-file", "/nowhere"], "--listen-cert-file: /nowhere: No such file or directory"),
+        (["--to", "grpcs://h:1", "--ca-file", "/nowhere"], "--ca-file: /nowhere: No such file or directory"),
+        (["--key-file", "/nowhere"], "--key-file: needs --cert-file"),
         (["--redact-field", "*"], "--redact-field: '*' is no path of fields such as messages.*.content"),
         (["--out", "/nowhere/at/all"], "--out: /nowhere/at/all: No such file or directory"),
         (["--out", os.devnull], f"--out: {os.devnull}: is there already; name a new file"),

@@ -1,4 +1,7 @@
-"""A listener in front of a sidecar, or of anything else that speaks HTTP/1.1: bytes pass through as they are."""
+"""A listener in front of a sidecar, or of anything else that speaks HTTP or gRPC: bytes pass through as they are.
+
+Where callers speak TLS it ends here; towards the server it may begin anew, with what the caller agreed on (ALPN).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from sidecar.traffic.addresses import destination
-from sidecar.traffic.recording.tap import Tap, Terms
+from sidecar.traffic.recording.either import EitherTap
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
+
+    from sidecar.traffic.recording.noting import Terms
 
 MAX_CONNECTIONS: Final = 1024
 CONNECT_S: Final = 5.0
@@ -22,23 +28,35 @@ _PIECE_BYTES: Final = 65536
 class Recorder:
     """Relays connections to one address; ``now`` gives the trace's seconds.
 
-    More than ``max_connections`` at once are closed, and counted as ``refused``.
+    More than ``max_connections`` at once are closed, and counted as ``refused``. ``callers_tls``: callers speak TLS.
+    ``tls`` gives the context towards a server that does, for what is spoken there (ALPN).
     """
 
     def __init__(
-        self, address: str, terms: Terms, now: Callable[[], float], *, max_connections: int = MAX_CONNECTIONS
+        self,
+        address: str,
+        terms: Terms,
+        now: Callable[[], float],
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        callers_tls: ssl.SSLContext | None = None,
+        tls: Callable[[str], ssl.SSLContext] | None = None,
     ) -> None:
-        """``address``: ``http://HOST:PORT`` or ``unix:/PATH``.
+        """``address``: see ``sidecar.traffic.addresses.destination``.
 
         Raises:
-            ValueError: it is neither.
+            ValueError: it is none, or it needs ``tls``.
         """
-        self._to = destination(address, secure=False)
+        self._to = destination(address)
+        if self._to.secure and tls is None:
+            raise ValueError(f"address {address!r}: there is nothing here that says whom to trust over TLS")
+        self._callers_tls = callers_tls
+        self._tls = tls
         self._terms = terms
         self._now = now
         self._max = max_connections
         self._server: asyncio.Server | None = None
-        self._taps: dict[asyncio.Task[None], Tap] = {}
+        self._taps: dict[asyncio.Task[None], EitherTap] = {}
         self.refused = 0
         self.unreachable = 0
         """Connections that were closed because nobody took them at the address."""
@@ -53,7 +71,7 @@ class Recorder:
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Accept connections; return the address and port, which the kernel chose where ``port`` is 0."""
-        self._server = await asyncio.start_server(self._accept, host, port, backlog=1024)
+        self._server = await asyncio.start_server(self._accept, host, port, backlog=1024, ssl=self._callers_tls)
         name: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
         return name
 
@@ -77,10 +95,10 @@ class Recorder:
             return
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 (for the type checker)
-        tap = self._taps[task] = Tap(self._terms)
+        tap = self._taps[task] = EitherTap(self._terms)
         both: tuple[asyncio.StreamWriter, ...] = (writer,)
         try:
-            answers, upstream = await self._connect()
+            answers, upstream = await self._connect(writer)
             both = (writer, upstream)
             async with asyncio.TaskGroup() as ways:
                 ways.create_task(self._carry(reader, upstream, tap, tap.from_caller, tap.caller_left, tap.server_left))
@@ -96,17 +114,22 @@ class Recorder:
             for one in both:
                 one.transport.abort()
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, caller: asyncio.StreamWriter) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         async with asyncio.timeout(CONNECT_S):
             if self._to.socket is not None:
                 return await asyncio.open_unix_connection(self._to.socket)
-            return await asyncio.open_connection(self._to.name, self._to.port)
+            context = None
+            if self._to.secure and self._tls is not None:
+                agreed = caller.get_extra_info("ssl_object")
+                chosen = None if agreed is None else agreed.selected_alpn_protocol()
+                context = self._tls(chosen or self._to.speech.alpn)
+            return await asyncio.open_connection(self._to.name, self._to.port, ssl=context)
 
     async def _carry(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        tap: Tap,
+        tap: EitherTap,
         heard: Callable[[bytes, float], None],
         left: Callable[[float], None],
         other_left: Callable[[float], None],
@@ -128,10 +151,13 @@ class Recorder:
                 self._listen(tap, other_left)
                 raise
         self._listen(tap, left)
-        with suppress(OSError):
-            writer.write_eof()
+        if writer.can_write_eof():
+            with suppress(OSError):
+                writer.write_eof()
+        else:  # TLS ends both ways at once
+            writer.close()
 
-    def _listen(self, tap: Tap, heard: Callable[..., None], *what: bytes) -> None:
+    def _listen(self, tap: EitherTap, heard: Callable[..., None], *what: bytes) -> None:
         """Have the tap hear of something. A defect of it ends the listening, and not what is carried."""
         try:
             heard(*what, self._now())

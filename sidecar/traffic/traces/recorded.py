@@ -9,11 +9,12 @@ import base64
 import binascii
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from sidecar.traffic.answers import needs, wrong_name
+from sidecar.traffic.messages import framed, split
 from sidecar.traffic.requests import Timed, check
 from sidecar.traffic.samples import Ended
 from sidecar.traffic.traces.trace import MAX_BODY_BYTES, MAX_REQUESTS, Trace, TraceError
@@ -36,6 +37,13 @@ class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"
     redacted: tuple[str, ...] = ()
 
 
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One message of a gRPC call. ``compressed``: as its call's ``grpc-encoding`` says."""
+
+    base64: str = ""
+    compressed: bool = False
+
+
 class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One request and what became of it. Seconds count from moment 0; bodies are text, or base64 where they are none.
 
@@ -44,12 +52,16 @@ class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     no ``think_s``. ``take``: what its answer has for those after it, names and paths into its JSON; ``fill``: it is
     made of such, where it says ``${NAME}``. ``hung_up_s``: its caller hung up that long after sending it. ``status``,
     ``ended``, ``first_byte_s``, ``took_s``, ``answer_bytes``, ``worker``: what it was answered, and by whom.
+    ``protocol``: ``h2`` or ``grpc``, empty: HTTP/1.1. A gRPC call has ``messages`` in place of a body, and was answered
+    with a ``grpc_status`` and so many ``answer_messages``.
     """
 
     at_s: float
+    protocol: Literal["", "h2", "grpc"] = ""
     method: str = "GET"
     target: str = "/"
     headers: tuple[tuple[str, str], ...] = ()
+    messages: tuple[Message, ...] = ()
     body: str = ""
     body_base64: str = ""
     body_bytes: int = 0
@@ -68,6 +80,8 @@ class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     took_s: float | None = None
     answer_bytes: int = 0
     worker: str = ""
+    grpc_status: int | None = None
+    answer_messages: int = 0
 
 
 _DECODE_OPENING: Final = msgspec.json.Decoder(Opening)
@@ -82,6 +96,16 @@ def body_fields(body: bytes) -> dict[str, Any]:
         return {"body": body.decode("utf-8"), "body_bytes": len(body)}
     except UnicodeDecodeError:
         return {"body_base64": base64.b64encode(body).decode("ascii"), "body_bytes": len(body)}
+
+
+def message_fields(body: bytes) -> dict[str, Any]:
+    """Return the fields of a line that hold the messages of a gRPC call; none of what is not whole at the end."""
+    return {
+        "messages": tuple(
+            Message(base64.b64encode(content).decode("ascii"), compressed) for compressed, content in split(body)
+        ),
+        "body_bytes": len(body),
+    }
 
 
 def read(name: str, lines: Iterable[bytes]) -> Trace:
@@ -171,16 +195,30 @@ def _decoded(where: str, line: bytes, decoder: msgspec.json.Decoder[Any]) -> Any
 def _request(where: str, one: Recorded) -> Timed:
     if one.body and one.body_base64:
         raise TraceError(f"{where}: both body and body_base64; keep one of them")
+    call = one.protocol == "grpc"
+    if call and (one.body or one.body_base64 or one.method not in ("GET", "POST")):
+        raise TraceError(f"{where}: a gRPC call is a POST, and has messages in place of a body")
+    if call and (one.take or one.fill):
+        raise TraceError(f"{where}: take and fill are of JSON, which a gRPC call's messages are not; leave them out")
+    if one.messages and not call:
+        raise TraceError(f'{where}: messages without "protocol": "grpc"')
     try:
         body = base64.b64decode(one.body_base64, validate=True) if one.body_base64 else one.body.encode()
     except binascii.Error as error:
         raise TraceError(f"{where}: body_base64: {error}") from None
+    try:
+        body += b"".join(
+            framed(base64.b64decode(message.base64, validate=True), compressed=message.compressed)
+            for message in one.messages
+        )
+    except binascii.Error as error:
+        raise TraceError(f"{where}: messages: base64: {error}") from None
     for field, value in (("at_s", one.at_s), ("think_s", one.think_s), ("hung_up_s", one.hung_up_s)):
         if value is not None and not 0 <= value < 1e9:
             raise TraceError(f"{where}: {field}: {value} must be from 0 to 1e9 seconds")
     request = Timed(
         at_s=one.at_s if one.think_s is None else one.think_s,
-        method=one.method,
+        method="POST" if call else one.method,
         target=one.target,
         headers=one.headers,
         body=body,
@@ -188,6 +226,7 @@ def _request(where: str, one: Recorded) -> Timed:
         ends_with=one.ends_with.encode(),
         hang_up_s=one.hung_up_s,
         recorded=one.ended,
+        call=call,
         take=tuple((name, tuple(path.split("."))) for name, path in one.take.items()),
         fill=one.fill,
     )

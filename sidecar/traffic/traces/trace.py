@@ -37,6 +37,33 @@ class Trace:
     """Makes its requests: the first at 0 s, in the order of their moments."""
     left_out: Counter[str] = field(default_factory=Counter)
 
+    def only(self, *, calls: bool) -> Trace:
+        """Return the trace without what a target cannot take: gRPC's takes ``calls`` alone, any other none.
+
+        Of a flow all has to fit.
+        """
+        fits, others, first_s, last_s = 0, 0, -1.0, 0.0
+        for request in self.make():
+            size = 1 + len(request.then)
+            if _fits(request, calls):
+                fits += size
+                first_s, last_s = request.at_s if first_s < 0 else first_s, request.at_s
+            else:
+                others += size
+        if not others:
+            return self
+        first_s = max(0.0, first_s)
+        why = "no gRPC call, which the target takes alone" if calls else "a gRPC call, which needs a grpc:// target"
+        left_out = self.left_out + Counter({why: others})
+        make = self.make
+        return replace(
+            self,
+            requests=fits,
+            duration_s=last_s - first_s,
+            make=lambda: (replace(one, at_s=one.at_s - first_s) for one in make() if _fits(one, calls)),
+            left_out=left_out,
+        )
+
     def at(self, speed: float) -> Iterator[Timed]:
         """Make its requests with their spacing, and what callers thought in between, divided by ``speed``.
 
@@ -44,6 +71,10 @@ class Trace:
         """
         for request in self.make():
             yield request if speed == 1.0 else _at(request, speed)
+
+
+def _fits(request: Timed, calls: bool) -> bool:
+    return all(one.call is calls for one in (request, *request.then))
 
 
 def _at(request: Timed, speed: float) -> Timed:

@@ -114,7 +114,7 @@ def test_requests_are_checked(request_: Timed, wrong: str) -> None:
 
 
 def test_addresses_are_checked() -> None:
-    for address in ("grpc://h:1", "https://h:1", "h:1", "ftp://h:1"):
+    for address in ("grpcs://h:1", "https://h:1", "h:1", "ftp://h:1"):
         with pytest.raises(ValueError, match="address"):
             Sender(address, lambda _: None)
     with pytest.raises(ValueError, match="above 0"):

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.traffic.recording.noting import Terms
 from sidecar.traffic.recording.redaction import Redaction, RedactionError, path_of
-from sidecar.traffic.recording.tap import Tap, Terms
+from sidecar.traffic.recording.tap import Tap
 from sidecar.traffic.recording.writing import TraceFile
 from sidecar.traffic.samples import Ended
 from sidecar.traffic.traces.reading import Filling, read_trace

@@ -119,7 +119,7 @@ def test_the_page_s_example_is_good(tmp_path: Path) -> None:
     page = (Path(__file__).parents[4] / "docs" / "replay.md").read_text()
     example = page.partition("```json\n")[2].partition("```")[0]
     trace = read(tmp_path, OPENING + "\n" + example)
-    assert (trace.requests, [len(request.then) for request in trace.make()]) == (4, [0, 0, 1])
+    assert (trace.requests, [len(request.then) for request in trace.make()]) == (5, [0, 0, 1, 0])
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,67 @@
+"""TLS contexts of traffic that warmroute makes or records itself."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class TrustError(ValueError):
+    """A file cannot be used; ``option`` is the one that named it, without its dashes."""
+
+    def __init__(self, option: str, why: str) -> None:
+        super().__init__(why)
+        self.option = option
+
+
+def client_context(
+    alpn: list[str], ca_file: Path | None, cert_file: Path | None, key_file: Path | None, *, insecure: bool
+) -> ssl.SSLContext:
+    """Return how servers are spoken to: those that ``ca_file`` vouches for, else the system's certificates.
+
+    ``cert_file`` and ``key_file`` are ours, where they ask for it. ``insecure``: any server is believed.
+
+    Raises:
+        TrustError: a file cannot be read or is none.
+    """
+    try:
+        context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+    except OSError as error:
+        raise TrustError("ca-file", f"{ca_file or 'the system'}: {_why(error)}") from None
+    if insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if cert_file is not None:
+        _load(context, cert_file, key_file, "cert-file")
+    elif key_file is not None:
+        raise TrustError("key-file", "needs --cert-file")
+    context.set_alpn_protocols(alpn)
+    return context
+
+
+def server_context(alpn: list[str], cert_file: Path, key_file: Path | None) -> ssl.SSLContext:
+    """Return how callers are spoken to.
+
+    Raises:
+        TrustError: a file cannot be read or is none.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    _load(context, cert_file, key_file, "listen-cert-file")
+    context.set_alpn_protocols(alpn)
+    return context
+
+
+def _load(context: ssl.SSLContext, cert_file: Path, key_file: Path | None, option: str) -> None:
+    try:
+        context.load_cert_chain(cert_file, key_file, password=lambda: b"")
+    except OSError as error:
+        raise TrustError(option, f"{cert_file}: {_why(error)}") from None
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"no certificate, or key, in PEM that belongs to it ({error.reason or error})"
+    return error.strerror or str(error)
