@@ -1,5 +1,7 @@
 """A request as the cache sees it: whether its answer may be kept at all, and the key that it is kept under.
 
+So is a gRPC call, whose metadata are its fields and whose messages, as they are framed, are its body (``calls``).
+
 The key is a hash, so it must be one that nobody can find two requests for: SHA-256 over every part with its length in
 front, so that no part can pass for the end of another. Sources: RFC 9111 (3, 4, 5.2.1), RFC 9110 (13.1, 14.2).
 """
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from sidecar.cache.terms import Refused, Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _CONDITIONAL: Final = frozenset(
     {b"if-match", b"if-modified-since", b"if-none-match", b"if-range", b"if-unmodified-since", b"range"}
@@ -76,16 +78,40 @@ def asked_of(
         return Refused.METHOD
     if not terms.takes_path(target.partition(b"?")[0]):
         return Refused.PATH
+    lines = [line.partition(b":") for line in forward.split(b"\r\n")[1:]]
+    pairs = [(name.lower(), value.strip(b" \t")) for name, _, value in lines]
+    return asked_with(method, target, pairs, terms.keyed, terms, trusted=trusted, identity=identity)
+
+
+def asked_with(
+    method: bytes,
+    target: bytes,
+    pairs: Iterable[Sequence[bytes]],
+    keyed: frozenset[bytes],
+    terms: Terms,
+    *,
+    trusted: bool,
+    identity: bytes,
+) -> Asked | Refused:
+    """Return what a request with these fields is to the cache, or why it is nothing to it.
+
+    Args:
+        method: of which kind it is.
+        target: what it asks.
+        pairs: names in lower case and values without blanks at their ends.
+        keyed: names of those that decide what it means.
+        terms: the model's.
+        trusted: its caller's word counts in ``policies.admission``.
+        identity: what stands for its caller's certificate, empty where it showed none.
+    """
     tenant = b""
     tenants = 0
     secrets: list[tuple[bytes, bytes]] = []
     fields: list[tuple[bytes, bytes]] = []
     secret = terms.secrets
-    for line in forward.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        name = name.lower()
-        value = value.strip(b" \t")
-        if name in terms.keyed:
+    for pair in pairs:
+        name, value = pair[0], pair[1]
+        if name in keyed:
             if name == terms.tenant:
                 tenant = value
                 tenants += 1

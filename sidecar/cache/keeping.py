@@ -110,44 +110,69 @@ def judge(status: int, forward: bytes, length: int, terms: Terms) -> Refused | N
         return Refused.SIZE
     for line in forward.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
-        name = name.lower()
-        if name == b"set-cookie":
+        if forbids(name.lower(), value, terms.keyed):
             return Refused.ANSWER_CONTROL
-        if name == b"cache-control":
-            if _NOT_SHARED.search(value.lower()):
-                return Refused.ANSWER_CONTROL
-        elif name == b"vary":
-            names = {one.strip(b" \t").lower() for one in value.split(b",")}
-            if not names <= terms.keyed:
-                return Refused.ANSWER_CONTROL
     return None
+
+
+def forbids(name: bytes, value: bytes, keyed: frozenset[bytes]) -> bool:
+    """Return whether a field of an answer, its name in lower case, forbids that it is kept for others."""
+    if name == b"set-cookie":
+        return True
+    if name == b"cache-control":
+        return _NOT_SHARED.search(value.lower()) is not None
+    if name == b"vary":
+        return not {one.strip(b" \t").lower() for one in value.split(b",")} <= keyed
+    return False
+
+
+def of_one_answer(name: bytes) -> bool:
+    """Return whether a field of an answer, its name in lower case, is true of one exchange only, or ours to say."""
+    return name in _OF_ONE_ANSWER or name.startswith(b"warmroute-")
+
+
+class Life:
+    """How old an answer is by its own word, and how long it may be told by that and the model's terms, in seconds."""
+
+    __slots__ = ("_most_s", "_shared", "age_s", "ttl_s")
+
+    def __init__(self, terms: Terms) -> None:
+        self.age_s = 0
+        self.ttl_s = self._most_s = terms.ttl_s
+        self._shared = False
+
+    def hear(self, name: bytes, value: bytes) -> None:
+        """Learn of one field, its name in lower case."""
+        if name == b"age" and value.strip(b" \t").isdigit():
+            self.age_s = min(int(value), 1 << 31)
+        elif name == b"cache-control":
+            for which, seconds in _MAX_AGE.findall(value.lower()):
+                if which == b"s-maxage" or not self._shared:  # RFC 9111 5.2.2.10: it counts, where both stand
+                    self._shared = self._shared or which == b"s-maxage"
+                    self.ttl_s = min(self._most_s, float(seconds))
 
 
 def kept(forward: bytes, body: bytes, now: float, terms: Terms) -> Kept | Refused:
     """Return an answer as it is kept, or why not after all: it is too long, or at its end already."""
     lines = forward.split(b"\r\n")
     out = [b"HTTP/1.1" + lines[0][8:]]
-    age_s = 0
-    ttl_s = terms.ttl_s
-    shared = False
+    life = Life(terms)
     for line in lines[1:]:
         name, _, value = line.partition(b":")
         name = name.lower()
-        if name == b"age" and value.strip(b" \t").isdigit():
-            age_s = min(int(value), 1 << 31)
-        elif name == b"cache-control":
-            for which, seconds in _MAX_AGE.findall(value.lower()):
-                if which == b"s-maxage" or not shared:  # RFC 9111 5.2.2.10: it is what counts here, where both stand
-                    shared = shared or which == b"s-maxage"
-                    ttl_s = min(terms.ttl_s, float(seconds))
-        if line and name not in _OF_ONE_ANSWER and not name.startswith(b"warmroute-"):
+        life.hear(name, value)
+        if line and not of_one_answer(name):
             out.append(line)
-    head = b"\r\n".join(out) + b"\r\n"
+    return as_kept(b"\r\n".join(out) + b"\r\n", body, now, life, terms)
+
+
+def as_kept(head: bytes, body: bytes, now: float, life: Life, terms: Terms) -> Kept | Refused:
+    """Return an answer as it is kept from now on, or why not: it is too long, or at its end already."""
     if len(head) + len(body) > terms.max_entry_bytes:
         return Refused.SIZE
-    if ttl_s <= age_s:
+    if life.ttl_s <= life.age_s:
         return Refused.ANSWER_CONTROL
-    return Kept(head, body, now, ttl_s - age_s, age_s)
+    return Kept(head, body, now, life.ttl_s - life.age_s, life.age_s)
 
 
 def kept_elsewhere(

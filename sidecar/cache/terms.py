@@ -83,6 +83,8 @@ FRAMING: Final = frozenset(
     }
 )
 """Fields of a request that decide what its body means, and in which form it is answered: part of every key."""
+CALL_FRAMING: Final = frozenset({b"grpc-accept-encoding", b"grpc-encoding", b"grpc-message-type"})
+"""The same of a gRPC call beside them."""
 
 
 class Refused(IntEnum):
@@ -112,14 +114,17 @@ class Terms:
     ``policies.admission``. ``certificates``: what a client's certificate says is part of the key.
     ``secrets`` are the fields that say who asks. ``revision`` stands for whatever decides who may be told an answer and
     which answers are kept at all: it is part of every key, so what was kept by other terms is never found. Bounds and
-    times have no part in it: what is kept elsewhere is held to those of whoever reads it.
+    times have no part in it: what is kept elsewhere is held to those of whoever reads it. ``calls`` are the gRPC
+    methods whose answers are kept, ``keyed_of_calls`` what ``keyed`` is for them.
     """
 
     __slots__ = (
         "believes",
+        "calls",
         "certificates",
         "credentials",
         "keyed",
+        "keyed_of_calls",
         "max_entry_bytes",
         "methods",
         "names_all",
@@ -145,6 +150,8 @@ class Terms:
         self.keyed = FRAMING | {name.lower().encode() for name in cache.key_headers}
         if self.tenant:
             self.keyed |= {self.tenant}
+        self.keyed_of_calls = self.keyed | CALL_FRAMING
+        self.calls = frozenset(name.encode() for name in cache.calls)
         self.secrets = CREDENTIALS | {name.lower().encode() for name in cache.credential_headers}
         self.revision = self._revision(cache)
         self.ttl_s = cache.ttl_s
@@ -156,7 +163,7 @@ class Terms:
             )
 
     def _revision(self, cache: Cache) -> bytes:
-        sets = (self.methods, self.keyed, self.secrets, [b"%d" % status for status in self.statuses])
+        sets = (self.methods, self.calls, self.keyed, self.secrets, [b"%d" % status for status in self.statuses])
         flags = (self.credentials, self.streams, cache.deterministic, self.names_all, self.believes, self.certificates)
         parts = [self.tenant, bytes(flags)]
         parts += [b",".join(sorted(one)) for one in sets]

@@ -13,7 +13,8 @@ from router.urls import protocol_of
 from sidecar.cache.keeping import ENTRY_BYTES
 from sidecar.cache.terms import NOT_WHOLE
 from sidecar.config.problems import Path, nearest
-from sidecar.settings import Cache, Model, Settings, StaticAnswer, Trust
+from sidecar.config.static_calls import METHOD, METHOD_REMEDY, examine_call, examine_file, resolved
+from sidecar.settings import MODEL_INFER, Cache, Model, Settings, StaticAnswer, Trust
 
 MAX_FALLBACKS = 8
 MAX_STATIC_BYTES = 65536
@@ -71,12 +72,16 @@ def degrading(settings: Settings) -> Findings:
 
 def _over_grpc(place: Path, model: Model) -> Findings:
     if model.urls and all(protocol_of(url) != HTTP for url in model.urls):
-        for name, value in (("cache", model.cache), ("static_answer", model.static_answer)):
-            if value is not None:
-                yield (
-                    (*place, name),
-                    "has no effect: the model has grpc endpoints only, and gRPC calls have a fallback at most",
-                )
+        if model.cache is not None and not model.cache.calls:
+            yield (
+                (*place, "cache", "calls"),
+                f"must name a method, for example {MODEL_INFER}: the model has grpc endpoints only",
+            )
+        if model.static_answer is not None and model.static_answer.call is None:
+            yield (
+                (*place, "static_answer"),
+                "has no effect: the model has grpc endpoints only: set call, which is what their calls are answered",
+            )
 
 
 def _fallback(place: Path, model: Model, settings: Settings, edges: dict[str, list[str]]) -> Findings:
@@ -135,6 +140,11 @@ def _cache(path: Path, cache: Cache) -> Findings:
     for number, pattern in enumerate(cache.paths):
         if not _PATTERN.fullmatch(pattern):
             yield (*path, "paths", number), "must start with / or *, and hold neither spaces nor control characters"
+    for number, name in enumerate(cache.calls):
+        if not METHOD.fullmatch(name):
+            yield (*path, "calls", number), METHOD_REMEDY
+        elif name in cache.calls[:number]:
+            yield (*path, "calls", number), "is named before: name each once"
     for member, names in (("key_headers", cache.key_headers), ("credential_headers", cache.credential_headers)):
         for number, name in enumerate(names):
             if not _FIELD.fullmatch(name):
@@ -183,32 +193,40 @@ def _static(path: Path, answer: StaticAnswer) -> Findings:
             yield (*path, "headers", name), "is written by the sidecar itself: leave it out"
         elif not _VALUE.fullmatch(value):
             yield (*path, "headers", name), "must be at most 1024 printable ASCII characters"
+    if answer.call is not None:
+        yield from examine_call((*path, "call"), answer.call)
 
 
 def static_files(settings: Settings) -> Findings:
-    """Yield (path, remedy) of files with bodies of static answers that are too long; others are looked at elsewhere."""
+    """Yield (path, remedy) of files with static answers that are too long or none; others are looked at elsewhere."""
     for index, model in enumerate(settings.models):
         answer = model.static_answer
+        path: Path = ("models", index, "static_answer")
         if answer is not None and answer.body_file is not None:
             try:
                 size = FilePath(answer.body_file).stat().st_size
             except (OSError, ValueError):
-                continue
+                size = 0
             if size > MAX_STATIC_BYTES:
-                path: Path = ("models", index, "static_answer", "body_file")
-                yield path, f"has {size} bytes, at most {MAX_STATIC_BYTES}: serve it from elsewhere"
+                yield (*path, "body_file"), f"has {size} bytes, at most {MAX_STATIC_BYTES}: serve it from elsewhere"
+        if answer is not None and answer.call is not None:
+            yield from examine_file((*path, "call"), answer.call)
 
 
 def with_static_bodies(settings: Settings) -> Settings:
     """Return settings whose static answers have their bodies in them: data processes read no such files."""
     models = tuple(
         model
-        if model.static_answer is None or model.static_answer.body_file is None
-        else msgspec.structs.replace(model, static_answer=_read(model.static_answer, model.static_answer.body_file))
+        if model.static_answer is None
+        else msgspec.structs.replace(model, static_answer=_resolved(model.static_answer))
         for model in settings.models
     )
     return settings if models == settings.models else msgspec.structs.replace(settings, models=models)
 
 
-def _read(answer: StaticAnswer, name: str) -> StaticAnswer:
-    return msgspec.structs.replace(answer, body=FilePath(name).read_bytes().decode())
+def _resolved(answer: StaticAnswer) -> StaticAnswer:
+    if answer.body_file is not None:
+        answer = msgspec.structs.replace(answer, body=FilePath(answer.body_file).read_bytes().decode())
+    if answer.call is not None:
+        answer = msgspec.structs.replace(answer, call=resolved(answer.call))
+    return answer

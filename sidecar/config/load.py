@@ -153,8 +153,12 @@ def _files(settings: Settings) -> Iterator[Finding]:
             yield Finding(where, f"is larger than {BODY_FILE_BYTES} bytes: send a smaller body")
     for index, model in enumerate(settings.models):
         if model.static_answer is not None and model.static_answer.body_file is not None:
-            place = ("models", index, "static_answer", "body_file")
+            place: Path = ("models", index, "static_answer", "body_file")
             yield from _file(place, model.static_answer.body_file, secret=False, text=True)
+        call = None if model.static_answer is None else model.static_answer.call
+        if call is not None and call.message_file is not None:
+            place = ("models", index, "static_answer", "call", "message_file")
+            yield from _file(place, call.message_file, secret=False, text=False)
     for path_, remedy in static_files(settings):
         yield Finding(path_, remedy)
     for where, part in tls_parts(settings):

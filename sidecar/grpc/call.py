@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Final
 
-from router.matching import Surface
 from router.outcomes import AttemptResult, Outcome, Reason
 from router.retry import NOBODY_ELSE, Failed
 from router.routes import NoCandidate
 from sidecar.faults.call_link import CallLink
+from sidecar.grpc.course import COUNT_BYTES, CallCourse
+from sidecar.grpc.degrading import DegradingCall
 from sidecar.grpc.health import OWN
 from sidecar.grpc.health import answer as answer_for_server
-from sidecar.grpc.matching import NOTHING, PROTOCOL, named_by_message, named_by_metadata, named_fields
-from sidecar.grpc.phases import MATCHING, WAITING
-from sidecar.grpc.relay import CallRelay
-from sidecar.grpc.renaming import renamed_message
+from sidecar.grpc.matching import NOTHING, named_by_message, named_by_metadata, named_fields
+from sidecar.grpc.phases import GATHERING, MATCHING, WAITING
 from sidecar.grpc.statuses import format_timeout
 from sidecar.http1.keying import no_key
-from sidecar.http1.ladders import NOT_STARTED
 from sidecar.http1.retrying import NOT_BEGUN
-from sidecar.http1.versions import fallback_route
 from sidecar.http2.frames import FRAME_BYTES
 from sidecar.http2.hpack import literal
 from sidecar.telemetry.page import Scalar
@@ -28,6 +24,7 @@ from sidecar.telemetry.page import Scalar
 if TYPE_CHECKING:
     from router.routes import Attempt, Route
     from sidecar.faults.injector import Struck
+    from sidecar.grpc.course import Needs
     from sidecar.grpc.upstream import WorkerConnection
     from sidecar.http1.keys import KeySource
     from sidecar.http1.lines import Ticket
@@ -38,7 +35,7 @@ RESENDS: Final = 2
 _SERVICE_FIELD: Final = (1, 0)
 
 
-class Call(CallRelay):
+class Call(DegradingCall):
     """One call: what it asks for, and who is asked."""
 
     __slots__ = ()
@@ -90,42 +87,94 @@ class Call(CallRelay):
         if target.watched and self._started + target.times.total_s < self._deadline:
             self._deadline = self._started + target.times.total_s
             self._limit = target.times.total_text
-        special = None
         if target.route is None:
-            special = target.special
-            target = self._of_version(target, plane.clock())
-            if special is not None and target.route is None:
-                self._target = target = special.target
-        if target.route is None:
-            self.fail(Outcome.NO_ROUTE, target.why, status=plane.missing(named[0]))
+            needs = plane.needs.get(target)
+            if needs is None:
+                self.fail(Outcome.NO_ROUTE, target.why, status=plane.missing(named[0]))
+                return
+            self._course = course = CallCourse(needs, self.head.asked.path)
+            if course.most and not course.has_all(self._seen, self._seen_bytes, done=self.request_done):
+                self._begin_gathering()
+            else:
+                self._go_on(course)
             return
         if target.route.shards and not self._to_shard(target.route, target.key_source):
             return
-        if special is None:
-            self._dispatch(plane.clock())
-        else:
-            self._admit(plane.clock())
+        self._dispatch(plane.clock())
 
-    def _of_version(self, target: Target, now: float) -> Target:
+    # --- calls that need more than a pick ---------------------------------------------------------------------------
+
+    def _begin_gathering(self) -> None:
+        """Wait for more of the request. What is kept of it is given back to its caller's window at once."""
+        self.phase = GATHERING
+        self._quiet_since = self._plane.clock()
+        unpaid, self._unpaid = self._unpaid, 0
+        self._gather(unpaid)
+
+    def _gather(self, size: int) -> None:
+        """Look whether what there is of the request is enough now to go on; ``size`` bytes of it just came."""
+        plane, course = self._plane, self._course
+        if course is None:
+            return
+        course.gathered += size
+        plane.gathered_bytes += size
+        if course.has_all(self._seen, self._seen_bytes, done=self.request_done):
+            plane.gathered_bytes -= course.gathered
+            course.gathered = 0
+            self._quiet_since = plane.clock()
+            self.phase = WAITING
+            self._go_on(course)
+        elif course.gathered > COUNT_BYTES and plane.gathers_too_much():
+            plane.shared.count(Scalar.OVERLOAD_REFUSED_TOTAL)
+            self.fail(
+                Outcome.OVERLOADED,
+                f"{plane.gathered_bytes} bytes are kept of messages that are waited for (limits.model_prefixes_bytes, "
+                "or a quarter of overload.memory_bytes, may be)",
+            )
+        if size:
+            self.down.connection.credit(self.down, size)
+
+    def _go_on(self, course: CallCourse) -> None:
+        """Find the version and the shard, and have the call carried, or answered by a step of its model's ladder."""
+        now = self._plane.clock()
+        needs = course.needs
+        if course.most and self.request_done and self._seen_bytes <= course.most:
+            self._seen = [b"".join(self._seen)]
+            course.request = self._seen[0]
+        self._target = target = needs.target if needs.split is None else self._of_version(needs, now)
+        route = target.route
+        if route is None:
+            self.fail(Outcome.NO_ROUTE, target.why)
+            return
+        if route.shards and not self._to_shard(route, target.key_source):
+            return
+        if needs.ladder is None or self._begin_on_ladder(needs.ladder, now):
+            self._admit(now)
+
+    def _of_version(self, needs: Needs, now: float) -> Target:
         """Return the target of the version that takes the call, where calls of its target are divided over several."""
         plane = self._plane
-        split = plane.splits.get(target)
-        if split is not None:
-            self._split = target
-            key = self._key_from(split.key_source)
-            self._target = target = split.target_for(plane.shared, key, now, plane.shared.targets.plain)
-        return target
+        split = needs.split
+        if split is None:
+            return needs.target
+        self._split = needs
+        key = self._key_from(split.key_source)
+        return split.target_for(plane.shared, key, now, plane.shared.targets.plain)
 
     def _turns_to_other_version(self, failed: Failed, own: Route, now: float) -> bool:
         """Give a call that surely nobody began to another version of its split, where its own has nobody left; once."""
-        split, self._split = self._split, None
-        if split is None or self._entry or failed.outcome not in NOT_BEGUN:
+        needs, self._split = self._split, None
+        if needs is None or failed.outcome not in NOT_BEGUN:
             return False
-        target = self._of_version(split, now)
+        descent = self._descent
+        if descent is not None and descent.next_fallback:
+            return False
+        target = self._of_version(needs, now)
         self._split = None
         route = target.route
         if route is None or route is own:
             return False
+        self._target = target
         if not route.shards or self._to_shard(route, target.key_source):
             self._dispatch(now, failed)
         return True
@@ -145,16 +194,18 @@ class Call(CallRelay):
         return True
 
     def _admit(self, now: float) -> None:
-        """Dispatch a call whose model may have so many in flight, or have it wait."""
+        """Dispatch a call, or have it wait where its model may have so many in flight."""
         admission = self._plane.shared.admission
         route = self._target.route
-        self._permit = permit = admission.permit_for(route)
-        if route is None or permit is None or (route.queued is None and permit.take()):
+        permit = self._permit
+        if permit is None:
+            self._permit = permit = admission.permit_for(route)
+        if route is None or permit is None or permit.held or (route.queued is None and permit.take()):
             self._dispatch(now)
             return
         none = route.queued or permit.gate.full()
         if not self._waits_for(route, none, now):
-            self.fail(none.outcome, none.detail or none.reason.value, retry_after_s=none.retry_after_s)
+            self._end_unanswered(none.outcome, none.detail or none.reason.value, none.retry_after_s)
 
     def _matched(self, data: bytes) -> None:
         """Look at what there is of the first message, and go on where it says enough, or never will."""
@@ -192,12 +243,14 @@ class Call(CallRelay):
                     return
                 if attempt.reason is Reason.AT_LIMIT and (
                     shared.admission.keeps(self, attempt)
-                    or (not self._entry and self._waits_for(route, attempt, now, failed))
+                    or (not self._goes_down() and self._waits_for(route, attempt, now, failed))
                 ):
                     return
                 self._end_unanswered(failed.outcome, failed.detail + NOBODY_ELSE)
                 return
-            waits = shared.admission.keeps(self, attempt) or (not self._entry and self._waits_for(route, attempt, now))
+            waits = shared.admission.keeps(self, attempt) or (
+                not self._goes_down() and self._waits_for(route, attempt, now)
+            )
             if not waits:
                 self._end_unanswered(attempt.outcome, attempt.detail or attempt.reason.value, attempt.retry_after_s)
             return
@@ -231,62 +284,6 @@ class Call(CallRelay):
         if upstream is not None:
             plan = struck.plan(shared.rng, call=True)
             self.attached(CallLink(self, upstream, plan, struck.names, shared.loop))
-
-    # --- another model -----------------------------------------------------------------------------------------------
-
-    def _fall_back(self, outcome: Outcome) -> bool:
-        """Send the call to the next fallback of its model that can be picked; False where there is none.
-
-        Each call goes down by itself: there is no state, as there is over HTTP, and nothing below.
-        """
-        plane = self._plane
-        shared = plane.shared
-        asked = self._target
-        ladder = None if shared.ladders is None or asked.route is None else shared.ladders.of_row(asked.row)
-        if ladder is None or asked.route is None or outcome not in ladder.on:
-            return False
-        if not self._whole or self.phase != WAITING:
-            return False
-        if outcome not in NOT_STARTED and not ladder.idempotent:
-            return False
-        now = plane.clock()
-        while self._fallen < len(ladder.fallbacks):
-            name, version = ladder.fallbacks[self._fallen]
-            self._fallen += 1
-            route = fallback_route(shared, name, version, now, PROTOCOL)
-            if route is None or route is asked.route or not shared.cluster.route_is_routable(route, now):
-                continue
-            if not self._rename(name.encode(), version.encode()):
-                return False
-            self._target = target = shared.targets.plain(Surface.PLAIN, route)
-            target.row = asked.row  # it is a call for the model that was asked
-            self._quiet_since = now
-            self._rearm(now)
-            self._dispatch(now)
-            return True
-        return False
-
-    def _rename(self, name: bytes, version: bytes) -> bool:
-        """Have the call name another model, in its first message and its metadata; False where that cannot be."""
-        entry = name + b"@" + version if version else name
-        if self._match is not None:
-            data = renamed_message(b"".join(self._seen), self._match, name, version)
-            if data is None:
-                return False
-            self._seen, self._seen_bytes = [data], len(data)
-            if self._unpaid:  # what the caller sent is not what goes on: its window is given back here
-                self.down.connection.credit(self.down, self._unpaid)
-                self._unpaid = 0
-        asked = self.head.asked
-        if asked.model:
-            self.head.asked = changed = copy.copy(asked)
-            changed.model = entry
-            changed.forward = [
-                (field[0], entry) if field[1] == asked.model and field[0] == self._connection.model_field else field
-                for field in asked.forward
-            ]
-        self._entry = entry
-        return True
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
@@ -322,8 +319,10 @@ class Call(CallRelay):
             self._wait_on(ticket)
 
     def turned_away(self, outcome: Outcome, detail: str, retry_after_s: float | None, *, of_its_own: bool) -> None:
-        """End a call that may not wait, or not any longer. Calls have no ladder that could follow them."""
+        """End a call that may not wait, or not any longer; what is of its own moves nobody else down."""
         self._timer = None
+        if self._descent is not None:
+            self._descent.own = of_its_own
         try:
             self._end_unanswered(outcome, detail, retry_after_s)
         except Exception as error:  # noqa: BLE001

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from router.outcomes import OUTCOME_OF, OUTCOMES, AttemptResult, Outcome
 from router.retry import Failed
 from sidecar.faults.injector import counted_as
-from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, OVER, WAITING
+from sidecar.grpc.phases import ANSWERING, ENDING, GATHERING, MATCHING, OVER, WAITING
 from sidecar.grpc.statuses import Status, encode_message, status_of
 from sidecar.http1.lines import Ticket
 from sidecar.http1.retrying import retry_after
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from router.routes import Attempt
     from sidecar.faults.injector import Struck
+    from sidecar.grpc.course import CallCourse, Needs
     from sidecar.grpc.downstream import CallerConnection
     from sidecar.grpc.heads import CallHead
     from sidecar.grpc.plane import GrpcPlane
@@ -44,9 +45,8 @@ class CallEnds(ABC):
     __slots__ = (
         "_attempt",
         "_connection",
+        "_course",
         "_deadline",
-        "_entry",
-        "_fallen",
         "_fault",
         "_first_s",
         "_harm",
@@ -93,7 +93,8 @@ class CallEnds(ABC):
         self.active = False
         self.wanted = False  # a pool keeps it until it has a connection
         self._target: Target
-        self._split: Target | None = None  # what its calls are divided over versions for
+        self._course: CallCourse | None = None  # where it needs more than a pick
+        self._split: Needs | None = None  # what divides it and others over versions
         self._upstream: WorkerPool | None = None
         self._attempt: Attempt | None = None
         self._match: tuple[int, int] | None = None
@@ -115,8 +116,6 @@ class CallEnds(ABC):
         self._http = 0  # the answer's HTTP status
         self._fault = ""  # the faults that struck the attempt in hand, or the last one
         self._harm: Struck | None = None  # what they did to it
-        self._fallen = 0  # how many fallbacks of its model it was sent to, or passed over,
-        self._entry = b""  # and which of them it is with
         self._left = 0  # of the message that is coming,
         self._partial = b""  # whose head is not whole
         self._request_id = b""
@@ -129,8 +128,8 @@ class CallEnds(ABC):
         """Send it once more, elsewhere."""
 
     @abstractmethod
-    def _fall_back(self, outcome: Outcome) -> bool:
-        """Send it to another model, where its own has one for this end; False where that cannot be."""
+    def _end_unanswered(self, outcome: Outcome, detail: str, retry_after_s: float | None = None) -> None:
+        """No worker has an answer to the call: a step below takes it, or it ends with a status of ours."""
 
     @abstractmethod
     def _withdraw(self) -> None:
@@ -167,6 +166,9 @@ class CallEnds(ABC):
             self._timer = None
         if self._permit is not None:
             self._permit.give_back()
+        if self._course is not None:
+            self._plane.gathered_bytes -= self._course.gathered
+            self._course.close()
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
@@ -217,11 +219,6 @@ class CallEnds(ABC):
             left_s=self._deadline - now,
         )
 
-    def _end_unanswered(self, outcome: Outcome, detail: str, retry_after_s: float | None = None) -> None:
-        """No worker has an answer to the call: a fallback of its model takes it, or it ends with a status of ours."""
-        if not self._fall_back(outcome):
-            self.fail(outcome, detail, retry_after_s=retry_after_s)
-
     def fail(
         self, outcome: Outcome, detail: str, *, status: int | None = None, retry_after_s: float | None = None
     ) -> None:
@@ -263,6 +260,14 @@ class CallEnds(ABC):
             connection.send_data(down, b"\0" + len(message).to_bytes(4, "big") + message, end=False)
         if end:
             self._conclude([(b"grpc-status", b"0")], Outcome.OK)
+
+    def _tell(self, initial: list[Field], data: bytes, trailers: list[Field], outcome: Outcome) -> None:
+        """Answer with what is here: initial metadata, messages, trailers."""
+        self.down.source = None
+        self._connection.send_headers(self.down, initial, end=False)
+        self.phase = ANSWERING
+        self._connection.send_data(self.down, data, end=False)
+        self._conclude(trailers, outcome)
 
     def answer_status(self, status: Status, message: str) -> None:
         """Answer as the server that was asked, with a status other than OK."""
@@ -369,6 +374,10 @@ class CallEnds(ABC):
             idle_s = self._plane.shared.timeouts.client_body_idle_s
             if now - self._quiet_since >= idle_s:
                 self.fail(Outcome.CLIENT_TIMEOUT, f"no first message in {idle_s} s")
+        elif phase == GATHERING and not self.active:
+            idle_s = self._plane.shared.timeouts.client_body_idle_s
+            if now - self._quiet_since >= idle_s:
+                self.fail(Outcome.CLIENT_TIMEOUT, f"no more of its message in {idle_s} s")
         elif isinstance(self._timer, Ticket):
             pass  # it waits in a queue, which has a time of its own
         elif self.active:
@@ -449,4 +458,7 @@ class CallEnds(ABC):
         self._drop_upstream(Code.CANCEL)
         self._settle(AttemptResult.OVERDUE if overdue else AttemptResult.OUTRUN, now)
         limit = self._limit or f"grpc-timeout {self.head.timeout.decode()}"
-        self.fail(Outcome.DEADLINE_EXCEEDED, limit)
+        if self.phase == WAITING:
+            self._end_unanswered(Outcome.DEADLINE_EXCEEDED, limit)
+        else:
+            self.fail(Outcome.DEADLINE_EXCEEDED, limit)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Final
 from router.matching import Surface
 from router.outcomes import Outcome, Reason
 from sidecar.grpc import health
+from sidecar.grpc.course import Needs
 from sidecar.grpc.downstream import CallerConnection
 from sidecar.grpc.matching import PROTOCOL
 from sidecar.grpc.pool import WorkerPool
 from sidecar.grpc.statuses import Status
 from sidecar.http1.caller import LAME_DUCK_S
-from sidecar.http1.steps import Special
+from sidecar.http1.special import MEMORY_PARTS
 from sidecar.http1.targets import NO_MODEL, Target
 from sidecar.http1.versions import Split, is_split
 from sidecar.http2.sending import Flusher
@@ -42,7 +43,8 @@ class GrpcPlane:
         self.departed: set[WorkerPool] = set()  # of endpoints that left, until their last call has ended
         self._nothing: Target
         self._targets: dict[tuple[str | None, str, str], Target] = {}
-        self.splits: dict[Target, Split] = {}  # of targets whose calls are divided over versions
+        self.needs: dict[Target, Needs] = {}  # of targets whose calls need more than a pick
+        self.gathered_bytes = 0  # of requests that are waited for
         self._shards: dict[Route, Target] = {}
         self._generation = -1
         self._renew()
@@ -69,7 +71,7 @@ class GrpcPlane:
             if len(model) + len(version) <= _MEMO_NAME_CHARS:
                 if len(self._targets) >= _MEMO_NAMES:
                     self._targets.clear()
-                    self.splits.clear()
+                    self.needs.clear()
                 self._targets[key] = found
         return found
 
@@ -84,7 +86,7 @@ class GrpcPlane:
         """Forget what depends on the fleet and the configuration. Configuring changes the generation, too."""
         shared = self.shared
         self._targets.clear()
-        self.splits.clear()
+        self.needs.clear()
         self._shards.clear()
         self._generation = shared.cluster.generation
         row = shared.page.model_row(NO_MODEL)
@@ -109,22 +111,20 @@ class GrpcPlane:
         targets = self.shared.targets
         target = targets.plain(Surface.PLAIN, route)
         target.why = why
-        step = self.shared.admission.step_of(target)
-        if step is None and not is_split(route):
+        ladders = self.shared.ladders
+        ladder = None if route is None or ladders is None else ladders.by_model.get(route.model)
+        gated = self.shared.admission.permit_for(route) is not None
+        split = Split(target) if is_split(route) else None
+        if ladder is None and split is None and not gated:
             return target
         outer = targets.before(target)
-        if is_split(route):
-            self.splits[outer] = Split(target)
-        if step is not None:
-            outer.special = Special(target, (step,))
+        self.needs[outer] = Needs(target, split, ladder)
         return outer
 
     def route_of(self, target: Target) -> Route | None:
         """Return the route of a target, that of all versions where its calls are divided over them."""
-        split = self.splits.get(target)
-        if split is not None:
-            return split.target.route
-        return target.route if target.special is None else target.special.target.route
+        needs = self.needs.get(target)
+        return target.route if needs is None else needs.target.route
 
     def of_shard(self, route: Route, key: bytes) -> Target:
         """Return what calls with this key mean, where each shard of a model answers for itself."""
@@ -145,6 +145,12 @@ class GrpcPlane:
         if found is None:
             found = endpoint.shell = WorkerPool(self, endpoint.id, endpoint.address)
         return found
+
+    def gathers_too_much(self) -> bool:
+        """Return whether requests that are waited for take too much of this process's memory."""
+        shared = self.shared
+        most = min(self.limits.model_prefixes_bytes, shared.memory_bytes // MEMORY_PARTS)
+        return shared.tight or self.gathered_bytes > most
 
     # --- connections -------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
@@ -10,13 +9,12 @@ from router.outcomes import OUTCOME_OF, AttemptResult, Outcome
 from router.policy import LatencyOf
 from sidecar.grpc.ends import CallEnds
 from sidecar.grpc.matching import MESSAGE_HEAD
-from sidecar.grpc.phases import ANSWERING, ENDING, MATCHING, WAITING
+from sidecar.grpc.phases import ANSWERING, ENDING, GATHERING, MATCHING, WAITING
 from sidecar.grpc.statuses import judge, judge_http
 from sidecar.http1.reports import take_metadata
 from sidecar.http1.retrying import not_ready_there
 from sidecar.http2.frames import Code
 from sidecar.http2.sending import keep
-from sidecar.telemetry.page import LadderWord
 from sidecar.upstreams.orca import ASK_FIELD
 
 if TYPE_CHECKING:
@@ -32,6 +30,22 @@ class CallRelay(CallEnds):
     """Passes on what comes from both sides, and keeps what could have to be sent again."""
 
     __slots__ = ()
+
+    @abstractmethod
+    def _gather(self, size: int) -> None:
+        """Look whether what there is of the request is enough now to go on; ``size`` bytes of it just came."""
+
+    @abstractmethod
+    def _set_aside(self, attempt: Attempt, head: AnswerHead, meant: AttemptResult | None, now: float) -> bool:
+        """Drop an answer that is a status alone, where a step below has a better one; True where it was dropped."""
+
+    @abstractmethod
+    def _begins(self, head: AnswerHead, *, end: bool) -> AnswerHead:
+        """The answer to a call with a course begins; return its head as it is passed on."""
+
+    @abstractmethod
+    def _answered(self, attempt: Attempt, head: AnswerHead | None, meant: AttemptResult | None, now: float) -> None:
+        """The answer to a call with a course is whole."""
 
     @abstractmethod
     def _matched(self, data: bytes) -> None:
@@ -72,6 +86,9 @@ class CallRelay(CallEnds):
             self._quiet_since = self._plane.clock()
         keep(self._seen, data)
         self._seen_bytes += size
+        if phase == GATHERING:
+            self._gather(size)
+            return
         self._unpaid += size
         if phase == MATCHING:
             if len(self._seen) > 1:
@@ -142,8 +159,8 @@ class CallRelay(CallEnds):
                 self.attempt_failed(AttemptResult.PROTOCOL, "an interim answer that ends the stream")
             return
         self._http = self._http or head.status
-        if self._entry and self.phase == WAITING:
-            head = self._told(head)
+        if self._course is not None and self.phase == WAITING:
+            head = self._begins(head, end=end)
         if end:
             self._answer_ended(head)
             return
@@ -154,16 +171,6 @@ class CallRelay(CallEnds):
         if attempt is not None and (not self.request_done or attempt.route.policy.latency is LatencyOf.FIRST_BYTE):
             self._first_s = max(0.0, self._plane.clock() - attempt.started)
         self._connection.send_answer_head(self.down, head, self._request_id)
-
-    def _told(self, head: AnswerHead) -> AnswerHead:
-        """Return the head of an answer that says whose it is."""
-        shared = self._plane.shared
-        ladder = None if shared.ladders is None else shared.ladders.of_row(self._target.row)
-        if ladder is not None:
-            ladder.count(LadderWord.BY_FALLBACK)
-        told = copy.copy(head)
-        told.forward = [*head.forward, (b"warmroute-degraded", b"fallback"), (b"warmroute-degraded-model", self._entry)]
-        return told
 
     def answer_data(self, data: bytes, *, end: bool) -> None:
         """More of the answer."""
@@ -177,6 +184,8 @@ class CallRelay(CallEnds):
         if attempt is not None and attempt.permits and self._http == 200:
             timed = self._first_s >= 0
             self._plane.shared.answer_began(attempt, AttemptResult.SUCCESS, self._plane.clock(), timed=timed)
+        if self._course is not None:
+            self._course.add(data)
         if end and self._http != 200:  # no gRPC at all, so its end is the answer's
             self._connection.send_data(self.down, data, end=True)
             self._answer_ended(None)
@@ -209,12 +218,16 @@ class CallRelay(CallEnds):
                 meant = shared.recogniser.grpc(status, head.message, attempt.candidate.model)
             if meant is AttemptResult.NOT_READY and self.phase == WAITING and self._not_ready_there(attempt, head, now):
                 return
+            if self._course is not None and self.phase == WAITING and self._set_aside(attempt, head, meant, now):
+                return
             if self._target.reports:
                 self._learn_load(head, attempt.endpoint)
             if self.phase == WAITING:
                 connection.send_answer_end(down, head, self._request_id)
             else:
                 connection.send_headers(down, head.forward, end=True)
+        if self._course is not None:
+            self._answered(attempt, head, meant, now)
         at_once = not self._fault and 0.0 <= attempt.started - self._started < AT_ONCE_S
         if status == 0 and at_once and not self._tries and down.waiting is None:
             shared.answered(attempt, self._target.row, now)

@@ -2,7 +2,7 @@
 
 Each way down is taken before a byte of an answer went downstream, and ends the request exactly once. Another model is
 asked only where asking twice is allowed; what is kept is told as it was; and while a route is degraded nothing is kept.
-What a request cannot use for reasons of its own says nothing of a step, so it moves nothing; nor does a lack of room.
+Which step comes when: ``descending``.
 """
 
 from __future__ import annotations
@@ -11,145 +11,53 @@ from typing import TYPE_CHECKING, Final
 
 from router.ladder import LadderStep
 from router.matching import Surface
-from router.model import State
 from router.outcomes import OUTCOME_OF, OUTCOMES, AttemptResult, Outcome
-from router.versions import versions_asked
 from sidecar.cache.asking import Asked, asked_of
-from sidecar.cache.keeping import DEGRADED, Kept, judge, kept
+from sidecar.cache.keeping import DEGRADED, judge, kept, kept_elsewhere
 from sidecar.cache.terms import Refused
 from sidecar.http1.caller import ANSWERING
+from sidecar.http1.descending import Descent
 from sidecar.http1.exchange import SAFE_METHODS
 from sidecar.http1.forwarding import numbered
 from sidecar.http1.head import CHUNKED, UNTIL_CLOSE
 from sidecar.http1.hedging import HedgingConnection
 from sidecar.http1.keying import within
-from sidecar.http1.ladders import NOT_STARTED
+from sidecar.http1.recorder import Recorder
 from sidecar.http1.renaming import reframed, renamed
 from sidecar.http1.special import SpecialConnection, without_chunks
 from sidecar.http1.versions import fallback_route
-from sidecar.telemetry.ladder_words import BY_STEP
 from sidecar.telemetry.page import LadderWord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from router.routes import Attempt
+    from sidecar.cache.keeping import Kept
     from sidecar.http1.head import ResponseHead
     from sidecar.http1.ladders import ModelLadder
     from sidecar.http1.steps import Course
     from sidecar.http1.targets import Target
-    from sidecar.upstreams.connection import Sink
 
 _CHUNK_FRAMING: Final = 4
 """Chunks may take so many times what they carry before an answer is not worth keeping what came of it."""
 
 
-class Recorder:
-    """Stands in front of a caller's transport while an answer passes that may be kept.
+class RequestDescent(Descent):
+    """What there is to know of one in HTTP/1.1.
 
-    ``whole``: no more came than is kept. Pieces are passed on first, as they come.
+    ``key`` and ``names_version`` are what its course had for its own model; ``head`` is its head as its own model would
+    be asked, once it goes to another, and ``reframed``: with its whole body, without chunks.
     """
 
-    __slots__ = ("_left", "_pieces", "_sink", "whole")
-
-    def __init__(self, sink: Sink, most_bytes: int) -> None:
-        self._sink: Final = sink
-        self._left = most_bytes
-        self._pieces: list[bytes] = []
-        self.whole = True
-
-    def write(self, data: bytes) -> None:
-        """Pass a piece on."""
-        self._sink.write(data)
-        self._keep(data)
-
-    def writelines(self, list_of_data: Iterable[bytes | memoryview]) -> None:
-        """Pass several on."""
-        pieces = list(list_of_data)
-        self._sink.writelines(pieces)
-        for piece in pieces:
-            self._keep(bytes(piece))
-
-    def _keep(self, data: bytes) -> None:
-        if self.whole:
-            self._left -= len(data)
-            if self._left < 0:
-                self.whole = False
-                self._pieces.clear()
-            else:
-                self._pieces.append(data)
-
-    def body(self) -> bytes:
-        """Return what came behind the head."""
-        return b"".join(self._pieces).partition(b"\r\n\r\n")[2]
-
-
-class Descent:
-    """How far down its model's ladder one request has come.
-
-    ``target`` is what it asked for, ``place`` the key of its route, ``step`` where it is. ``tried``: replicas of its
-    model were asked; ``fell``: its fallbacks were. ``last``: one of these is, as nobody else had an answer. ``began``:
-    a worker may have begun with it; ``end`` and ``detail`` are how that failed then. ``late``: its time is over, nobody
-    is asked any more. ``why`` is how it failed first, ``cause`` how at the step where it is. ``unfit``: a fallback was
-    left out for reasons of the request's own. ``own``: it was turned away for such, where it waited. ``entry`` is the
-    fallback that it was sent to. ``key`` and ``names_version`` are what its course had for its own model. ``version``
-    is the one whose answer passes.
-    """
-
-    __slots__ = (
-        "began",
-        "cause",
-        "detail",
-        "end",
-        "entry",
-        "fell",
-        "head",
-        "key",
-        "last",
-        "late",
-        "model",
-        "names_version",
-        "next_fallback",
-        "overloaded",
-        "own",
-        "place",
-        "recorder",
-        "reframed",
-        "retry_after_s",
-        "step",
-        "target",
-        "tried",
-        "unfit",
-        "version",
-        "why",
-    )
+    __slots__ = ("head", "key", "names_version", "recorder", "reframed")
 
     def __init__(self, model: ModelLadder, target: Target, place: str, course: Course) -> None:
-        self.model: Final = model
-        self.target: Final = target
-        self.place: Final = place
+        super().__init__(model, target, place)
         self.key: Final = course.key
         self.names_version: Final = course.names_version
-        self.step = LadderStep.REPLICA
-        self.tried = False
-        self.fell = False
-        self.began = False
-        self.end = Outcome.NO_CANDIDATE
-        self.detail = ""
-        self.last = False
-        self.late = False
-        self.why = ""
-        self.cause = ""
-        self.unfit = False
-        self.own = False
-        self.overloaded = False
-        self.retry_after_s: float | None = None
-        self.next_fallback = 0
-        self.entry = b""
-        self.head = b""  # as its own model would be asked, once it goes to another
-        self.reframed = False  # and with its whole body, without chunks
+        self.head = b""
+        self.reframed = False
         self.recorder: Recorder | None = None
-        self.version = ""
 
 
 class DegradingConnection(SpecialConnection):
@@ -158,7 +66,7 @@ class DegradingConnection(SpecialConnection):
     __slots__ = ()
 
     @property
-    def _descent(self) -> Descent | None:
+    def _descent(self) -> RequestDescent | None:
         """How far down its model's ladder the request in hand has come, None where that has none."""
         course = self._course
         return None if course is None else course.descent
@@ -173,16 +81,9 @@ class DegradingConnection(SpecialConnection):
         target = self._target
         if target.route is None or self._asks_about(model, target):
             return True
-        place = target.route.key
-        course.descent = descent = Descent(model, target, place, course)
+        course.descent = descent = RequestDescent(model, target, target.route.key, course)
         course.hears.append(self)
-        step = model.begin(place, now, whole=self.request_done)
-        if step is LadderStep.REPLICA:
-            descent.tried = True
-            return True
-        descent.why = f"{place} is degraded"
-        self._go_down(course, descent, step, now)
-        return False
+        return descent.begin(self, now, whole=self.request_done)
 
     def _asks_about(self, model: ModelLadder, target: Target) -> bool:
         """Return whether a request asks about its model only: readiness, metadata.
@@ -201,34 +102,7 @@ class DegradingConnection(SpecialConnection):
         watch, course, descent = self._watch, self._course, self._descent
         if watch is None or course is None or descent is None or course.over or self._phase >= ANSWERING:
             return False
-        if outcome not in descent.model.on:
-            return False
-        now = self._plane.clock()
-        if not descent.why:
-            descent.why = detail
-            descent.retry_after_s = retry_after_s
-            descent.overloaded = outcome is Outcome.OVERLOADED
-        descent.cause = outcome.value
-        if outcome is Outcome.DEADLINE_EXCEEDED:
-            descent.late = True
-        if outcome not in NOT_STARTED and outcome is not Outcome.UPSTREAM_BUSY:
-            descent.began = True
-            descent.end = outcome
-            descent.detail = detail
-        step = descent.step
-        own = descent.own or outcome in _OF_ITS_OWN or (outcome is Outcome.DEADLINE_EXCEEDED and watch.callers_own)
-        descent.own = False
-        if step is not LadderStep.FALLBACK or not self._fall_back(course, descent, now):
-            descent.model.failed(
-                descent.place,
-                step,
-                now,
-                descent.cause,
-                certain=outcome is Outcome.NO_CANDIDATE and not (step is LadderStep.FALLBACK and descent.unfit),
-                of_its_own=own,
-            )
-            self._go_down(course, descent, LadderStep.REFUSE if descent.last else descent.model.below(step), now)
-        return True
+        return descent.step_down(self, outcome, detail, retry_after_s, callers_own=watch.callers_own)
 
     def _delay_of_retry(self, attempt: Attempt, result: AttemptResult, now: float, tries: int) -> float | None:
         """Wait for no retry where nobody else is there for it: a step below answers at once."""
@@ -241,120 +115,87 @@ class DegradingConnection(SpecialConnection):
             return None
         return super()._delay_of_retry(attempt, result, now, tries)
 
-    def _go_down(self, course: Course, descent: Descent, step: LadderStep, now: float) -> None:
-        """Try a step and those below, in order, until one takes the request; the last takes any."""
-        model = descent.model
-        while True:
-            descent.step = step
-            if step is LadderStep.FALLBACK:
-                if self._fall_back(course, descent, now):
-                    return
-                unfit = descent.unfit
-                cause = descent.cause or "no fallback can be asked"
-                model.failed(descent.place, step, now, cause, certain=not unfit, of_its_own=unfit)
-            elif step is LadderStep.CACHE:
-                answer = self._find_kept(course, descent, now)
-                if answer is not None:
-                    self._tell_kept(descent, answer, now)
-                    return
-                if self._ask_shared(course, descent):
-                    return
-            elif step is LadderStep.STATIC and model.static is not None:
-                request_id = self._request_id or self._head.request_id()
-                self._close_after = close = self._must_close()
-                model.count(LadderWord.BY_STATIC)
-                static = model.static.tell(request_id, close=close, head_only=self.method == b"HEAD")
-                self._tell(static, Outcome.DEGRADED_STATIC, now)
-                return
-            elif step is LadderStep.REFUSE:
-                self._last_resort(course, descent, now)
-                return
-            step = model.below(step)
-
-    def _last_resort(self, course: Course, descent: Descent, now: float) -> None:
-        """No step from where it began has an answer: ask those above all the same, the nearest first; else refuse."""
-        model = descent.model
-        if not descent.late and not descent.fell and model.fallbacks:
-            descent.last = True
-            descent.step = LadderStep.FALLBACK
-            if self._fall_back(course, descent, now):
-                return
-        if not descent.late and not descent.tried and self._may_ask(course, descent):
-            descent.tried = descent.last = True
-            descent.step = LadderStep.REPLICA
-            if descent.head:
-                self._sent_head = descent.head
-            if descent.reframed and course.body is not None:
-                self._seen = course.body
-            course.key = descent.key
-            course.names_version = descent.names_version
-            self._target = descent.target
-            self._go_through(course, now)
-            return
-        model.count(LadderWord.REFUSALS)
-        if descent.end is not Outcome.NO_CANDIDATE:  # what is told must not sound as if nobody had begun
-            status = 0 if OUTCOMES[descent.end].answered_here else 502
-            self._end_with(descent.end, descent.detail + _NO_ANSWER, status=status)
-            return
-        outcome = Outcome.OVERLOADED if descent.overloaded else Outcome.NO_CANDIDATE
-        self._end_with(outcome, descent.why + _NO_ANSWER, descent.retry_after_s)
-
-    def _tell_kept(self, descent: Descent, answer: Kept, now: float) -> None:
-        request_id = self._request_id or self._head.request_id()
-        self._close_after = close = self._must_close()
-        descent.model.count(LadderWord.BY_CACHE)
-        self._tell(answer.tell(now, request_id, close=close), Outcome.DEGRADED_CACHE, now)
-
-    def _ask_shared(self, course: Course, descent: Descent) -> bool:
-        """Ask the second tier for what this process has not; True where the request waits for that now."""
-        ladders = self._plane.ladders
-        policy, terms = descent.model.shared, descent.model.terms
-        if ladders is None or ladders.tier is None or policy is None or terms is None or descent.late:
-            return False
-        keys = self._keys(course, descent, self._versions_asked(descent))
-        if isinstance(keys, Refused) or not keys:
-            return False
-        asked = ladders.tier.ask(policy, terms, keys[0], lambda found: self._shared_answered(course, descent, found))
-        if not asked:
-            descent.model.count(LadderWord.SHARED_DROPPED)
-        return asked
-
-    def _shared_answered(self, course: Course, descent: Descent, found: Kept | Refused | None) -> None:
-        """The second tier has an answer, or none, or one that may not be told, or did not say in time."""
-        model = descent.model
-        now = self._plane.clock()
-        told = isinstance(found, Kept)
-        other = LadderWord.SHARED_MISSES if found is None else LadderWord.SHARED_REFUSED
-        model.count(LadderWord.SHARED_HITS if told else other)
-        if course.over:
-            return
-        try:
-            if not isinstance(found, Kept):
-                self._go_down(course, descent, model.below(LadderStep.CACHE), now)
-            else:
-                self._tell_kept(descent, found, now)
-        except Exception as error:  # noqa: BLE001
-            self.crashed(error)
-
     def _goes_down(self) -> bool:
         """Return whether the request waits for no room: its route is degraded, or it is with another model."""
         descent = self._descent
-        return descent is not None and (descent.step is not LadderStep.REPLICA or descent.model.degraded(descent.place))
+        return descent is not None and descent.goes_down
 
-    # --- another model ----------------------------------------------------------------------------------------------
+    # --- what the steps are (Descending) -----------------------------------------------------------------------------
 
-    def _may_ask(self, course: Course, descent: Descent) -> bool:
+    def now(self) -> float:
+        """Return the time."""
+        return self._plane.clock()
+
+    def tell_kept(self, now: float) -> bool:
+        """Answer with what is kept, or wait for the second tier; False where there is nothing."""
+        course, descent = self._course, self._descent
+        if course is None or descent is None:
+            return False
+        keys = self._keys(course, descent, descent.versions())
+        answer = descent.model.find(keys, now)
+        if answer is None:
+            return descent.ask_tier(self, self._plane.ladders, keys, kept_elsewhere)
+        self.tell(answer, now)
+        return True
+
+    def tell(self, answer: Kept, now: float) -> None:
+        """Answer with this."""
+        request_id = self._request_id or self._head.request_id()
+        self._close_after = close = self._must_close()
+        if self._descent is not None:
+            self._descent.model.count(LadderWord.BY_CACHE)
+        self._tell(answer.tell(now, request_id, close=close), Outcome.DEGRADED_CACHE, now)
+
+    def tell_static(self, now: float) -> bool:
+        """Answer with what is declared; False where that is nothing."""
+        static = None if self._descent is None else self._descent.model.static
+        if static is None:
+            return False
+        request_id = self._request_id or self._head.request_id()
+        self._close_after = close = self._must_close()
+        answer = static.tell(request_id, close=close, head_only=self.method == b"HEAD")
+        self._tell(answer, Outcome.DEGRADED_STATIC, now)
+        return True
+
+    def may_ask(self) -> bool:
         """Return whether another worker may be asked: none began, or twice does no harm; and the body is here."""
-        route = descent.target.route
+        course, descent = self._course, self._descent
+        if course is None or descent is None:
+            return False
+        route = descent.route
         if route is None or (descent.began and not route.policy.idempotent):
             return False
         return self._whole or (course.body is not None and self.request_done)
 
-    def _fall_back(self, course: Course, descent: Descent, now: float) -> bool:
+    def ask_replicas(self, now: float) -> None:
+        """Send the request to the replicas of its own model after all."""
+        course, descent = self._course, self._descent
+        if course is None or descent is None:
+            return
+        if descent.head:
+            self._sent_head = descent.head
+        if descent.reframed and course.body is not None:
+            self._seen = course.body
+        course.key = descent.key
+        course.names_version = descent.names_version
+        self._target = descent.target
+        self._go_through(course, now)
+
+    def refuse(self, outcome: Outcome, detail: str, retry_after_s: float | None, *, began: bool) -> None:
+        """End the request as one that nobody answered; where a worker may have begun with it, the end says so."""
+        status = 502 if began and not OUTCOMES[outcome].answered_here else 0
+        self._end_with(outcome, detail, retry_after_s, status=status)
+
+    # --- another model ----------------------------------------------------------------------------------------------
+
+    def fall_back(self, now: float) -> bool:
         """Send the request to the next fallback that can be picked; False where there is none, or it may not be."""
+        course, descent = self._course, self._descent
+        if course is None or descent is None:
+            return False
         model = descent.model
         descent.fell = True
-        if descent.late or not self._may_ask(course, descent):
+        if descent.late or not self.may_ask():
             descent.unfit = True
             return False
         plane = self._plane
@@ -393,7 +234,7 @@ class DegradingConnection(SpecialConnection):
             return None
         return self._seen if self._head.length >= 0 else without_chunks(self._seen)
 
-    def _rename(self, course: Course, descent: Descent, name: str, version: str) -> bool:
+    def _rename(self, course: Course, descent: RequestDescent, name: str, version: str) -> bool:
         """Make the request one to another model; False where that cannot be."""
         if not descent.head:
             descent.head = self._sent_head
@@ -445,13 +286,14 @@ class DegradingConnection(SpecialConnection):
         self._step_down(outcome, f"{attempt.endpoint.id}: status {head.status}")
         return True
 
-    def _has_below(self, course: Course, descent: Descent, now: float) -> bool:
+    def _has_below(self, course: Course, descent: RequestDescent, now: float) -> bool:
         model = descent.model
         if model.static is not None:
             return True
-        if model.answers is not None and self._find_kept(course, descent, now, counted=False) is not None:
+        keys = self._keys(course, descent, descent.versions()) if model.answers is not None else Refused.METHOD
+        if model.find(keys, now, counted=False) is not None:
             return True
-        if not self._may_ask(course, descent):
+        if not self.may_ask():
             return False
         cluster = self._plane.cluster
         routes = [cluster.route(*entry) for entry in model.fallbacks[descent.next_fallback :]]
@@ -461,33 +303,7 @@ class DegradingConnection(SpecialConnection):
 
     # --- what is kept -----------------------------------------------------------------------------------------------
 
-    def _find_kept(self, course: Course, descent: Descent, now: float, *, counted: bool = True) -> Kept | None:
-        """Return what is kept for a request like this one."""
-        model = descent.model
-        if model.answers is None:
-            return None
-        keys = self._keys(course, descent, self._versions_asked(descent))
-        if isinstance(keys, Refused):
-            if counted:
-                model.refuse(keys)
-            return None
-        for key in keys:
-            answer = model.answers.find(key, now)
-            if answer is not None:
-                return answer
-        if counted:
-            model.count(LadderWord.MISSES)
-        return None
-
-    def _versions_asked(self, descent: Descent) -> tuple[str, ...]:
-        """Return the versions of its model whose answers the request in hand may be told."""
-        route = descent.target.route
-        if route is None:
-            return ()
-        warm = {one.version for one in route.candidates if one.replica.state is State.WARM}
-        return versions_asked(route.serve, route.version, warm, descent.model.last_versions.get(descent.place))
-
-    def _keys(self, course: Course, descent: Descent, versions: Sequence[str]) -> list[bytes] | Refused:
+    def _keys(self, course: Course, descent: RequestDescent, versions: Sequence[str]) -> list[bytes] | Refused:
         """Return what answers of these versions to the request in hand are kept under, or why it has no key."""
         terms = descent.model.terms
         route = descent.target.route
@@ -511,13 +327,9 @@ class DegradingConnection(SpecialConnection):
         if descent is None:
             return out
         why = self._why_not_kept(descent, head)
-        model, step = descent.model, descent.step
-        if head.status < 500 and not head.busy:
-            model.count(BY_STEP[step])
-        if head.status < 400:
-            model.succeeded(descent.place, step, self._plane.clock())
-        elif model.degraded(descent.place):  # a trial that proves nothing: the next one looks elsewhere
-            model.failed(descent.place, step, self._plane.clock(), f"status {head.status}", of_its_own=True)
+        model = descent.model
+        counted = head.status < 500 and not head.busy
+        descent.answered(self._plane.clock(), f"status {head.status}", good=head.status < 400, counted=counted)
         if descent.step is LadderStep.FALLBACK:
             return b"%s%sfallback\r\nwarmroute-degraded-model: %s\r\n" % (out, DEGRADED, descent.entry)
         terms = descent.model.terms
@@ -534,7 +346,7 @@ class DegradingConnection(SpecialConnection):
                 self.sink = descent.recorder = Recorder(self.transport, most)
         return out
 
-    def _why_not_kept(self, descent: Descent, head: ResponseHead) -> Refused | None:
+    def _why_not_kept(self, descent: RequestDescent, head: ResponseHead) -> Refused | None:
         terms = descent.model.terms
         if terms is None or self._head.method not in terms.methods:
             return Refused.METHOD
@@ -553,40 +365,29 @@ class DegradingConnection(SpecialConnection):
             return
         recorder, descent.recorder = descent.recorder, None
         self.sink = self.transport
-        model = descent.model
-        terms, answers = model.terms, model.answers
+        model, terms = descent.model, descent.model.terms
         keys = self._keys(course, descent, (descent.version,))
         if isinstance(keys, Refused):
             model.refuse(keys)
         elif not recorder.whole:
             model.refuse(Refused.SIZE)
-        elif terms is not None and answers is not None and answers.renews(keys[0], now):
+        elif terms is not None and model.renews(keys[0], now):
             body = recorder.body()
             if head.length in (CHUNKED, UNTIL_CLOSE):
                 body = without_chunks(body)
-            answer = kept(head.forward, body, now, terms)
-            if isinstance(answer, Refused):
-                model.refuse(answer)
-            elif answers.keep(keys[0], answer):
-                model.count(LadderWord.FILLS)
-                ladders = self._plane.ladders
-                if ladders is not None and ladders.tier is not None and model.shared is not None:
-                    sent = ladders.tier.fill(model.shared, keys[0], answer)
-                    model.count(LadderWord.SHARED_FILLS if sent else LadderWord.SHARED_DROPPED)
+            model.keep(keys[0], kept(head.forward, body, now, terms), self._plane.ladders)
 
     def request_ended(self, course: Course) -> None:
         """The request is over: whatever passed of an answer that did not come whole is not kept."""
         self.sink = self.transport
         descent = course.descent
+        if descent is not None:
+            descent.over = True
         if descent is not None and descent.recorder is not None:
             descent.recorder = None
             descent.model.refuse(Refused.CUT)
 
 
-_NO_ANSWER: Final = "; no step of the ladder has an answer"
-_OF_ITS_OWN: Final = frozenset({Outcome.UPSTREAM_5XX, Outcome.UPSTREAM_BUSY, Outcome.OVERLOADED})
-"""Ends that move their own request, and nobody else's. A caller can bring about what a worker answers by what it asks;
-and who finds no room is decided by class, tenant and time, while there will be room again with the next answer."""
 _OUTCOMES: Final = {
     AttemptResult.SERVER_ERROR: Outcome.UPSTREAM_5XX,
     AttemptResult.BUSY: Outcome.UPSTREAM_BUSY,

@@ -6,6 +6,7 @@ without have none, and their requests hear nothing of this.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, cast
 
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from router.policy import LadderPolicy
+    from sidecar.cache.keeping import Kept
     from sidecar.http1.degrading import DegradingConnection
     from sidecar.http1.shared_answers import SharedTier
     from sidecar.http1.special import SpecialConnection
     from sidecar.http1.steps import Course
     from sidecar.http1.targets import Target
-    from sidecar.settings import Admission, Cache, Model, SharedCache, StaticAnswer
+    from sidecar.settings import Admission, Cache, Model, SharedCache, StaticAnswer, StaticCall
     from sidecar.telemetry.page import Page
 
 NOT_STARTED: Final = NOT_BEGUN | {Outcome.NO_CANDIDATE, Outcome.OVERLOADED}
@@ -64,6 +66,24 @@ class StaticReply:
         return self._head + request_id + end + (b"" if head_only else self._body)
 
 
+class StaticMessage:
+    """The declared answer of the calls of one gRPC ``method``: initial metadata, and the framed message."""
+
+    __slots__ = ("data", "fields", "method")
+
+    def __init__(self, call: StaticCall) -> None:
+        message = b64decode(call.message or "")
+        self.method: Final = call.method.encode()
+        self.data: Final = b"\0" + len(message).to_bytes(4, "big") + message
+        fields = [(name.encode(), value.encode()) for name, value in call.metadata.items()]
+        self.fields: Final[list[tuple[bytes, ...]]] = [
+            (b":status", b"200"),
+            (b"content-type", b"application/grpc"),
+            *fields,
+            (b"warmroute-degraded", b"static"),
+        ]
+
+
 class ModelLadder:
     """One model's ladder in this process: one configuration, and where each of its routes stands.
 
@@ -87,10 +107,10 @@ class ModelLadder:
         "last_versions",
         "model",
         "on",
-        "row",
         "shared",
         "since",
         "static",
+        "static_call",
         "steps",
         "terms",
     )
@@ -106,8 +126,7 @@ class ModelLadder:
     ) -> None:
         self.model = model.name
         self._page = page
-        self.row: Final = page.model_row(model.name)
-        self._row: Final = self.row + MODEL_LADDER
+        self._row: Final = page.model_row(model.name) + MODEL_LADDER
         self._changed = changed
         self._throttle = Throttle(LOGGED_S)
         self._ladders: dict[str, Ladder] = {}
@@ -129,8 +148,13 @@ class ModelLadder:
         if policy.fallback:
             self.fallbacks = tuple([_name_and_version(entry) for entry in model.fallback])
         self.static: StaticReply | None = None
-        if policy.static and model.static_answer is not None:
-            self.static = StaticReply(model.static_answer)
+        self.static_call: StaticMessage | None = None
+        declared = model.static_answer if policy.static else None
+        if declared is not None:
+            if declared.call is not None:
+                self.static_call = StaticMessage(declared.call)
+            if declared.call is None or declared.body is not None:
+                self.static = StaticReply(declared)
         terms, self.terms = self.terms, None
         self.shared: SharedCache | None = None
         before, self._cache = self._cache, model.cache if policy.cache else None
@@ -150,7 +174,7 @@ class ModelLadder:
             steps.append(LadderStep.FALLBACK)
         if self.terms is not None:
             steps.append(LadderStep.CACHE)
-        if self.static is not None:
+        if self.static is not None or self.static_call is not None:
             steps.append(LadderStep.STATIC)
         self.steps = steps_of(steps)
         self._policy = policy
@@ -207,6 +231,39 @@ class ModelLadder:
     def refuse(self, why: Refused) -> None:
         """An answer is not kept, or not looked for."""
         self._page.words[self._row + LadderWord.REFUSED + why] += 1
+
+    # --- what is kept -------------------------------------------------------------------------------------------------
+
+    def find(self, keys: Sequence[bytes] | Refused, now: float, *, counted: bool = True) -> Kept | None:
+        """Return what is kept under the first of these keys that has something; Refused: why there is no key."""
+        answers = self.answers
+        if answers is None:
+            return None
+        if isinstance(keys, Refused):
+            if counted:
+                self.refuse(keys)
+            return None
+        for key in keys:
+            answer = answers.find(key, now)
+            if answer is not None:
+                return answer
+        if counted:
+            self.count(LadderWord.MISSES)
+        return None
+
+    def renews(self, key: bytes, now: float) -> bool:
+        """Return whether an answer under this key would be kept, for there is none, or one of some age."""
+        return self.answers is not None and self.answers.renews(key, now)
+
+    def keep(self, key: bytes, answer: Kept | Refused, ladders: Ladders | None) -> None:
+        """Keep an answer, in the second tier of ``ladders`` too where there is one; Refused: why not."""
+        if isinstance(answer, Refused):
+            self.refuse(answer)
+        elif self.answers is not None and self.answers.keep(key, answer):
+            self.count(LadderWord.FILLS)
+            if ladders is not None and ladders.tier is not None and self.shared is not None:
+                sent = ladders.tier.fill(self.shared, key, answer)
+                self.count(LadderWord.SHARED_FILLS if sent else LadderWord.SHARED_DROPPED)
 
     def clear(self) -> int:
         """Forget what is kept; return how many answers that were."""
@@ -322,10 +379,6 @@ class Ladders:
         route = target.route
         ladder = None if route is None else self.by_model.get(route.model)
         return None if ladder is None else OnLadder(ladder, target.surface)
-
-    def of_row(self, row: int) -> ModelLadder | None:
-        """Return the ladder of the model that counts in this row, None where it has none."""
-        return next((ladder for ladder in self.by_model.values() if ladder.row == row), None)
 
     def flush(self, now: float) -> None:
         """Write all gauges. Once a second."""

@@ -6,9 +6,9 @@ goes on as if there were no answer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from sidecar.cache.keeping import Kept, kept_elsewhere
+from sidecar.cache.keeping import Kept
 from sidecar.cache.terms import Refused
 from sidecar.channel import AnswerAsked, AnswerFound, AnswerKept
 
@@ -25,13 +25,25 @@ FILLS_PER_S: Final = 100
 """Fills that one process sends; more are dropped: what is popular comes again."""
 
 
-class _Question:
-    __slots__ = ("most_bytes", "terms", "then", "timer")
+class Reader(Protocol):
+    """Holds an answer that somebody else kept to all that one of our own is held to (``sidecar.cache``)."""
 
-    def __init__(self, terms: Terms, most_bytes: int, then: Callable[[Kept | Refused | None], None]) -> None:
+    def __call__(
+        self, head: bytes, body: bytes, age_s: int, since: float, now: float, terms: Terms, most_bytes: int
+    ) -> Kept | Refused:
+        """Return it, or why it is not told."""
+
+
+class _Question:
+    __slots__ = ("most_bytes", "read", "terms", "then", "timer")
+
+    def __init__(
+        self, terms: Terms, most_bytes: int, then: Callable[[Kept | Refused | None], None], read: Reader
+    ) -> None:
         self.terms: Final = terms
         self.most_bytes: Final = most_bytes
         self.then: Final = then
+        self.read: Final = read
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -64,17 +76,25 @@ class SharedTier:
             AnswerKept(key, kept.head, kept.body, ttl_ms, kept.age_s, policy.entries, policy.bytes)
         )
 
-    def ask(self, policy: SharedCache, terms: Terms, key: bytes, then: Callable[[Kept | Refused | None], None]) -> bool:
+    def ask(
+        self,
+        policy: SharedCache,
+        terms: Terms,
+        key: bytes,
+        then: Callable[[Kept | Refused | None], None],
+        read: Reader,
+    ) -> bool:
         """Ask for an answer; False where that cannot be.
 
-        ``then`` hears of it once: None where there is none, and why not where ``terms`` do not let it be told.
+        ``then`` hears of it once: None where there is none, and why not where ``read``, which knows the protocol that
+        it was kept in, does not let it be told by ``terms``.
         """
         if len(self._questions) >= MOST_WAITING:
             return False
         self._number = number = self._number + 1
         if not self._send(AnswerAsked(number, key)):
             return False
-        self._questions[number] = question = _Question(terms, policy.max_entry_bytes, then)
+        self._questions[number] = question = _Question(terms, policy.max_entry_bytes, then, read)
         question.timer = self._loop.call_later(policy.wait_ms / 1000, self._late, number)
         return True
 
@@ -94,7 +114,7 @@ class SharedTier:
         now = self._clock()
         since = now - answer.kept_ms / 1000
         question.then(
-            kept_elsewhere(answer.head, answer.body, answer.age_s, since, now, question.terms, question.most_bytes)
+            question.read(answer.head, answer.body, answer.age_s, since, now, question.terms, question.most_bytes)
         )
 
     def _late(self, number: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sidecar.http1.degrading import Descent
+    from sidecar.http1.degrading import RequestDescent
     from sidecar.http1.mirrors import MirrorStep
     from sidecar.http1.special import SpecialConnection
     from sidecar.http1.targets import Target
@@ -107,7 +107,7 @@ class Course:
         self.key: bytes | None = None
         self.names_version = False
         self.mirror: MirrorStep | None = None
-        self.descent: Descent | None = None
+        self.descent: RequestDescent | None = None
         self.over = False
         self.turned = False
         self.hears: list[Ended] = []

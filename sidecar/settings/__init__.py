@@ -7,7 +7,7 @@ from sidecar.settings.bounds import Limits, Overload, Timeouts
 from sidecar.settings.dns import Dns, DnsServers, DnsType
 from sidecar.settings.faults import Fault, FaultDirection, Faults, HeaderTrust
 from sidecar.settings.groups import Shards
-from sidecar.settings.ladder import Cache, CachedMethod, FallbackOn, SharedCache, StaticAnswer
+from sidecar.settings.ladder import MODEL_INFER, Cache, CachedMethod, FallbackOn, SharedCache, StaticAnswer, StaticCall
 from sidecar.settings.models import Endpoint, Key, Model, ModelTimeouts
 from sidecar.settings.probes import PROBE_PATH, Expectation, OrcaStream, Probe, ProbeKind
 from sidecar.settings.recognise import GRPC_STATUSES, Means, Recognise, RecogniseRule
@@ -18,6 +18,7 @@ from sidecar.settings.warmups import BODY_FILE_BYTES, ShapeClass, Shapes, Warmup
 from sidecar.settings.whole import LogFormat, Logging, LogLevel, Policy, Settings, model_policies, router_policies
 
 __all__ = [
+    "MODEL_INFER",
     "Admin",
     "Admission",
     "Affinity",
@@ -67,6 +68,7 @@ __all__ = [
     "Split",
     "StateStore",
     "StaticAnswer",
+    "StaticCall",
     "StateTls",
     "StickyKey",
     "Tenant",

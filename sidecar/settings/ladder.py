@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -44,6 +44,7 @@ class CachedMethod(StrEnum):
     POST = "POST"
 
 
+MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 FieldName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{1,64}\Z")]
 Status = Annotated[int, Meta(ge=200, le=599)]
 
@@ -75,6 +76,14 @@ class Cache(Base, frozen=True):
         tuple[str, ...],
         doc(Reload.LIVE, "paths on which equal requests have equal answers; * stands for anything", "patterns"),
     ] = ("*/infer", "*/embeddings")
+    calls: Annotated[
+        tuple[str, ...],
+        doc(
+            Reload.LIVE,
+            "unary gRPC methods in which equal calls have equal answers; each call is waited for whole",
+            "methods",
+        ),
+    ] = (MODEL_INFER,)
     statuses: Annotated[tuple[Status, ...], doc(Reload.LIVE, "statuses of answers that are kept", "statuses")] = (200,)
     errors: Annotated[bool, doc(Reload.LIVE, "statuses may name 400 and above")] = False
     streams: Annotated[
@@ -124,6 +133,23 @@ class Cache(Base, frozen=True):
     ] = None
 
 
+class StaticCall(Base, frozen=True):
+    """What the calls of one unary gRPC method are answered there: one message, and the status OK."""
+
+    method: Annotated[str, doc(Reload.LIVE, "the method", "method")] = MODEL_INFER
+    json: Annotated[
+        dict[str, Any] | None, doc(Reload.LIVE, "the message, a ModelInferResponse in the JSON form of protobuf")
+    ] = None
+    message: Annotated[str | None, doc(Reload.LIVE, "the message's bytes, in base64", "text")] = None
+    message_file: Annotated[
+        str | None,
+        doc(Reload.LIVE, "file with the message's bytes, at most 64 KiB; read with the configuration", "path"),
+    ] = None
+    metadata: Annotated[dict[str, str], doc(Reload.LIVE, "further initial metadata", "fields")] = msgspec.field(
+        default_factory=dict
+    )
+
+
 class StaticAnswer(Base, frozen=True):
     """What a model's requests are answered where nothing better is left."""
 
@@ -144,3 +170,7 @@ class StaticAnswer(Base, frozen=True):
     headers: Annotated[dict[str, str], doc(Reload.LIVE, "further fields of its head", "fields")] = msgspec.field(
         default_factory=dict
     )
+    call: Annotated[
+        StaticCall | None,
+        doc(Reload.LIVE, "what gRPC calls are answered; with this and no body requests over HTTP are answered nothing"),
+    ] = None

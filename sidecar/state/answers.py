@@ -41,9 +41,11 @@ CLEAR_S: Final = 3.0
 BATCH: Final = 256
 PAUSE_S: Final = 1.0
 """After a fill failed."""
+_FIELDS: Final = rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)*"
 _HEAD: Final = re.compile(
-    rb"HTTP/1\.1 [2-5][0-9]{2}(?: [\t -~\x80-\xff]*)?\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)*"
+    rb"(?:HTTP/1\.1 [2-5][0-9]{2}(?: [\t -~\x80-\xff]*)?\r\n%b|gRPC\r\n%b\r\n%b)" % (_FIELDS, _FIELDS, _FIELDS)
 )
+"""An answer over HTTP, or over gRPC with its trailers (``sidecar.cache.calls``)."""
 _FRAMING: Final = re.compile(rb"\n(?:content-length|transfer-encoding|connection)[ \t]*:", re.IGNORECASE)
 _DOWN: Final = (RedisError, OSError, TimeoutError, PasswordFileError, ValueError)
 

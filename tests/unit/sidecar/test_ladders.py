@@ -11,7 +11,7 @@ import pytest
 
 from router.ladder import LadderStep
 from router.policy import LadderPolicy
-from sidecar.cache.keeping import Kept
+from sidecar.cache.keeping import Kept, kept_elsewhere
 from sidecar.cache.terms import Refused, Terms
 from sidecar.channel import MAX_MESSAGE_BYTES, AnswerFound, AnswerKept, CacheCleared, decode, encode
 from sidecar.config.load import parse_settings
@@ -59,9 +59,8 @@ def test_a_model_without_any_step_has_no_ladder(page: Page) -> None:
     off = LadderPolicy(fallback=False, cache=False, static=False)
     ladders = Ladders((FULL, Model(name="b")), off, page, 0.0, Admission())
     assert ladders.by_model == {}
-    assert ladders.of_row(page.model_row("m")) is None
     ladders.configure((FULL,), POLICY, 0.0, Admission())
-    assert ladders.of_row(page.model_row("m")) is ladders.by_model["m"]
+    assert list(ladders.by_model) == ["m"]
     assert gauge(page, LadderWord.STEP_NOW) == REPLICA
     ladders.configure((), POLICY, 0.0, Admission())
     assert gauge(page, LadderWord.STEP_NOW) == 0
@@ -213,7 +212,7 @@ def test_fills_are_bounded_in_number_and_size(rig: Tier) -> None:
 
 
 def test_a_question_is_answered_once_whatever_comes_after(rig: Tier) -> None:
-    assert rig.tier.ask(SharedCache(), TERMS, b"k", rig.heard.append)
+    assert rig.tier.ask(SharedCache(), TERMS, b"k", rig.heard.append, kept_elsewhere)
     rig.tier.found(AnswerFound(1, KEPT.head, KEPT.body, 2_000, 3))
     rig.tier.found(AnswerFound(1, KEPT.head, KEPT.body, 2_000, 3))
     (found,) = rig.heard
@@ -253,7 +252,7 @@ GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n"
 def test_what_others_kept_is_held_to_the_terms_in_force_here(
     rig: Tier, why: Refused | None, answer: AnswerFound, cache: Cache
 ) -> None:
-    assert rig.tier.ask(SharedCache(), Terms(cache, Admission()), b"k", rig.heard.append)
+    assert rig.tier.ask(SharedCache(), Terms(cache, Admission()), b"k", rig.heard.append, kept_elsewhere)
     rig.tier.found(answer)
     (found,) = rig.heard
     assert (found if isinstance(found, Refused) else None) is why
@@ -261,11 +260,11 @@ def test_what_others_kept_is_held_to_the_terms_in_force_here(
 
 
 def test_questions_are_bounded_and_one_that_the_channel_does_not_take_is_none(rig: Tier) -> None:
-    assert all(rig.tier.ask(SharedCache(), TERMS, b"k", rig.heard.append) for _ in range(MOST_WAITING))
-    assert not rig.tier.ask(SharedCache(), TERMS, b"k", rig.heard.append)
+    assert all(rig.tier.ask(SharedCache(), TERMS, b"k", rig.heard.append, kept_elsewhere) for _ in range(MOST_WAITING))
+    assert not rig.tier.ask(SharedCache(), TERMS, b"k", rig.heard.append, kept_elsewhere)
     rig.tier.found(AnswerFound(1))
     rig.takes = False
-    assert not rig.tier.ask(SharedCache(), TERMS, b"k", rig.heard.append)
+    assert not rig.tier.ask(SharedCache(), TERMS, b"k", rig.heard.append, kept_elsewhere)
     assert rig.heard == [None]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -126,11 +127,110 @@ def test_a_version_of_the_model_itself_is_no_circle() -> None:
     assert FallbackOn.UPSTREAM_5XX not in settings.models[0].fallback_on
 
 
-@pytest.mark.parametrize("name", ["cache: {}", "static_answer: {}"])
-def test_a_model_over_grpc_alone_has_a_fallback_at_most(name: str) -> None:
-    text = model(name).replace("http://127.0.0.1:9001", "grpc://127.0.0.1:9001")
-    with pytest.raises(SettingsError, match="has no effect: the model has grpc endpoints only, and gRPC calls have a"):
-        parse_settings(text.encode(), "w.yaml")
+GRPC_ONLY = "has no effect: the model has grpc endpoints only: set call, which is what their calls are answered"
+
+
+def over_grpc(text: str) -> str:
+    return model(text).replace("http://127.0.0.1:9001", "grpc://127.0.0.1:9001")
+
+
+def test_a_model_over_grpc_alone_may_keep_answers_and_needs_a_static_one_for_calls() -> None:
+    (line,) = refused(over_grpc("static_answer: {body: x}"))
+    assert line.endswith(GRPC_ONLY)
+    (line,) = refused(over_grpc("cache: {calls: []}"))
+    assert line.endswith(
+        "must name a method, for example /inference.GRPCInferenceService/ModelInfer: the model has grpc endpoints only"
+    )
+    text = over_grpc("cache: {}, static_answer: {call: {json: {model_name: m}}}")
+    (found, _) = parse_settings(text.encode(), "w.yaml").settings.models
+    assert found.cache is not None
+    assert found.static_answer is not None
+    assert found.static_answer.call is not None
+    assert found.static_answer.call.json is None
+    assert b64decode(found.static_answer.call.message or "") == b"\x0a\x01m"
+
+
+CALLS: list[tuple[str, str]] = [
+    ("{}", ": an empty mapping: must have the message in one form: json, message or message_file"),
+    (
+        "{json: {}, message: ''}",
+        ": a mapping: must have the message in one form: json, message or message_file",
+    ),
+    (
+        "{message: '', method: ModelInfer}",
+        (
+            '.method: "ModelInfer": must be /PACKAGE.SERVICE/METHOD, for example '
+            "/inference.GRPCInferenceService/ModelInfer"
+        ),
+    ),
+    (
+        "{json: {}, method: /a.B/C}",
+        (
+            ".json: an empty mapping: is for ModelInfer alone: give the bytes of this method's message, in message or "
+            "message_file"
+        ),
+    ),
+    ("{message: QQ}", '.message: "QQ": is not base64 (Incorrect padding): encode the message\'s bytes'),
+    (
+        "{message: '', metadata: {A: b}}",
+        (
+            '.metadata.A: "b": must be 1 to 64 lower-case letters, digits, dots, hyphens or underscores, and not end '
+            "in -bin"
+        ),
+    ),
+    (
+        "{message: '', metadata: {grpc-status: '1'}}",
+        '.metadata.grpc-status: "1": is written by the sidecar itself: leave it out',
+    ),
+    (
+        "{message: '', metadata: {a: ' b'}}",
+        '.metadata.a: " b": must be 1 to 1024 visible characters, blanks between them',
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error"), CALLS, ids=[call for call, _ in CALLS])
+def test_declared_messages_that_make_no_sense_are_refused(call: str, error: str) -> None:
+    (line,) = refused(over_grpc(f"static_answer: {{call: {call}}}"))
+    assert line.partition(": models[0].static_answer.call")[2] == error
+
+
+@pytest.mark.parametrize(
+    "call", ["{json: {model_nam: m}}", "{json: {outputs: 3}}", "{message: Cg==}"], ids=["field", "type", "bytes"]
+)
+def test_what_is_no_answer_of_model_infer_is_refused(call: str) -> None:
+    (line,) = refused(over_grpc(f"static_answer: {{call: {call}}}"))
+    assert "is no ModelInferResponse: " in line
+
+
+def test_the_message_of_a_call_may_stand_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "answer.bin"
+    file.write_bytes(b"\x0a\x01m")
+    text = over_grpc(f"static_answer: {{call: {{message_file: {file}, method: /a.B/C}}}}")
+    call = parse_settings(text.encode(), "w.yaml").settings.models[0].static_answer.call  # type: ignore[union-attr]
+    assert call is not None
+    assert (b64decode(call.message or ""), call.message_file) == (b"\x0a\x01m", None)
+    file.write_bytes(bytes(65537))
+    (line,) = refused(text)
+    assert line.endswith("has over 65536 bytes: declare a shorter answer")
+    (line,) = refused(text.replace("answer.bin", "nowhere"))
+    assert "static_answer.call.message_file" in line
+    assert "cannot be read" in line
+
+
+@pytest.mark.parametrize(
+    ("calls", "error"),
+    [
+        (
+            "[x]",
+            'calls[0]: "x": must be /PACKAGE.SERVICE/METHOD, for example /inference.GRPCInferenceService/ModelInfer',
+        ),
+        ("[/a.B/C, /a.B/C]", 'calls[1]: "/a.B/C": is named before: name each once'),
+    ],
+)
+def test_methods_whose_answers_are_kept(calls: str, error: str) -> None:
+    (line,) = refused(over_grpc(f"cache: {{calls: {calls}}}"))
+    assert line.endswith(error)
 
 
 def test_a_model_over_grpc_may_fall_back_to_another_over_grpc() -> None:

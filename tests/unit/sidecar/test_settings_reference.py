@@ -22,6 +22,7 @@ MAPPINGS = {
     "policies.scoring.coefficients",
     "models[].warmup.requests[].headers",
     "models[].static_answer.headers",
+    "models[].static_answer.call.metadata",
     "policies.admission.priority.classes",
 }
 

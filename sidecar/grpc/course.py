@@ -1,0 +1,124 @@
+"""What calls need that need more than a pick, and how far one of them has come.
+
+A target of such calls has no route of its own but :class:`Needs`; so calls of models that need none of this pay for
+none of it, as over HTTP (``sidecar.http1.steps``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sidecar.cache.terms import MOST_BODY_BYTES, Refused
+from sidecar.grpc.matching import MESSAGE_HEAD, SERVICE
+
+if TYPE_CHECKING:
+    from sidecar.grpc.heads import AnswerHead, Asked
+    from sidecar.http1.descending import Descent
+    from sidecar.http1.ladders import ModelLadder
+    from sidecar.http1.targets import Target
+    from sidecar.http1.versions import Split
+
+COUNT_BYTES: Final = 65536
+"""So much is kept back of one call before all that is kept in the process is looked at."""
+_INFERS: Final = frozenset({SERVICE + b"ModelInfer", SERVICE + b"ModelStreamInfer"})
+_ABOUT: Final = (SERVICE, b"/grpc.health.", b"/grpc.reflection.")
+
+
+def asks_about(path: bytes) -> bool:
+    """Return whether a method asks about a model or a server only: readiness, metadata, health, reflection."""
+    return path.startswith(_ABOUT) and path not in _INFERS
+
+
+class Needs:
+    """What the calls of a target need. One for all of them, until routes change.
+
+    ``target`` is the one that has the route; ``split`` divides its calls over versions. That its model may have so many
+    in flight only is no member: each call looks for itself.
+    """
+
+    __slots__ = ("ladder", "split", "target")
+
+    def __init__(self, target: Target, split: Split | None, ladder: ModelLadder | None) -> None:
+        self.target: Final = target
+        self.split: Final = split
+        self.ladder: Final = ladder
+
+    def most_bytes(self, path: bytes) -> int:
+        """Return how long a request of this method is waited for whole, with its framing; 0: it goes on as it comes."""
+        terms = None if self.ladder is None else self.ladder.terms
+        return MESSAGE_HEAD + MOST_BODY_BYTES if terms is not None and path in terms.calls else 0
+
+
+class CallCourse:
+    """How far a call has come.
+
+    ``most`` is how long its request is waited for, ``request`` the request where it came whole meanwhile, and
+    ``gathered`` what is kept back of it. ``descent`` is how far down its model's ladder it is, where that has one.
+    ``renamed``: it went to another model; ``asked`` and ``data`` are its head and its request as they were before, None
+    where that is not known any more. ``initial`` and ``answer`` are what passed so far of an answer that may be kept.
+    """
+
+    __slots__ = (
+        "_left",
+        "answer",
+        "asked",
+        "data",
+        "descent",
+        "gathered",
+        "initial",
+        "most",
+        "needs",
+        "renamed",
+        "request",
+    )
+
+    def __init__(self, needs: Needs, path: bytes) -> None:
+        self.needs: Final = needs
+        self.most: Final = needs.most_bytes(path)
+        self.gathered = 0
+        self.request: bytes | None = None
+        self.descent: Descent | None = None
+        self.renamed = False
+        self.asked: Asked | None = None
+        self.data: list[bytes] | None = None
+        self.initial: AnswerHead | None = None
+        self.answer: list[bytes] | None = None
+        self._left = 0
+
+    def has_all(self, seen: list[bytes], size: int, *, done: bool) -> bool:
+        """Return whether a request is not waited for any longer.
+
+        It is whole, too long (by its own word, too), or more than one message: then its method is not a unary one.
+        """
+        if done or size > self.most:
+            return True
+        if size < MESSAGE_HEAD:
+            return False
+        head = seen[0] if len(seen[0]) >= MESSAGE_HEAD else b"".join(seen)
+        length = MESSAGE_HEAD + int.from_bytes(head[1:MESSAGE_HEAD], "big")
+        return length > self.most or size > length
+
+    def record(self, initial: AnswerHead, most_bytes: int) -> None:
+        """Keep what comes of an answer, up to so many bytes."""
+        self.initial = initial
+        self.answer = []
+        self._left = most_bytes
+
+    def add(self, data: bytes) -> None:
+        """Keep more of the answer, or none of it where it is too long."""
+        answer = self.answer
+        if answer is not None:
+            self._left -= len(data)
+            if self._left >= 0:
+                answer.append(data)
+            else:
+                self.answer = None
+
+    def close(self) -> None:
+        """The call is over. Whatever passed of an answer that did not come whole is not kept."""
+        descent = self.descent
+        if descent is not None:
+            descent.over = True
+            if self.initial is not None:
+                self.initial = self.answer = None
+                descent.model.refuse(Refused.CUT)
