@@ -29,9 +29,10 @@ from sidecar.loading import Loader, load_bounds
 from sidecar.settings import model_policies, router_policies
 from sidecar.state.answers import SharedAnswers
 from sidecar.state.hints import HintExchange, open_here
-from sidecar.state.keeper import SPEAKS_S, Keeper
+from sidecar.state.keeper import Keeper
 from sidecar.state.latencies import LatencyExchange
 from sidecar.state.memory import Memory
+from sidecar.state.processes import SPEAKS_S
 from sidecar.state.store import RedisSource
 from sidecar.tasks import end_all
 from sidecar.telemetry.logs import get_log
@@ -122,7 +123,7 @@ class Control:
         self._streams = LoadStreams(
             static_endpoints(settings), self._prober, keeper.loads_reported, clock=clock, rng=rng
         )
-        keeper.on_ejected = self._warmed.ejected
+        keeper.guards.on_ejected = self._warmed.ejected
         self._warmed.answered_at = keeper.answered_at
         self._answers: SharedAnswers | None = None
         if store is not None:

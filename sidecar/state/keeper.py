@@ -9,18 +9,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter
-from dataclasses import replace
-from functools import reduce
 from math import inf
 from typing import TYPE_CHECKING
 
-from router.breaker import Guard, GuardState
-from router.evidence import tried_in_all
 from router.model import (
-    BreakerRule,
     BreakersHinted,
-    EjectCause,
     EndpointEjected,
     EndpointGone,
     EndpointHeld,
@@ -40,8 +33,10 @@ from sidecar.faults.configured import changes
 from sidecar.faults.signals.altering import Signals, Word
 from sidecar.pids import start_ticks
 from sidecar.state.feed import Feed
+from sidecar.state.guards import Guards
 from sidecar.state.memory import KnownName, Remembered
-from sidecar.state.roster import RECALLED, Guarded, Roster, guarded, heard_messages
+from sidecar.state.processes import DataProcess, Living
+from sidecar.state.roster import RECALLED, Roster, heard_messages
 from sidecar.state.steering import Steering
 from sidecar.telemetry.logs import Throttle, get_log
 
@@ -49,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from router.cluster import Cluster
-    from router.model import Event, Evidence
+    from router.model import Event
     from router.policy import ModelPolicy
     from router.sketches import Merged
     from sidecar.channel import Channel
@@ -59,9 +54,6 @@ if TYPE_CHECKING:
     from sidecar.state.memory import Memory
 
 PING_S = 0.5
-SPEAKS_S = 3.0
-"""A data process that said nothing for this long is not up (it speaks once a second)."""
-
 MEASURED_ROWS = 48
 """Replicas in one FleetMeasured: what a message holds even where every name and sketch is as long as it may be."""
 
@@ -72,30 +64,6 @@ HEARD_S = 0.1
 """Heartbeats go out together, this often."""
 
 _log = get_log("keeper")
-
-
-class DataProcess:
-    """What the control process knows of one data process: its last hello, its listeners, when it last spoke.
-
-    ``guards`` is what is ejected there, ``guards_named`` the part of a new list of it that has come in so far; the same
-    of ``trials``, how those of breakers go that are half open there.
-    """
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.pid = 0
-        self.epoch = ""
-        self.hellos = 0
-        self.listeners: dict[str, Listening] = {}
-        self.guards: set[Guarded] = set()
-        self.guards_named: set[Guarded] = set()
-        self.trials: dict[Guarded, tuple[int, Evidence]] = {}
-        self.trials_named: dict[Guarded, tuple[int, Evidence]] = {}
-        self.spoke_at: float | None = None
-
-    def speaks(self, now: float) -> bool:
-        """Whether it has been heard just now."""
-        return self.spoke_at is not None and now - self.spoke_at <= SPEAKS_S
 
 
 class Keeper:
@@ -124,9 +92,8 @@ class Keeper:
         self.processes = tuple(DataProcess(index) for index in range(len(channels)))
         self.sources = tuple(sources)
         self._clock = clock
-        self._runs = runs
-        self._began_at = clock()
-        self._alive: tuple[int, ...] = ()
+        self.guards = Guards(cluster, self.roster, self.processes, self._own, clock)
+        self._living = Living(self.processes, runs, clock())
         self._epoch = secrets.token_hex(8)
         self._sequence = 0
         self._heard: dict[str, None] = {}
@@ -138,9 +105,6 @@ class Keeper:
         self._measured: set[str] = set()
         self._answered: dict[str, float] = {}
         self.on_answer: Callable[[int, AnswerKept | AnswerAsked], None] = _unheard
-        self.on_ejected: Callable[[EndpointEjected], None] = _nobody
-        """Told of each quarantine that a data process has seen, more than once perhaps."""
-        self.opened: dict[str, Counter[tuple[str, str, int, BreakerRule]]] = {}  # how often breakers did, by endpoint
         self.latencies: Callable[[], Iterable[Merged]] = tuple
         """All that other sidecars measured, for a process that is new; set by the composition."""
         self._contested = Throttle(10.0)
@@ -224,7 +188,7 @@ class Keeper:
         if isinstance(event, EndpointGone):
             self._measured.discard(event.id)
             self._answered.pop(event.id, None)
-            self.opened.pop(event.id, None)
+            self.guards.forget(event.id)
             self._heard.pop(event.id, None)
         self._pass_on(event)
         if isinstance(event, EndpointSeen) and event.record.id in self.roster.held:
@@ -303,17 +267,14 @@ class Keeper:
             self._own(message)
             self.feed.send(message, but=index)
         elif isinstance(message, EndpointEjected):
-            self.roster.ejected(message)
-            for sibling in self.processes:  # they will all have it
-                sibling.guards.add(guarded(message))
-            self._own_ejection(message)
+            self.guards.ejected(message)
             self.feed.send(message, but=index)
-            self._broke(message)
+            self.guards.broke(message)
         elif isinstance(message, EndpointReturned):
-            self._returned(message)
+            self.guards.returned(message)
             self.feed.send(message, but=index)
         elif isinstance(message, GuardsInForce):
-            self._guards(process, message)
+            self.guards.in_force(process, message)
         elif isinstance(message, AnswerKept | AnswerAsked):
             self.on_answer(index, message)
         elif isinstance(message, Hello):
@@ -331,88 +292,10 @@ class Keeper:
                 fastopen_queue=message.fastopen_queue,
             )
 
-    def _broke(self, event: EndpointEjected) -> None:
-        if event.cause is EjectCause.QUARANTINE:
-            self.on_ejected(event)
-
-    def _own_ejection(self, event: EndpointEjected) -> None:
-        """Take in an ejection; count a breaker that opened, once where several processes find the same."""
-        endpoint = self.cluster.endpoints.get(event.id)
-        offer = (event.model, event.version, event.shard)
-        candidate = None if endpoint is None else endpoint.candidates.get(offer)
-        breaker = None if candidate is None else candidate.breaker
-        is_open = breaker is not None and breaker.state is GuardState.OPEN and event.at < breaker.until
-        self._own(event)
-        if breaker is not None and event.rule is not None and not is_open and breaker.state is GuardState.OPEN:
-            counts = self.opened.setdefault(event.id, Counter())
-            counts[(*offer, event.rule)] += 1
-            if endpoint is not None:
-                for key in [key for key in counts if key[:3] not in endpoint.candidates]:
-                    del counts[key]
-
     def hinted(self, event: BreakersHinted) -> None:
         """Take in what another sidecar says of its breakers."""
         self._own(event)
         self.feed.send(event)
-
-    def _returned(self, event: EndpointReturned) -> None:
-        self.roster.returned(event)
-        for process in self.processes:
-            process.guards.discard(guarded(event))
-        self._own(event)
-
-    def _show_trials(self, now: float) -> None:
-        """Have explanations show how trials go at the data processes that speak."""
-        for event in self.cluster.guards():
-            candidate = self.cluster.endpoints[event.id].candidates.get((event.model, event.version, event.shard))
-            if candidate is None or event.cause is not EjectCause.BREAKER:
-                continue
-            told = [one.trials.get(guarded(event)) for one in self.processes if one.speaks(now)]
-            known = [each for each in told if each is not None]
-            candidate.breaker.elsewhere = None
-            if known:
-                tried = reduce(tried_in_all, [each[1] for each in known])
-                candidate.breaker.elsewhere = (sum([each[0] for each in known]), tried)
-
-    def _guards(self, process: DataProcess, message: GuardsInForce) -> None:
-        """Take in what is ejected at a data process; let in what is ejected at none that speaks.
-
-        Siblings have heard of it themselves: this is for the own cluster and for processes that are yet to start.
-        """
-        now = self._clock()
-        if message.first:
-            process.guards_named = set()
-            process.trials_named = {}
-        for event in message.ejected:
-            process.guards_named.add(guarded(event))
-            if event.tried is not None:
-                process.trials_named[guarded(event)] = (event.trials, event.tried)
-            endpoint = self.cluster.endpoints.get(event.id)
-            if endpoint is None:
-                continue
-            known = replace(event, at=max(event.at, endpoint.first_seen_at))
-            self._own(known)
-            self._broke(event)
-            guard: Guard = endpoint.quarantine
-            if event.cause is not EjectCause.QUARANTINE:
-                candidate = endpoint.candidates.get((event.model, event.version, event.shard))
-                if candidate is None:
-                    continue
-                guard = candidate.ejection if event.cause is EjectCause.OUTLIER else candidate.breaker
-            if guard.state is not GuardState.CLOSED and known.until > now:  # else it returned while the list came
-                self.roster.ejected(known)
-        if not message.last:
-            return
-        process.guards = process.guards_named
-        process.trials = process.trials_named
-        self._show_trials(now)
-        there: set[Guarded] = set()
-        for one in self.processes:
-            if one.speaks(now):
-                there |= one.guards
-        for own in self.cluster.guards():
-            if guarded(own) not in there:
-                self._returned(EndpointReturned(own.id, own.cause, now, own.model, own.version, own.shard))
 
     def _hello(self, process: DataProcess, hello: Hello) -> None:
         if process.epoch != hello.epoch:
@@ -532,28 +415,12 @@ class Keeper:
         self.feed.send(self._ping())
 
     def _ping(self) -> Ping:
-        return Ping(self._clock(), self._epoch, self._alive)
+        return Ping(self._clock(), self._epoch, self.alive)
 
     @property
     def alive(self) -> tuple[int, ...]:
         """The data processes that limits are divided over, by index; none while that is not known yet."""
-        return self._alive
-
-    def _look_who_lives(self, now: float) -> None:
-        """Find out over which data processes limits are divided; not before each had its time to be heard."""
-        heard = all(process.spoke_at is not None for process in self.processes)
-        if not heard and now - self._began_at <= SPEAKS_S:
-            return
-        alive = tuple(
-            process.index
-            for process in self.processes
-            if process.speaks(now) and (not process.pid or self._runs(process.pid))
-        )
-        if alive != self._alive:
-            self._alive = alive
-            self._ping_due = now
-            if len(self.processes) > 1:
-                _log.info("limits.divided", data_processes=alive)
+        return self._living.indices
 
     def tick(self) -> None:
         """Let time pass; called about ten times a second."""
@@ -576,8 +443,7 @@ class Keeper:
         if self._unsaved and now >= self._remember_due:
             self._remember_due = now + REMEMBER_S
             self._remember()
-        self._look_who_lives(now)
-        if now >= self._ping_due:
+        if self._living.look(now) or now >= self._ping_due:
             self._ping_due = now + PING_S
             self.feed.ping(self._ping())
         self._own(Tick())
@@ -594,7 +460,3 @@ def measured_messages(rows: Iterable[Merged], at: float) -> Iterator[FleetMeasur
 
 def _unheard(index: int, message: AnswerKept | AnswerAsked) -> None:
     """There is no store."""
-
-
-def _nobody(event: EndpointEjected) -> None:
-    """Nobody wants to be told."""

@@ -365,7 +365,7 @@ def _fleet(out: Exposition, seen: Seen, now: float) -> None:
                 of = (record.id, candidate.model, candidate.version, _shard(candidate.shard))
                 out.add(f.BREAKER, _GUARD[candidate.breaker.state], *of)
                 out.add(f.OUTLIER, candidate.ejection.active, *of)
-            for (model, version, shard, rule), count in keeper.opened.get(record.id, {}).items():
+            for (model, version, shard, rule), count in keeper.guards.opened.get(record.id, {}).items():
                 if (model, version, shard) in endpoint.candidates:
                     out.add(f.BREAKER_OPENED, count, record.id, model, version, _shard(shard), rule.value)
             out.add(f.QUARANTINED, endpoint.quarantine.active, record.id)

@@ -26,8 +26,8 @@ from router.model import (
 from sidecar.channel import FaultsChanged, GuardsInForce, Hello, LoadWanted, Ping
 from sidecar.faults.rules import FaultRule
 from sidecar.settings import Fault
-from sidecar.state.keeper import SPEAKS_S
 from sidecar.state.memory import Memory
+from sidecar.state.processes import SPEAKS_S
 from tests.support.fleet import observation
 from tests.support.keeper_bench import Bench
 
