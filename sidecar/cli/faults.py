@@ -80,7 +80,8 @@ def add(
         int | None, Parameter(help="Bytes that pass before it acts.", validator=Number(gte=0))
     ] = None,
     after_events: Annotated[
-        int | None, Parameter(help="Events that pass before it acts.", validator=Number(gte=0))
+        int | None,
+        Parameter(help="Events, or gRPC messages, that pass before it acts.", validator=Number(gte=0)),
     ] = None,
     bytes_per_s: Annotated[float | None, Parameter(help="How fast bytes pass.", validator=Number(gte=1))] = None,
     piece_bytes: Annotated[int | None, Parameter(help="Bytes that pass at a time.", validator=Number(gte=1))] = None,

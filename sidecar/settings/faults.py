@@ -90,7 +90,8 @@ class Fault(Base, frozen=True):
         Annotated[int, Meta(ge=0, le=1 << 40)] | None, doc(Reload.LIVE, "how much passes before it acts", "bytes")
     ] = None
     after_events: Annotated[
-        Annotated[int, Meta(ge=0, le=1 << 30)] | None, doc(Reload.LIVE, "how many events pass before it acts", "events")
+        Annotated[int, Meta(ge=0, le=1 << 30)] | None,
+        doc(Reload.LIVE, "how many events (gRPC: messages) pass before it acts", "events"),
     ] = None
     bytes_per_s: Annotated[
         Annotated[float, Meta(ge=1, le=1 << 40)] | None, doc(Reload.LIVE, "how fast bytes pass", "bytes a second")

@@ -8,7 +8,7 @@ from sidecar.faults.injector import Injector
 from sidecar.faults.rules import FaultRule
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http2 import frames
-from sidecar.settings import Timeouts
+from sidecar.settings import Admission, Tenant, Timeouts, Trust
 from sidecar.telemetry.page import Page, Scalar
 from tests.support.grpc_by_hand import METHOD, GrpcBench, call_fields, grpc_bench, message, status
 
@@ -235,6 +235,17 @@ def test_other_calls_of_the_connection_are_left_alone() -> None:
         assert ends == {1: b"14", 3: b"0"}
         assert b"".join(one.payload for one in seen if one.kind == frames.DATA and one.stream == 3) == TOLD * 2
         assert bench.outcomes == {"fault": 1, "ok": 1}
+
+
+@pytest.mark.parametrize(("scope", "struck"), [("blue", True), ("red", False)])
+def test_a_tenant_is_told_by_its_metadata(scope: str, struck: bool) -> None:
+    with grpc_bench() as bench:
+        bench.plane.admission.configure(Admission(tenant=Tenant(header="x-tenant"), trust=Trust.ANYBODY), ())
+        inject(bench, "abort", tenant=scope, grpc_status=8)
+        ask(bench, 1, (b"x-tenant", b"blue"))
+        if not struck:
+            bench.answer(bench.worker)
+        assert told(bench)[1] == (8 if struck else 0)
 
 
 def test_faults_act_together_in_their_order() -> None:

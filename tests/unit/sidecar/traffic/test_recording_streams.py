@@ -114,6 +114,18 @@ def test_pieces_change_nothing(asked_cuts: list[int], told_cuts: list[int]) -> N
     assert (fails.messages, fails.request_id) == ((), "made")
 
 
+@given(st.binary(max_size=300), st.binary(max_size=300), st.integers(0, 400), st.integers(0, 400))
+def test_nothing_that_peers_say_breaks_it(asked: bytes, told: bytes, asked_at: int, told_at: int) -> None:
+    tap, terms, _ = tapped()
+    by_caller, by_server = calls()
+    tap.from_caller(by_caller.data[:asked_at] + asked, 1.0)
+    tap.from_server(by_server.data[:told_at] + told, 2.0)
+    tap.from_caller(by_caller.data[asked_at:], 3.0)
+    tap.from_server(by_server.data[told_at:], 4.0)
+    tap.server_left(5.0)
+    assert terms.held_bytes == 0
+
+
 def test_what_a_server_says_first_waits_for_its_caller() -> None:
     tap, _, taken = tapped()
     hear(tap, *calls(), early=True)
