@@ -120,6 +120,7 @@ class ModelLoader:
         packed = _packed(found)
         nameless = hasattr(os, "memfd_create") and not (self._shm is not None and self._shm.kept)
         if packed and len(found) == 1 and nameless:
+            self._check_memory(found[0])
             return None, NamelessPlace(files.name)
         wants = self._shm is not None and self._shm.kept and self._named(files) is not StrategyName.CHUNKED
         if self._shm is None or not (packed or wants):
@@ -136,6 +137,19 @@ class ModelLoader:
                 f"{error}; or unpack it beside its place, and put that there instead"
             ) from error
         return entry, entry
+
+    def _check_memory(self, file: SourceFile) -> None:
+        """Refuse to begin what is known to have no room.
+
+        Raises:
+            LoadError: it has none.
+        """
+        memory, need_bytes = self._memory(), _put_bytes(file)
+        if memory is not None and need_bytes > MEMORY_SHARE * memory.free_bytes:
+            raise LoadError(
+                f"{file.path}: cannot be unpacked: {need_bytes} bytes are more than {MEMORY_SHARE:.0%} of the "
+                f"{memory.free_bytes} that memory has free; unpack it beside its place, and put that there instead"
+            )
 
     def _bring_in(self, strategy: Strategy, task: LoadTask) -> Brought:
         if self._placer is None:

@@ -167,8 +167,15 @@ def test_it_goes_no_further_than_memory_does(tmp_path: Path) -> None:
     rig.memory = Memory(len(CONTENT), 1 << 40)
     files = version(tmp_path / "v", {"model.onnx.gz": gzip.compress(CONTENT, 1)})
     assert rig.refusal(files) == (
-        f"{tmp_path}/v/model.onnx.gz: cannot be unpacked: it unpacks to over {len(CONTENT) * 8 // 10} bytes, for which "
-        f"there is no room"
+        f"{tmp_path}/v/model.onnx.gz: cannot be unpacked: {len(CONTENT)} bytes are more than 80% of the {len(CONTENT)} "
+        f"that memory has free; unpack it beside its place, and put that there instead"
+    )
+    assert Stage.DECOMPRESS not in rig.stages.seconds(), "it is not begun"
+    untold = zstandard.ZstdCompressor().compressobj()
+    packed = untold.compress(bytes(len(CONTENT))) + untold.flush()
+    assert rig.refusal(version(tmp_path / "w", {"model.onnx.zst": packed})) == (
+        f"{tmp_path}/w/model.onnx.zst: cannot be unpacked: it unpacks to over {len(CONTENT) * 8 // 10} bytes, for "
+        f"which there is no room"
     )
 
 
