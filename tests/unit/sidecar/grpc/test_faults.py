@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.faults import KINDS
 from sidecar.faults.injector import Injector
 from sidecar.faults.rules import FaultRule
 from sidecar.http1.forwarding import ListenerRules
@@ -201,6 +206,18 @@ def test_a_narrow_way_gives_windows_back_as_bytes_pass() -> None:
         assert bench.outcomes == {"ok": 1}
 
 
+def test_lost_bytes_of_a_request_are_given_back_as_window() -> None:
+    with grpc_bench() as bench:
+        inject(bench, "black_hole", direction="request", after_bytes=5)
+        bench.caller.head(1, call_fields(METHOD))
+        for _ in range(8):
+            bench.caller.data(1, message(b"x" * 16_000))
+        updates = [one for one in bench.caller.got(frames.WINDOW_UPDATE) if one.stream == 1]
+        assert sum(one.code for one in updates) > 90_000
+        assert len(b"".join(asked(bench))) == 5
+        bench.caller.reset(1)
+
+
 def test_lost_bytes_of_an_answer_are_given_back_as_window() -> None:
     with grpc_bench() as bench:
         inject(bench, "black_hole", direction="response", after_bytes=5)
@@ -353,3 +370,88 @@ def test_any_kind_may_be_asked_for_in_metadata(field: tuple[bytes, bytes], got: 
         bench.now += 0.1
         bench.loop.fire()
         assert told(bench) == got
+
+
+KINDS_OF_FAULTS = st.one_of(
+    st.tuples(st.just("delay"), st.fixed_dictionaries({"delay_ms": st.sampled_from([1.0, 300.0])})),
+    st.tuples(st.just("abort"), st.just({})),
+    *(
+        st.tuples(st.just(kind), st.fixed_dictionaries({"after_bytes": st.sampled_from([0, 3, 20, 40_000])}))
+        for kind in ("reset", "black_hole", "truncate")
+    ),
+    st.tuples(st.just("bandwidth"), st.just({"bytes_per_s": 50_000.0})),
+    st.tuples(st.just("slicing"), st.fixed_dictionaries({"piece_bytes": st.sampled_from([1, 9, 9000])})),
+    st.tuples(st.just("corrupt"), st.just({"every_bytes": 7})),
+    st.tuples(st.just("cut_stream"), st.fixed_dictionaries({"after_events": st.integers(0, 2)})),
+    *(st.tuples(st.just(kind), st.just({"delay_ms": 100.0})) for kind in ("first_byte", "slow_close")),
+)
+STEPS = st.sampled_from(
+    [
+        "data",
+        "much",
+        "end",
+        "head",
+        "answer",
+        "much answer",
+        "status",
+        "reset",
+        "worker reset",
+        "goaway",
+        "lost",
+        "time",
+    ]
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(KINDS_OF_FAULTS, st.booleans()), min_size=1, max_size=3), st.lists(STEPS, max_size=14))
+def test_whatever_happens_meanwhile_windows_add_up_and_every_call_ends_once(
+    faults: list[tuple[tuple[str, dict[str, float]], bool]], steps: list[str]
+) -> None:
+    with grpc_bench(idempotent=True, timeouts=Timeouts(response_head_s=2.0, stream_idle_s=4.0)) as bench:
+        injector = bench.plane.faults = Injector(bench.plane)
+        rules = [
+            FaultRule(id="f", ratio=1.0, until=1e9, kind=kind, direction=direction, **fields)  # type: ignore[arg-type]
+            for (kind, fields), asks in faults
+            if (direction := "request" if asks else "response") in KINDS[kind].directions
+        ]
+        injector.put(rules)
+        bench.caller.head(1, call_fields(METHOD))
+        open_, answering = True, False
+        for step in steps:
+            workers = [one for one in bench.loop.workers if one in bench.live and not one.transport.closing]
+            worker = workers[-1] if workers else None
+            held: Any = None if worker is None else worker.protocol
+            stream = max(held.streams, default=0) if held is not None else 0
+            if step in ("data", "much", "end") and open_:
+                bench.caller.data(1, message(b"x" * (12_000 if step == "much" else 5)), end=step == "end")
+                open_ = step != "end"
+            elif step == "reset":
+                bench.caller.reset(1)
+                open_ = False
+            elif step == "time":
+                bench.pass_time(0.5)
+                bench.loop.fire()
+            elif worker is not None and stream and not held.streams[stream].remote_done:
+                if step == "head" and not answering:
+                    worker.head(stream, [(b":status", b"200"), (b"content-type", b"application/grpc")])
+                    answering = True
+                elif step in ("answer", "much answer") and answering:
+                    worker.data(stream, message(b"y" * (12_000 if step == "much answer" else 5)))
+                elif step == "status" and answering:
+                    worker.head(stream, [(b"grpc-status", b"0")], end=True)
+                elif step == "worker reset":
+                    worker.reset(stream)
+                    answering = False
+                elif step == "goaway":
+                    worker.send(frames.goaway_frame(0, frames.Code.NO_ERROR))
+                    answering = False
+                elif step == "lost":
+                    bench.live.discard(worker)
+                    worker.protocol.connection_lost(None)
+                    answering = False
+            bench.check_windows()
+        bench.caller.reset(1)
+        bench.pass_time(6.0)
+        bench.loop.fire()
+        assert injector.under_way == {}
