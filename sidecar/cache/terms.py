@@ -104,6 +104,7 @@ class Refused(IntEnum):
     CUT = 11  # it did not come whole
     DEGRADED = 12  # nothing is written while the model is degraded, or memory is short
     PROTOCOL = 13  # HTTP/1.0, a switch of protocols
+    FAULT = 14  # an injected fault may have made it wrong
 
 
 class Terms:

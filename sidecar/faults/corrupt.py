@@ -47,6 +47,7 @@ class CorruptFault(Kind):
 
     directions = (RESPONSE, REQUEST)
     takes = ("every_bytes",)
+    spoils = True
 
     def plan(self, rule: FaultRule, plan: Plan) -> None:
         """Corrupt one direction."""

@@ -57,6 +57,11 @@ class Struck:
         self.rules: Final = rules
 
     @property
+    def spoils(self) -> bool:
+        """What is answered may seem whole, and be wrong."""
+        return any(KINDS[rule.kind].spoils for rule in self.rules)
+
+    @property
     def names(self) -> str:
         """The names of the rules."""
         return ", ".join(rule.id for rule in self.rules)
@@ -161,6 +166,11 @@ class Injector:
     def _tenant_of(self, head: bytes, trusted: bool) -> str:
         """Return whose a request is, by the law of ``policies.admission``."""
         return self._plane.admission.sorting.of_head(head, 0, 0.0, trusted=trusted).tenant
+
+    def spoils(self, attempt: Attempt) -> bool:
+        """Return whether the answer to an attempt under way may seem whole, and be wrong."""
+        struck = self.under_way.get(attempt)
+        return struck is not None and struck.spoils
 
     def ended(self, attempt: Attempt, result: AttemptResult) -> None:
         """Count an attempt that was struck and came to nothing."""

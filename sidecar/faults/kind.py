@@ -53,12 +53,14 @@ class Plan:
 class Kind(ABC):
     """One kind of fault. ``takes`` are the parameters that it goes by, ``needs`` those that it has no default for.
 
-    The first of its ``directions`` is its default.
+    The first of its ``directions`` is its default. ``spoils``: an answer may seem whole, and be wrong; it is kept
+    nowhere, so that no harm outlasts the fault.
     """
 
     directions: ClassVar[tuple[FaultDirection, ...]] = (RESPONSE,)
     takes: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[tuple[str, ...]] = ()
+    spoils: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, rule: FaultRule, plan: Plan) -> None:

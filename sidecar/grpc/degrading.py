@@ -332,6 +332,9 @@ class DegradingCall(CallRelay):
             return Refused.PATH
         if descent.model.degraded(descent.place) or shared.tight or shared.refusing:
             return Refused.DEGRADED
+        attempt = self._attempt
+        if shared.faults is not None and attempt is not None and shared.faults.spoils(attempt):
+            return Refused.FAULT
         if self._http != 200:
             return Refused.STATUS
         return None if course.request is not None else Refused.BODY

@@ -354,6 +354,9 @@ class DegradingConnection(SpecialConnection):
             return Refused.DEGRADED
         if self.old_client:
             return Refused.PROTOCOL
+        faults, attempt = self._plane.faults, self._attempt
+        if faults is not None and attempt is not None and faults.spoils(attempt):
+            return Refused.FAULT
         if not terms.takes_path(self._head.target.partition(b"?")[0]):
             return Refused.PATH
         return judge(head.status, head.forward, head.length, terms)

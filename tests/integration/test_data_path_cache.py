@@ -11,6 +11,7 @@ import pytest
 from router.ladder import LadderStep
 from router.policy import LadderPolicy
 from sidecar.channel import AnswerAsked, AnswerFound, AnswerKept
+from sidecar.faults.rules import FaultRule
 from sidecar.http1.shared_answers import SharedTier
 from sidecar.settings import Admission, Cache, Model, SharedCache
 from sidecar.telemetry.page import LadderWord
@@ -126,6 +127,27 @@ def test_what_is_not_kept_is_not_told(cache: Cache, answers: bytes, why: str) ->
         await infer(client)
         assert refused(path) == {why: 1}
         assert word(path, LadderWord.FILLS) == 0
+
+    scenario()
+
+
+@pytest.mark.parametrize(
+    ("kind", "direction", "refusals"),
+    [
+        ("corrupt", "response", {"FAULT": 1}),
+        ("corrupt", "request", {"FAULT": 1}),
+        ("slicing", "response", {}),
+    ],
+)
+def test_what_a_fault_may_have_made_wrong_is_not_kept(kind: str, direction: str, refusals: dict[str, int]) -> None:
+    @on_data_path(says(answer(b"good")), models=MODELS, ladders=(Model(name="m", cache=Cache()),), policies=SLOW)
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        until = path.plane.clock() + 60
+        path.inject(FaultRule(id="f", kind=kind, ratio=1.0, until=until, direction=direction, piece_bytes=1))
+        await infer(client, b"{}")
+        assert refused(path) == refusals
+        assert word(path, LadderWord.FILLS) == (not refusals)
 
     scenario()
 

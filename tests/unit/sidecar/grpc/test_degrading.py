@@ -14,6 +14,8 @@ from router.model import EndpointSeen, Replica
 from router.policy import LadderPolicy
 from sidecar.cache.terms import Refused
 from sidecar.channel import AnswerAsked, AnswerFound, AnswerKept
+from sidecar.faults.injector import Injector
+from sidecar.faults.rules import FaultRule
 from sidecar.http1.ladders import Ladders
 from sidecar.http1.shared_answers import SharedTier
 from sidecar.http2 import frames
@@ -209,6 +211,17 @@ def test_nothing_is_kept_while_memory_is_short_or_the_route_is_degraded() -> Non
         caller.good()  # on trial
         assert refused(bench) == {"DEGRADED": 2}
         assert word(bench, LadderWord.FILLS) == 0
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("corrupt", False), ("slicing", True)])
+def test_what_a_fault_may_have_made_wrong_is_not_kept(kind: str, kept: bool) -> None:
+    with degrading(CACHED) as bench:
+        injector = bench.plane.faults = Injector(bench.plane)
+        injector.put((FaultRule(id="f", kind=kind, ratio=1.0, until=1e9, direction="response", piece_bytes=3),))
+        caller = Caller(bench)
+        assert (caller.good().data == message(b"good")) is kept
+        assert refused(bench) == ({} if kept else {"FAULT": 1})
+        assert word(bench, LadderWord.FILLS) == kept
 
 
 def test_the_request_is_waited_for_whole_and_its_window_is_given_back() -> None:
