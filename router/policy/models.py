@@ -222,13 +222,15 @@ class AffinityPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ShapePolicy:
-    """How a request says of which shape class it is: by a field, else by the length of its body.
+    """How a request says of which shape class it is: by a field, by its batch, else by the length of its body.
 
     ``classes`` are names, with the longest body of each in bytes, shortest first; None where a length says nothing.
+    ``batches`` are those of them that go by a batch, with the largest of each, smallest first.
     """
 
     header: str | None = None
     classes: tuple[tuple[str, int | None], ...] = ()
+    batches: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

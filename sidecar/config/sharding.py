@@ -9,11 +9,13 @@ from router.policy import OnNoCandidate, PolicyError, ShardMode, ShardPolicy
 from router.urls import protocol_of
 from sidecar.config.problems import Path
 from sidecar.discovery.planned import held
+from sidecar.http1.keys import member_of_message
 from sidecar.settings import Endpoint, Model, Protocol, Settings
 
 _KEYLESS = (
     "is for HTTP alone: every gRPC call of this model is INVALID_ARGUMENT, as its key can be in metadata only "
-    "(key: {header: ...}), and without one nobody knows its shard"
+    "(key: {header: ...}), or in ModelInfer's message (key: {json: id} or {json: parameters.NAME}), and "
+    "without one nobody knows its shard"
 )
 
 
@@ -38,6 +40,8 @@ def keyless_calls(settings: Settings) -> Iterator[tuple[Path, str]]:
     for index, model in enumerate(settings.models):
         key = model.key
         if model.shards.mode is not ShardMode.KEYED or key is None or key.header is not None:
+            continue
+        if key.json is not None and member_of_message(key.json):
             continue
         urls = [*model.urls]
         for endpoint in settings.endpoints:

@@ -91,8 +91,9 @@ def examine_shapes(path: Path, shapes: Shapes, warmup: Warmup | None) -> Iterato
         yield (*path, "header"), "must be a field name: 1 to 64 letters, digits or hyphens", False
     names = [one.name for one in shapes.classes]
     lengths = [one.max_body_bytes for one in shapes.classes]
-    if shapes.header is None and all(length is None for length in lengths):
-        yield path, "says nothing of any request: set header, or the max_body_bytes of classes", False
+    batches = [one.max_batch for one in shapes.classes]
+    if shapes.header is None and all(most is None for most in (*lengths, *batches)):
+        yield path, "says nothing of any request: set header, or the max_body_bytes or max_batch of classes", False
     proven = None if warmup is None else [request.name for request in warmup.requests]
     for index, one in enumerate(shapes.classes):
         place: Path = (*path, "classes", index)
@@ -105,3 +106,6 @@ def examine_shapes(path: Path, shapes: Shapes, warmup: Warmup | None) -> Iterato
         if one.max_body_bytes is not None and one.max_body_bytes in lengths[:index]:
             first = lengths.index(one.max_body_bytes)
             yield (*place, "max_body_bytes"), f"already that of classes[{first}]: give each its own", False
+        if one.max_batch is not None and one.max_batch in batches[:index]:
+            first = batches.index(one.max_batch)
+            yield (*place, "max_batch"), f"already that of classes[{first}]: give each its own", False

@@ -8,7 +8,7 @@ from router.outcomes import AttemptResult, Outcome, Reason
 from router.retry import NOBODY_ELSE, Failed
 from router.routes import NoCandidate
 from sidecar.faults.call_link import CallLink
-from sidecar.grpc.course import COUNT_BYTES, CallCourse
+from sidecar.grpc.course import COUNT_BYTES, CallCourse, infers
 from sidecar.grpc.degrading import DegradingCall
 from sidecar.grpc.health import OWN
 from sidecar.grpc.health import answer as answer_for_server
@@ -93,7 +93,7 @@ class Call(DegradingCall):
                 self.fail(Outcome.NO_ROUTE, target.why, status=plane.missing(named[0]))
                 return
             self._course = course = CallCourse(needs, self.head.asked.path)
-            if course.most and not course.has_all(self._seen, self._seen_bytes, done=self.request_done):
+            if (course.most or course.reads) and not self._has_all(course):
                 self._begin_gathering()
             else:
                 self._go_on(course)
@@ -103,6 +103,9 @@ class Call(DegradingCall):
         self._dispatch(plane.clock())
 
     # --- calls that need more than a pick ---------------------------------------------------------------------------
+
+    def _has_all(self, course: CallCourse) -> bool:
+        return course.has_all(self._seen, self._seen_bytes, self.head.asked.encoding, done=self.request_done)
 
     def _begin_gathering(self) -> None:
         """Wait for more of the request. What is kept of it is given back to its caller's window at once."""
@@ -118,7 +121,7 @@ class Call(DegradingCall):
             return
         course.gathered += size
         plane.gathered_bytes += size
-        if course.has_all(self._seen, self._seen_bytes, done=self.request_done):
+        if self._has_all(course):
             plane.gathered_bytes -= course.gathered
             course.gathered = 0
             self._quiet_since = plane.clock()
@@ -148,8 +151,18 @@ class Call(DegradingCall):
             return
         if route.shards and not self._to_shard(route, target.key_source):
             return
+        self._to_class(course, now)
         if needs.ladder is None or self._begin_on_ladder(needs.ladder, now):
             self._admit(now)
+
+    def _to_class(self, course: CallCourse, now: float) -> None:
+        """Turn to the route of the call's shape class, where its model has such and it is of one."""
+        classes, route = course.needs.classes, self._target.route
+        if classes is None or route is None:
+            return
+        shape = classes.class_of(self.head.asked.forward, course.beginning)
+        if shape:
+            self._target = self._plane.of_class(route, shape, now)
 
     def _of_version(self, needs: Needs, now: float) -> Target:
         """Return the target of the version that takes the call, where calls of its target are divided over several."""
@@ -172,23 +185,31 @@ class Call(DegradingCall):
         target = self._of_version(needs, now)
         self._split = None
         route = target.route
-        if route is None or route is own:
+        if route is None or route is (own.whole or own.base or own):
             return False
         self._target = target
         if not route.shards or self._to_shard(route, target.key_source):
+            if self._course is not None:
+                self._to_class(self._course, now)
             self._dispatch(now, failed)
         return True
 
     def _key_from(self, source: KeySource | None) -> bytes | None:
         """Return the call's key, None where it has none or nothing goes by one."""
-        return None if source is None else source.of_metadata(self.head.asked.forward)
+        if source is None:
+            return None
+        course, asked = self._course, self.head.asked
+        if source.member and course is not None and infers(asked.path):
+            return course.key(source.member, self._seen, asked.encoding)
+        return source.of_metadata(asked.forward)
 
     def _to_shard(self, route: Route, source: KeySource | None) -> bool:
         """Turn to the shard that has the call's key; False where it has none, and has ended."""
         key = self._key_from(source)
         if source is None or key is None:
             why = "" if source is None else no_key(route, source)
-            self.fail(Outcome.BAD_REQUEST, f"{why}; a call has its key in its metadata")
+            where = "the message of ModelInfer" if source is not None and source.member else "its metadata"
+            self.fail(Outcome.BAD_REQUEST, f"{why}; a call has its key in {where}")
             return False
         self._target = self._plane.of_shard(route, key)
         return True

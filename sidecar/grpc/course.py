@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from sidecar.cache.terms import MOST_BODY_BYTES, Refused
 from sidecar.grpc.matching import MESSAGE_HEAD, SERVICE
+from sidecar.grpc.reading import read_beginning
 
 if TYPE_CHECKING:
+    from sidecar.grpc.classifying import CallClasses
     from sidecar.grpc.heads import AnswerHead, Asked
+    from sidecar.grpc.reading import Beginning
     from sidecar.http1.descending import Descent
     from sidecar.http1.ladders import ModelLadder
     from sidecar.http1.targets import Target
@@ -29,19 +32,33 @@ def asks_about(path: bytes) -> bool:
     return path.startswith(_ABOUT) and path not in _INFERS
 
 
+def infers(path: bytes) -> bool:
+    """Return whether a method's messages are ModelInferRequests."""
+    return path in _INFERS
+
+
 class Needs:
     """What the calls of a target need. One for all of them, until routes change.
 
-    ``target`` is the one that has the route; ``split`` divides its calls over versions. That its model may have so many
-    in flight only is no member: each call looks for itself.
+    ``target`` is the one that has the route; ``split`` divides its calls over versions, ``classes`` tells them apart by
+    shape. That its model may have so many in flight only is no member: each call looks for itself.
     """
 
-    __slots__ = ("ladder", "split", "target")
+    __slots__ = ("_reads", "classes", "ladder", "split", "target")
 
-    def __init__(self, target: Target, split: Split | None, ladder: ModelLadder | None) -> None:
+    def __init__(
+        self, target: Target, split: Split | None, ladder: ModelLadder | None, classes: CallClasses | None
+    ) -> None:
         self.target: Final = target
         self.split: Final = split
         self.ladder: Final = ladder
+        self.classes: Final = classes
+        source = target.key_source
+        self._reads = (classes is not None and classes.read) or (source is not None and source.member != b"")
+
+    def reads(self, path: bytes) -> bool:
+        """Return whether calls of this method go by how their first message begins."""
+        return self._reads and path in _INFERS
 
     def most_bytes(self, path: bytes) -> int:
         """Return how long a request of this method is waited for whole, with its framing; 0: it goes on as it comes."""
@@ -51,6 +68,8 @@ class Needs:
 
 class CallCourse:
     """How far a call has come.
+
+    ``beginning`` is how its first message begins, where its model's calls go by that (``reads``).
 
     ``most`` is how long its request is waited for, ``request`` the request where it came whole meanwhile, and
     ``gathered`` what is kept back of it. ``descent`` is how far down its model's ladder it is, where that has one.
@@ -62,12 +81,14 @@ class CallCourse:
         "_left",
         "answer",
         "asked",
+        "beginning",
         "data",
         "descent",
         "gathered",
         "initial",
         "most",
         "needs",
+        "reads",
         "renamed",
         "request",
     )
@@ -75,6 +96,8 @@ class CallCourse:
     def __init__(self, needs: Needs, path: bytes) -> None:
         self.needs: Final = needs
         self.most: Final = needs.most_bytes(path)
+        self.reads: Final = needs.reads(path)
+        self.beginning: Beginning | None = None
         self.gathered = 0
         self.request: bytes | None = None
         self.descent: Descent | None = None
@@ -85,18 +108,31 @@ class CallCourse:
         self.answer: list[bytes] | None = None
         self._left = 0
 
-    def has_all(self, seen: list[bytes], size: int, *, done: bool) -> bool:
-        """Return whether a request is not waited for any longer.
+    def has_all(self, seen: list[bytes], size: int, encoding: bytes, *, done: bool) -> bool:
+        """Return whether what there is of a request is enough to go on.
 
-        It is whole, too long (by its own word, too), or more than one message: then its method is not a unary one.
+        Where it is waited for whole, that is until it is, or is too long (by its own word, too), or is more than one
+        message: then its method is not a unary one.
         """
-        if done or size > self.most:
+        if self.reads and self.beginning is None:
+            if len(seen) > 1:
+                seen[:] = [b"".join(seen)]
+            self.beginning = read_beginning(seen[0] if seen else b"", encoding, whole=done)
+            if self.beginning is None:
+                return False
+        if not self.most or done or size > self.most:
             return True
         if size < MESSAGE_HEAD:
             return False
         head = seen[0] if len(seen[0]) >= MESSAGE_HEAD else b"".join(seen)
         length = MESSAGE_HEAD + int.from_bytes(head[1:MESSAGE_HEAD], "big")
         return length > self.most or size > length
+
+    def key(self, member: bytes, seen: list[bytes], encoding: bytes) -> bytes | None:
+        """Return the key that the first message has at ``member``, None where it has none."""
+        if self.beginning is None:
+            self.beginning = read_beginning(b"".join(seen), encoding, whole=True)
+        return None if self.beginning is None else self.beginning.key(member)
 
     def record(self, initial: AnswerHead, most_bytes: int) -> None:
         """Keep what comes of an answer, up to so many bytes."""

@@ -62,15 +62,23 @@ def named_by_message(data: bytes, fields: tuple[int, int], encoding: bytes, *, w
     complete = len(body) == length
     final = whole or complete or len(body) == PREFIX_BYTES
     if data[0] & 1:
-        if encoding not in (b"gzip", b"deflate"):
+        clear = unpacked(body, encoding)
+        if clear is None:
             return NOTHING
-        unpacker = zlib.decompressobj(wbits=47)  # either of the two, by its head
-        try:
-            body = unpacker.decompress(body, PREFIX_BYTES)
-        except zlib.error:
-            return NOTHING
+        body = clear
         final = final or len(body) == PREFIX_BYTES
     return _leading(body, fields, final=final)
+
+
+def unpacked(body: bytes, encoding: bytes) -> bytes | None:
+    """Return the first bytes of what is packed in ``body``, PREFIX_BYTES at most; None where that cannot be read."""
+    if encoding not in (b"gzip", b"deflate"):
+        return None
+    unpacker = zlib.decompressobj(wbits=47)  # either of the two, by its head
+    try:
+        return unpacker.decompress(body, PREFIX_BYTES)
+    except zlib.error:
+        return None
 
 
 def _leading(body: bytes, fields: tuple[int, int], *, final: bool) -> Named | None:

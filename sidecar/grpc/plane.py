@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from router.matching import Surface
 from router.outcomes import Outcome, Reason
 from sidecar.grpc import health
+from sidecar.grpc.classifying import CallClasses
 from sidecar.grpc.course import Needs
 from sidecar.grpc.downstream import CallerConnection
 from sidecar.grpc.matching import PROTOCOL
@@ -45,7 +46,7 @@ class GrpcPlane:
         self._targets: dict[tuple[str | None, str, str], Target] = {}
         self.needs: dict[Target, Needs] = {}  # of targets whose calls need more than a pick
         self.gathered_bytes = 0  # of requests that are waited for
-        self._shards: dict[Route, Target] = {}
+        self._turned: dict[Route, Target] = {}  # of routes that calls turn to: shards, shape classes
         self._generation = -1
         self._renew()
         self._swept_at = shared.clock()
@@ -87,7 +88,7 @@ class GrpcPlane:
         shared = self.shared
         self._targets.clear()
         self.needs.clear()
-        self._shards.clear()
+        self._turned.clear()
         self._generation = shared.cluster.generation
         row = shared.page.model_row(NO_MODEL)
         self._nothing = Target(Surface.PLAIN, None, row, "the method names no model", shared.times_of(NO_MODEL))
@@ -115,10 +116,13 @@ class GrpcPlane:
         ladder = None if route is None or ladders is None else ladders.by_model.get(route.model)
         gated = self.shared.admission.permit_for(route) is not None
         split = Split(target) if is_split(route) else None
-        if ladder is None and split is None and not gated:
+        shapes = None if route is None else route.policy.shapes
+        classes = None if shapes is None else CallClasses(shapes)
+        in_message = target.key_source is not None and target.key_source.member != b""
+        if ladder is None and split is None and classes is None and not gated and not in_message:
             return target
         outer = targets.before(target)
-        self.needs[outer] = Needs(target, split, ladder)
+        self.needs[outer] = Needs(target, split, ladder, classes)
         return outer
 
     def route_of(self, target: Target) -> Route | None:
@@ -128,10 +132,16 @@ class GrpcPlane:
 
     def of_shard(self, route: Route, key: bytes) -> Target:
         """Return what calls with this key mean, where each shard of a model answers for itself."""
-        shard = self.shared.cluster.shard_route(route, key)
-        found = self._shards.get(shard)
+        return self._of_route(self.shared.cluster.shard_route(route, key))
+
+    def of_class(self, route: Route, shape: str, now: float) -> Target:
+        """Return what calls of a shape class mean on a route."""
+        return self._of_route(self.shared.cluster.shaped_route(route, shape, now))
+
+    def _of_route(self, route: Route) -> Target:
+        found = self._turned.get(route)
         if found is None:
-            found = self._shards[shard] = self.shared.targets.plain(Surface.PLAIN, shard)
+            found = self._turned[route] = self.shared.targets.plain(Surface.PLAIN, route)
         return found
 
     @staticmethod

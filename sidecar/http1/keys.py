@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 class KeySource:
     """Where the requests of one model have their key.
 
+    ``member`` is where calls of the V2 protocol over gRPC have it in their message: ``id`` or ``parameters.NAME``, as
+    in a JSON body of that protocol; empty: nowhere.
+
     ``header`` is the name of a field, None for the path's last segment, unless ``body`` reads it from bodies of up to
     ``body_bytes``. ``text`` says where that is.
     """
 
-    __slots__ = ("_line", "_name", "body", "body_bytes", "text")
+    __slots__ = ("_line", "_name", "body", "body_bytes", "member", "text")
 
     def __init__(
         self, header: str | None, body: JsonKey | PromptKey | None = None, body_bytes: int = 0, text: str = ""
@@ -33,6 +36,7 @@ class KeySource:
         self._line = b"\r\n" + self._name + b":"
         self.body = body
         self.body_bytes = body_bytes
+        self.member = b""
         self.text = text or ("the path" if header is None else f"the field {header}")
 
     def find(self, head: RequestHead, body: bytes | None) -> bytes | None:
@@ -75,7 +79,15 @@ def key_source_of(route: Route | None) -> KeySource | None:
     if key is not None and (route.shards or policy.balancer is BalancerName.KEYED):
         if key.json is None:
             return KeySource(key.header)
-        return KeySource(None, JsonKey(key.json), key.body_bytes, f"the body's {key.json}")
+        source = KeySource(None, JsonKey(key.json), key.body_bytes, f"the body's {key.json}")
+        source.member = member_of_message(key.json)
+        return source
     if policy.affinity is not None:
         return KeySource(None, PromptKey(policy.affinity), policy.affinity.body_bytes, "the prompt")
     return None
+
+
+def member_of_message(path: str) -> bytes:
+    """Return the member of a V2 message over gRPC that a path in a JSON body names there, too; empty where none."""
+    names = path.split(".")
+    return path.encode() if path == "id" or (len(names) == 2 and names[0] == "parameters") else b""

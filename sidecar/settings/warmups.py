@@ -106,6 +106,14 @@ class ShapeClass(Base, frozen=True):
             "bytes",
         ),
     ] = None
+    max_batch: Annotated[
+        Annotated[int, Meta(ge=1, le=1 << 31)] | None,
+        doc(
+            Reload.LIVE,
+            "over gRPC: ModelInfer with a first input of up to so many rows is in it, if in no smaller one; null: none",
+            "rows",
+        ),
+    ] = None
 
 
 class Shapes(Base, frozen=True):
@@ -118,4 +126,9 @@ class Shapes(Base, frozen=True):
 def shape_policy(shapes: Shapes) -> ShapePolicy:
     """Return what the router and the data path need of it, the shortest class first."""
     by_length = sorted(shapes.classes, key=lambda one: one.max_body_bytes or 0)
-    return ShapePolicy(shapes.header, tuple((one.name, one.max_body_bytes) for one in by_length))
+    batches = [(one.name, one.max_batch) for one in shapes.classes if one.max_batch is not None]
+    return ShapePolicy(
+        shapes.header,
+        tuple((one.name, one.max_body_bytes) for one in by_length),
+        tuple(sorted(batches, key=lambda one: one[1])),
+    )

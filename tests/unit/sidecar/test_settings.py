@@ -246,13 +246,15 @@ endpoints: [{url: "http://w:2", models: ["b#0", "b#1"]}, {url: "grpc://w:3", mod
 """
     why = (
         "is for HTTP alone: every gRPC call of this model is INVALID_ARGUMENT, as its key can be in metadata only "
-        "(key: {header: ...}), and without one nobody knows its shard"
+        "(key: {header: ...}), or in ModelInfer's message (key: {json: id} or {json: parameters.NAME}), and "
+        "without one nobody knows its shard"
     )
     assert warnings_of(text) == [
         f'w.yaml:4:60: models[0].key.json: "t.id": {why}',
         f"w.yaml:5:68: models[1].key.last_segment: true: {why}",
     ]
     assert warnings_of(text.replace(", protocol: grpc", "")) == []
+    assert len(warnings_of(text.replace("key: {json: t.id}", "key: {json: parameters.t}"))) == 1
     assert len(warnings_of(text + 'state: {url: "redis://r"}\n')) == 3, "workers of any kind may register"
 
 

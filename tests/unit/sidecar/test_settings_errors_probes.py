@@ -225,6 +225,10 @@ def test_warm_ups_over_grpc_that_make_no_sense(text: str, problem: str) -> None:
             "classes[1].max_body_bytes: 9: already that of classes[0]: give each its own",
         ),
         (
+            classed("{classes: [{name: a, max_batch: 9}, {name: b, max_batch: 9}]}"),
+            "classes[1].max_batch: 9: already that of classes[0]: give each its own",
+        ),
+        (
             classed("{header: x, classes: [{name: batch1}]}", of("name: batch-1")),
             'classes[0].name: "batch1": no warm-up request proves it; did you mean "batch-1"?',
         ),
@@ -243,7 +247,7 @@ def test_warm_ups_of_endpoints_that_speak_different_protocols() -> None:
 
 
 def test_shape_classes_that_say_nothing() -> None:
-    remedy = "says nothing of any request: set header, or the max_body_bytes of classes"
+    remedy = "says nothing of any request: set header, or the max_body_bytes or max_batch of classes"
     assert refused(classed("{classes: [{name: a}]}")) == [f"w.yaml:4:50: models[0].shapes: a mapping: {remedy}"]
 
 
