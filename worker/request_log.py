@@ -6,6 +6,7 @@ or cannot be written, is lost and shows as a gap in ``seq``.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 import time
@@ -197,16 +198,20 @@ class RequestLog:
     def _turn(self, more: int) -> None:
         """Go on in a new file where this one was moved away, or becomes too large with so many bytes ``more``."""
         ours = os.fstat(self._file)
+        if not self._in_place(ours):
+            self._open()
+        elif ours.st_size and ours.st_size + more > self._limit:
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # until it is closed: other workers may write to it, and do the same
+            if self._in_place(ours):
+                self._path.replace(f"{self._path}.1")
+            self._open()
+
+    def _in_place(self, ours: os.stat_result) -> bool:
         try:
             there = self._path.stat()
         except FileNotFoundError:
-            self._open()
-            return
-        if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
-            self._open()
-        elif ours.st_size and ours.st_size + more > self._limit:
-            self._path.replace(f"{self._path}.1")
-            self._open()
+            return False
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
     def _open(self) -> None:
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)

@@ -110,7 +110,7 @@ async def _follow(work: Attribution, for_s: float, parts: Callable[[], list[Rend
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
                         await stop.wait()
-        while work.step(time.monotonic()):  # what was there when it was ended
+        while work.step(time.monotonic(), last=True):  # what was there when it was ended
             pass
     finally:
         showing.cancel()
@@ -126,6 +126,8 @@ async def _show(work: Attribution, parts: Callable[[], list[RenderableType]], *,
             while True:
                 live.update(Group(*parts()), refresh=True)
                 await asyncio.sleep(TERMINAL_S)
+    sys.stderr.write("joining what comes; Ctrl-C ends it\n")
+    sys.stderr.flush()
     while True:
         await asyncio.sleep(LOG_S)
         join = work.join

@@ -98,11 +98,3 @@ def test_its_file_may_go_and_the_disk_may_be_full(tmp_path: Path) -> None:
     whole, torn, last = log.read_text().splitlines()
     assert [json.loads(line)["seq"] for line in (whole, last)] == [2, 4]
     assert len(torn) == 20  # what the disk took of a line is a line of its own, and spoils no other
-
-
-def test_a_place_where_there_can_be_none(tmp_path: Path) -> None:
-    with WorkerProcess(*FLAGS, "--request-log", str(tmp_path / "nowhere" / "log")) as worker:
-        assert worker.wait() == 2
-        assert worker.event("worker.failed")["error"] == (
-            f"--request-log {tmp_path}/nowhere/log: No such file or directory"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.traffic.attribution.files import CallerLines, WorkerLines, as_they_became_known, read
@@ -56,22 +57,23 @@ class Attribution:
             self._offer(half, now_s)
         self.join.close()
 
-    def step(self, now_s: float) -> bool:
+    def step(self, now_s: float, *, last: bool = False) -> bool:
         """Take what has come to the files by now, monotonic seconds; return whether there may be more at once.
 
-        Of what several files have, what was over first comes first.
+        Of what several files have, what was over first comes first. ``last``: whoever writes them is not waited for.
 
         Raises:
             TraceError: one cannot be read, or is none.
         """
         self._sources = self._sources or [Source(path, lines) for path, lines in self._files]
-        ready = [source for source in self._sources if source.fill(now_s)]
+        read_s = math.inf if last else now_s
+        ready = [source for source in self._sources if source.fill(read_s)]
         offered = 0
         while ready and offered < AT_ONCE:
             source = min(ready, key=lambda one: one.heads[0].ended_s)
             self._offer(source.heads.popleft(), now_s)
             offered += 1
-            if not source.fill(now_s):
+            if not source.fill(read_s):
                 ready.remove(source)
         self.join.advance(now_s)
         return bool(ready)

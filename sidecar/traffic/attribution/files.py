@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
+MAX_LINE_BYTES: Final = 128 << 20
 MAX_PROCESSES: Final = 1000
 """Workers' processes whose lines are counted; of more, gaps are not seen."""
 
@@ -181,9 +182,11 @@ def _decoded(where: str, line: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if number > MAX_REQUESTS + 1:
                     raise TraceError(f"{path}:{number}: more than {MAX_REQUESTS} requests; cut the file into several")
+                if len(line) > MAX_LINE_BYTES:
+                    raise TraceError(f"{path}:{number}: a line of more than {MAX_LINE_BYTES} bytes; take it out")
                 if line.strip():
                     yield f"{path}:{number}", line
     except OSError as error:

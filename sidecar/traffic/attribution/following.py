@@ -6,11 +6,13 @@ may not have noticed yet. Pipes are read as they are, so lines of another machin
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from sidecar.traffic.attribution.files import MAX_LINE_BYTES
 from sidecar.traffic.traces.trace import TraceError
 
 if TYPE_CHECKING:
@@ -20,14 +22,12 @@ if TYPE_CHECKING:
     from sidecar.traffic.attribution.joining import Half
 
 PIECE_BYTES: Final = 1 << 18
-MAX_LINE_BYTES: Final = 128 << 20
-"""A longer line is passed over."""
 MOVED_S: Final = 0.2
 """How long a file that was moved away is still read after nothing more came."""
 
 
 class Tail:
-    """The lines of what is at a path, as they come. ``read`` is given the time, monotonic seconds."""
+    """The lines of what is at a path, as they come. ``read`` takes monotonic seconds; infinity: there is no later."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,7 +50,9 @@ class Tail:
             self._file = -1
 
     def read(self, now_s: float) -> list[tuple[int, bytes]]:
-        """Return the whole lines that are there, with their numbers; not more than about :data:`PIECE_BYTES` of them.
+        """Return the whole lines that are there, with their numbers; nothing where there is none.
+
+        More than about :data:`PIECE_BYTES` are left for the next time.
 
         Raises:
             OSError: it cannot be read.
@@ -63,7 +65,13 @@ class Tail:
         if not data and self._changed(now_s):
             self.fresh = True
             data = self._piece()
-        return self._cut(data)
+        found = self._cut(data)
+        pieces = 1
+        while data and not found and pieces < MAX_LINE_BYTES // PIECE_BYTES:  # a long line
+            data = self._piece()
+            found = self._cut(data)
+            pieces += 1
+        return found
 
     def _open(self) -> bool:
         try:
@@ -109,7 +117,7 @@ class Tail:
             return False
         if self._moved_at is None:
             self._moved_at = now_s
-        if now_s - self._moved_at < MOVED_S:
+        if now_s < math.inf and now_s - self._moved_at < MOVED_S:
             return False
         self.close()
         return self._open()

@@ -87,7 +87,7 @@ class Row:
         }
         if self.joined:
             found["error_ratio"] = self.failed / self.joined
-            found["error_interval"] = list(wilson(self.failed, self.joined, CONFIDENCE))
+            found["error_interval"] = [round(end, 9) for end in wilson(self.failed, self.joined, CONFIDENCE)]
         return found | {f"{name}_ms": times.quantiles_ms() for name, times in self.times.items()}
 
 

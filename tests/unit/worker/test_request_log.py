@@ -111,6 +111,18 @@ def test_a_file_of_its_size_makes_room_for_a_new_one(tmp_path: Path) -> None:
     assert (tmp_path / "log.1").stat().st_size == 64 * KIB
 
 
+def test_workers_may_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("x" * (64 * KIB - 100) + "\n")
+    logs = [request_log(path, ReadableLog()) for _ in range(4)]
+    for number, log in enumerate(logs * 3):
+        leave(log, str(number))
+    for log in logs:
+        log.close()
+    assert (tmp_path / "log.1").stat().st_size > 32 * KIB  # it was moved away once, and not what came after it as well
+    assert sorted(int(line["request_id"]) for line in written(path)) == list(range(12))
+
+
 def test_a_place_where_there_can_be_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         request_log(tmp_path / "nowhere" / "log", ReadableLog())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.traffic.recording import writing
 from sidecar.traffic.recording.noting import Terms
 from sidecar.traffic.recording.redaction import Redaction, RedactionError, path_of
 from sidecar.traffic.recording.tap import Tap
@@ -260,3 +262,24 @@ def test_a_file_may_be_rotated(tmp_path: Path) -> None:
     assert before
     assert all(one.stat().st_size <= 400 for one in tmp_path.iterdir())
     assert {one.name for one in tmp_path.iterdir()} == {"trace.jsonl", "trace.jsonl.1"}
+
+
+def test_a_disk_that_hangs_costs_lines_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "MAX_WAITING_BYTES", 500)
+    hangs = threading.Event()
+    opened = iter([True])
+
+    def opening() -> Opening:
+        if not next(opened, False):
+            hangs.wait(30)
+        return Opening(1)
+
+    file = TraceFile(tmp_path / "trace.jsonl", opening, 400, rotate=True)
+    for number in range(100):  # the second file is not there until all of them were taken
+        file.take(Recorded(at_s=float(number), target=f"/{number}"))
+    waiting = 500 // len('{"at_s":0.0,"target":"/0"}')
+    assert file.lost >= 100 - 400 // 30 - waiting - 2
+    hangs.set()
+    file.close()
+    assert file.lines + file.lost == 100
+    assert file.why == ""
