@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
+FAILED_CODES: Final = frozenset({2, 4, 13, 14, 15})
+"""gRPC's UNKNOWN, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE and DATA_LOSS: what workers and the way to them fail by."""
 MAX_LINE_BYTES: Final = 128 << 20
 MAX_PROCESSES: Final = 1000
 """Workers' processes whose lines are counted; of more, gaps are not seen."""
@@ -33,6 +35,14 @@ class CallerLine(msgspec.Struct, frozen=True):
     took_s: _Seconds | None = None
     ended: Ended | None = None
     worker: _Text = ""
+    grpc_status: int | None = None
+
+    @property
+    def failed(self) -> bool:
+        """True where the way or a worker failed: what a caller did wrong itself is nobody else's."""
+        if self.ended is Ended.GRPC_STATUS:
+            return self.grpc_status in FAILED_CODES
+        return self.ended is not None and self.ended.failed and self.ended is not Ended.STATUS_4XX
 
 
 class WorkerLine(msgspec.Struct, frozen=True):
@@ -96,8 +106,7 @@ class CallerLines:
         one = _decoded(where, line, _CALLER)
         if not one.request_id or one.took_s is None:
             return None
-        failed = one.ended is not None and one.ended.failed
-        return Half(Side.CALLER, one.request_id, self._began_s + one.at_s, one.took_s, one.worker, failed)
+        return Half(Side.CALLER, one.request_id, self._began_s + one.at_s, one.took_s, one.worker, one.failed)
 
     def _open(self, where: str, line: bytes) -> None:
         opening = opening_of(where, line)

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from sidecar.traffic.requests import Timed
 
 
-_ANSWERED: Final = (Ended.OK, Ended.STATUS_4XX, Ended.STATUS_5XX, Ended.FALSE_END, Ended.HUNG_UP)
+_ANSWERED: Final = (
+    Ended.OK,
+    Ended.STATUS_4XX,
+    Ended.STATUS_5XX,
+    Ended.GRPC_STATUS,
+    Ended.FALSE_END,
+    Ended.HUNG_UP,
+)
 
 
 @dataclass(slots=True)

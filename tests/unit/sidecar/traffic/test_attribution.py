@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.traffic.attribution.attributing import Attribution
+from sidecar.traffic.attribution.files import CallerLines
 from sidecar.traffic.attribution.following import MOVED_S, PIECE_BYTES, Tail
 from sidecar.traffic.attribution.joining import Half, Joined, Orphan, Side
 from sidecar.traffic.attribution.tally import MAX_ROWS, OTHERS, UNNAMED, Tally
@@ -137,6 +138,27 @@ def test_a_bad_line_is_an_error_at_first_and_counted_later(tmp_path: Path) -> No
     assert [one["lines"] for one in report["unreadable"].values()] == [1, 1]
     assert f"{tmp_path}/callers:3: " in report["unreadable"][str(tmp_path / "callers")]["first"]
     work.close()
+
+
+@pytest.mark.parametrize(
+    ("ended", "failed"),
+    [
+        ({"ended": "ok"}, False),
+        ({"ended": "status_4xx"}, False),
+        ({"ended": "status_5xx"}, True),
+        ({"ended": "cut"}, True),
+        ({"ended": "hung_up"}, False),
+        ({"ended": "grpc_status", "grpc_status": 3}, False),
+        ({"ended": "grpc_status", "grpc_status": 14}, True),
+        ({}, False),
+    ],
+)
+def test_what_callers_did_wrong_is_no_version_s_error(ended: dict[str, object], failed: bool) -> None:
+    lines = CallerLines()
+    assert lines.half("trace:1", OPENING.encode()) is None
+    half = lines.half("trace:2", json.dumps({"at_s": 0, "request_id": "r", "took_s": 1, **ended}).encode())
+    assert half is not None
+    assert half.failed is failed
 
 
 def test_what_waits_too_long_is_told_of_its_version(tmp_path: Path) -> None:
