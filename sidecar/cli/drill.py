@@ -61,7 +61,7 @@ def run(
         if without and without not in drill.without:
             known = ", ".join(drill.without) or "none"
             raise CliError(f'{path}: says not how to do without "{without}"; it has: {known}', EXIT_REFUSED)
-        if drill.start is None and not target and any(phase.load for phase in drill.phases):
+        if drill.start is None and not target and any(phase.load and not phase.load.to for phase in drill.phases):
             raise CliError(
                 f"{path}: has a load and starts nothing: --target HOST:PORT says where it goes", EXIT_REFUSED
             )

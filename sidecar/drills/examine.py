@@ -1,4 +1,4 @@
-"""What makes no sense about a drill that fits the schema. Pure."""
+"""What makes no sense about a drill that fits the schema. Pure, but for the certificates that a load names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sidecar.config.semantics import Finding
+from sidecar.drills import reaching
 from sidecar.drills.faulting import endpoint_of
 from sidecar.drills.scenario import (
     ABORTING,
@@ -176,6 +177,7 @@ def _load(load: Load) -> Iterator[Finding]:
             yield Finding(("headers", name), "the drill sets this itself: leave it out")
         elif not _TOKEN.match(name) or not _VALUE.match(value):
             yield Finding(("headers", name), "must be a field name with a value in printable ASCII")
+    yield from reaching.problems(load)
 
 
 def _expect(drill: Drill, expect: Expect) -> Iterator[Finding]:

@@ -6,12 +6,12 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+from sidecar.drills import reaching
 from sidecar.drills.record import Call
 from sidecar.drills.scenario import Spacing
 from sidecar.traffic.arrivals import poisson, steady
 from sidecar.traffic.requests import Timed
 from sidecar.traffic.samples import Ended
-from sidecar.traffic.sender import Sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +34,8 @@ def timed(load: Load, most_s: float) -> Iterator[Timed]:
     else:
         moments = poisson(load.rate_per_s, duration_s, random.Random(load.seed))  # noqa: S311  the same load each time
     ends_with = load.ends_with.encode()
+    call = reaching.is_call(load)
+    message = reaching.message(load) if call else b""
     for number, at_s in enumerate(moments):
         n, id_ = str(number % load.distinct), f"{load.seed}-{number}"
         yield Timed(
@@ -41,7 +43,8 @@ def timed(load: Load, most_s: float) -> Iterator[Timed]:
             method=load.method,
             target=_filled(load.path, n, id_),
             headers=tuple((name, _filled(value, n, id_)) for name, value in load.headers.items()),
-            body=_filled(load.body, n, id_).encode(),
+            body=message if call else _filled(load.body, n, id_).encode(),
+            call=call,
             ends_with=ends_with,
             timeout_s=load.timeout_s,
         )
@@ -55,6 +58,8 @@ def call_of(sample: Sample, offset_s: float) -> Call:
     """Return a sample as a drill keeps it; its run began ``offset_s`` after the drill."""
     ok = sample.ended is Ended.OK
     outcome = f"http_{sample.status}" if sample.ended in _STATUSES else sample.ended.value
+    if sample.ended is Ended.GRPC_STATUS:
+        outcome = f"grpc_{sample.grpc_status}"
     return Call(
         at=sample.intended_s + offset_s,
         latency_ms=1000 * sample.latency_s,
@@ -72,9 +77,7 @@ class Sending:
         self._most_s = most_s
         self._now = now
         self._offset_s = 0.0
-        self._sender = Sender(
-            f"http://{target}", self._take, max_connections=load.connections, timeout_s=load.timeout_s
-        )
+        self._sender = reaching.sender(load, target, self._take)
         self._task: asyncio.Task[None] | None = None
         self.calls: list[Call] = []
         """Those that have ended, in that order."""

@@ -34,15 +34,33 @@ class Spacing(StrEnum):
     RANDOM = "random"  # as many callers that know nothing of each other: exponential gaps
 
 
+class Trust(Base, frozen=True):
+    """Of a load over TLS: whose certificates count, the system's without ``ca_file``, and what is shown to who asks.
+
+    Files are as seen from where the drill is run.
+    """
+
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    insecure: bool = False
+
+
 class Load(Base, frozen=True):
     """Requests that the drill itself sends, open loop, from this phase to the drill's end or for ``for_s``.
 
     In ``path``, ``headers`` and ``body``, ``$N`` is the request's number modulo ``distinct``, and ``$ID`` is
-    another text in each. ``ends_with`` is what a whole answer ends with, such as ``data: [DONE]`` and two line ends.
+    another text in each. ``to`` is where they go instead of the sidecar's listener, as ``--to`` of ``warmroute
+    replay``; where that is gRPC's each is a call with the one message ``message_base64``. ``ends_with`` is what a
+    whole answer ends with, such as ``data: [DONE]`` and two line ends.
     """
 
     path: Annotated[str, Meta(description="/v2/models/NAME/infer")]
     rate_per_s: Annotated[float, Meta(gt=0, le=5000, description="requests per second")]
+    to: str = ""
+    http2: bool = False
+    tls: Trust | None = None
+    message_base64: str = ""
     method: str = "POST"
     headers: dict[str, str] = field(default_factory=dict)
     body: str = ""
