@@ -120,6 +120,10 @@ def test_the_page_s_example_is_good(tmp_path: Path) -> None:
     example = page.partition("```json\n")[2].partition("```")[0]
     trace = read(tmp_path, OPENING + "\n" + example)
     assert (trace.requests, [len(request.then) for request in trace.make()]) == (5, [0, 0, 1, 0])
+    flow = page.partition("### Flows\n")[2].partition("```json\n")[2].partition("```")[0]
+    (first,) = read(tmp_path, OPENING + "\n" + flow).make()
+    values = taken(first, b'{"session": {"id": "s1"}}', 25)
+    assert filled(first.then[0], values).body == b'{"in": "s1"}'
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
