@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -13,18 +14,22 @@ import pytest
 
 from sidecar.cli.main import main
 from sidecar.traffic.messages import framed
+from sidecar.traffic.recording.listener import Recorder
+from sidecar.traffic.recording.noting import Terms
 from sidecar.traffic.requests import Timed
 from sidecar.traffic.samples import Ended, Sample
 from sidecar.traffic.sender import Sender
-from sidecar.traffic.trusting import client_context
+from sidecar.traffic.trusting import client_context, server_context
 from tests.integration.test_record import ended, recording
 from tests.support.certificates import Authority, write
-from tests.support.http2_origin import http2_origin
+from tests.support.http2_origin import Http2Origin, http2_origin
 from tests.support.loops import in_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    import ssl
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+
+    from sidecar.traffic.traces.recorded import Recorded
 
 pytestmark = [pytest.mark.beside, pytest.mark.timeout(60)]
 
@@ -188,3 +193,54 @@ async def test_a_server_that_speaks_http_1_alone_is_told_apart(tmp_path: Path) -
     assert [sample.ended for sample in samples] == [Ended.NO_CONNECTION] * 2
     assert samples[0].error == "it speaks no HTTP/2: it did not choose h2 (ALPN)"
     assert samples[1].error.startswith("TLS: ")
+
+
+@asynccontextmanager
+async def serving_http1(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]], tls: ssl.SSLContext
+) -> AsyncIterator[Http2Origin]:
+    """Serve HTTP/1.1 over TLS, where :func:`http2_origin` would serve the other."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    origin = Http2Origin()
+    origin.port = server.sockets[0].getsockname()[1]
+    try:
+        yield origin
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("http2", [False, True])
+@in_loop
+async def test_a_server_is_asked_over_tls_as_its_caller_chose(http2: bool, tmp_path: Path) -> None:
+    authority = Authority()
+    files = authority.issue("127.0.0.1").write(tmp_path, "both")
+    ca = tmp_path / "ca.pem"
+    write(ca, authority.pem)
+    origin_tls = authority.server(files)
+    origin_tls.set_alpn_protocols(["h2" if http2 else "http/1.1"])
+    taken: list[Recorded] = []
+    samples: list[Sample] = []
+
+    def tls(alpn: str) -> ssl.SSLContext:
+        return client_context([alpn], ca, None, None, insecure=False)
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\nbody")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    async with http2_origin(origin_tls) if http2 else serving_http1(once, origin_tls) as origin:
+        recorder = Recorder(
+            f"https://127.0.0.1:{origin.port}",
+            Terms(lambda: 0.0, taken.append),
+            lambda: 1.0,
+            callers_tls=server_context(["h2", "http/1.1"], Path(files[0]), Path(files[1])),
+            tls=tls,
+        )
+        host, port = await recorder.listen("127.0.0.1", 0)
+        sender = Sender(f"https://{host}:{port}", samples.append, http2=http2, tls=tls("h2" if http2 else "http/1.1"))
+        await sender.run([Timed(0.0, "POST", "/ask", body=b"body")])
+        await recorder.close()
+    assert [(sample.ended, sample.status) for sample in samples] == [(Ended.OK, 200)]
+    assert [(one.protocol, one.target, one.body, one.ended) for one in taken] == [
+        ("h2" if http2 else "", "/ask", "body", Ended.OK)
+    ]
