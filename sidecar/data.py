@@ -54,7 +54,7 @@ from sidecar.entrances import Entrances
 from sidecar.faults.injector import Injector
 from sidecar.http1.classifying import shape_step
 from sidecar.http1.ladders import Ladders
-from sidecar.http1.mirrors import Mirrors
+from sidecar.http1.mirrors import mirror_step
 from sidecar.http1.plane import SWEEP_S, Plane
 from sidecar.http1.recognise import Recogniser
 from sidecar.http1.shared_answers import SharedTier
@@ -125,7 +125,7 @@ class DataProcess:
             timeouts=settings.timeouts,
             share=self._share,
             model_timeouts=model_timeouts(settings),
-            step_makers=(version_step, shape_step, Mirrors().step, ladders.maker),
+            step_makers=(version_step, shape_step, mirror_step, ladders.maker),
         )
         self._plane.ladders = ladders
         self._plane.recogniser = Recogniser(settings.recognise)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from router.model import HTTP
 from router.policy import MAX_SHARES
-from router.urls import protocol_of
 from router.versions import newest
 from sidecar.config.choosing import check_key_field
 from sidecar.config.problems import Path
@@ -93,5 +91,3 @@ def _mirror(path: Path, model: Model) -> Iterator[Found]:
         return
     if model.versions.serve == mirror.version:
         yield (*path, "version"), "has no effect: it takes all requests that name no version already", True
-    if model.endpoints and all(protocol_of(url) != HTTP for url in model.endpoints):
-        yield path, "has no effect: the model has grpc endpoints only, and they are not mirrored", True

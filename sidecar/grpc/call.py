@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Final
 from router.outcomes import AttemptResult, Outcome, Reason
 from router.retry import NOBODY_ELSE, Failed
 from router.routes import NoCandidate
+from sidecar.cache.calls import is_one_message
 from sidecar.faults.call_link import CallLink
-from sidecar.grpc.course import COUNT_BYTES, CallCourse, infers
+from sidecar.grpc.course import COUNT_BYTES, CallCourse, asks_about, infers
 from sidecar.grpc.degrading import DegradingCall
 from sidecar.grpc.health import OWN
 from sidecar.grpc.health import answer as answer_for_server
 from sidecar.grpc.matching import NOTHING, named_by_message, named_by_metadata, named_fields
+from sidecar.grpc.mirrors import Original, send_copy
 from sidecar.grpc.phases import GATHERING, MATCHING, WAITING
 from sidecar.grpc.statuses import format_timeout
 from sidecar.http1.keying import no_key
+from sidecar.http1.mirrors import give_way
 from sidecar.http1.retrying import NOT_BEGUN
 from sidecar.http2.frames import FRAME_BYTES
 from sidecar.http2.hpack import literal
@@ -152,6 +155,9 @@ class Call(DegradingCall):
         if route.shards and not self._to_shard(route, target.key_source):
             return
         self._to_class(course, now)
+        mirror = needs.mirror
+        if mirror is not None and not asks_about(self.head.asked.path) and self._plane.shared.rng() < mirror.share:
+            course.mirror = mirror
         if needs.ladder is None or self._begin_on_ladder(needs.ladder, now):
             self._admit(now)
 
@@ -259,10 +265,15 @@ class Call(DegradingCall):
         tried = None if failed is None or in_turn else failed.endpoint
         attempt = shared.cluster.choose(route, now, shared.rng, tried, key)
         if isinstance(attempt, NoCandidate):
+            at_limit = attempt.reason is Reason.AT_LIMIT
+            if shared.copies and at_limit and give_way(shared, route) and route.queued is None:
+                shared.cluster.let_in(route, counted=failed is None)
+                self._dispatch(now, failed)
+                return
             if failed is not None:
                 if self._turns_to_other_version(failed, route, now):
                     return
-                if attempt.reason is Reason.AT_LIMIT and (
+                if at_limit and (
                     shared.admission.keeps(self, attempt)
                     or (not self._goes_down() and self._waits_for(route, attempt, now, failed))
                 ):
@@ -377,6 +388,24 @@ class Call(DegradingCall):
         attempt = self._attempt
         if attempt is not None and attempt.permits and not self.request_done:  # for the rest its caller is waited for
             self._plane.shared.cluster.lend(attempt, self._plane.clock())
+        if self.request_done and self._course is not None:
+            self._sent_whole(self._course)
+
+    def _sent_whole(self, course: CallCourse) -> None:
+        """The call was sent, and all of it: copy it where it is one of those that are, behind this turn's work."""
+        policy, course.mirror = course.mirror, None
+        attempt = self._attempt
+        if policy is None or attempt is None or attempt.candidate.version == policy.version:
+            return
+        original = None
+        if self._whole:
+            data = b"".join(self._seen)
+            if not is_one_message(data):
+                return
+            rest = literal(b"x-request-id", self._request_id) + literal(b"traceparent", self._trace)
+            rest += literal(b"warmroute-attempt", b"%d" % (self.head.asked.attempt + self._tries))
+            original = Original(self.head.asked, rest, data, self._match)
+        self._plane.shared.loop.call_soon(send_copy, self._plane, policy, attempt, original)
 
     def _remaining(self, text: bytes) -> bytes:
         """Return the ``grpc-timeout`` that is left; as it came where no time has passed to speak of."""

@@ -13,6 +13,7 @@ from sidecar.grpc.matching import MESSAGE_HEAD, SERVICE
 from sidecar.grpc.reading import read_beginning
 
 if TYPE_CHECKING:
+    from router.policy import MirrorPolicy
     from sidecar.grpc.classifying import CallClasses
     from sidecar.grpc.heads import AnswerHead, Asked
     from sidecar.grpc.reading import Beginning
@@ -41,18 +42,26 @@ class Needs:
     """What the calls of a target need. One for all of them, until routes change.
 
     ``target`` is the one that has the route; ``split`` divides its calls over versions, ``classes`` tells them apart by
-    shape. That its model may have so many in flight only is no member: each call looks for itself.
+    shape, ``mirror`` says which of them are copied. That its model may have so many in flight only is no member: each
+    call looks for itself.
     """
 
-    __slots__ = ("_reads", "classes", "ladder", "split", "target")
+    __slots__ = ("_reads", "classes", "ladder", "mirror", "split", "target")
 
     def __init__(
-        self, target: Target, split: Split | None, ladder: ModelLadder | None, classes: CallClasses | None
+        self,
+        target: Target,
+        *,
+        split: Split | None,
+        ladder: ModelLadder | None,
+        classes: CallClasses | None,
+        mirror: MirrorPolicy | None,
     ) -> None:
         self.target: Final = target
         self.split: Final = split
         self.ladder: Final = ladder
         self.classes: Final = classes
+        self.mirror: Final = mirror
         source = target.key_source
         self._reads = (classes is not None and classes.read) or (source is not None and source.member != b"")
 
@@ -71,6 +80,8 @@ class CallCourse:
 
     ``beginning`` is how its first message begins, where its model's calls go by that (``reads``).
 
+    ``mirror`` is set until it was copied, where it is to be.
+
     ``most`` is how long its request is waited for, ``request`` the request where it came whole meanwhile, and
     ``gathered`` what is kept back of it. ``descent`` is how far down its model's ladder it is, where that has one.
     ``renamed``: it went to another model; ``asked`` and ``data`` are its head and its request as they were before, None
@@ -86,6 +97,7 @@ class CallCourse:
         "descent",
         "gathered",
         "initial",
+        "mirror",
         "most",
         "needs",
         "reads",
@@ -100,6 +112,7 @@ class CallCourse:
         self.beginning: Beginning | None = None
         self.gathered = 0
         self.request: bytes | None = None
+        self.mirror: MirrorPolicy | None = None
         self.descent: Descent | None = None
         self.renamed = False
         self.asked: Asked | None = None

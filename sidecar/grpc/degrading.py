@@ -195,6 +195,7 @@ class DegradingCall(CallRelay):
             if not self._rename(course, descent, name.encode(), version.encode()):
                 descent.unfit = True
                 return False
+            course.mirror = None
             self._target = target = shared.targets.plain(Surface.PLAIN, route)
             target.row = asked.row  # it is a call for the model that was asked
             self._quiet_since = now

@@ -14,6 +14,7 @@ from sidecar.grpc.matching import PROTOCOL
 from sidecar.grpc.pool import WorkerPool
 from sidecar.grpc.statuses import Status
 from sidecar.http1.caller import LAME_DUCK_S
+from sidecar.http1.mirrors import mirror_of
 from sidecar.http1.special import MEMORY_PARTS
 from sidecar.http1.targets import NO_MODEL, Target
 from sidecar.http1.versions import Split, is_split
@@ -119,10 +120,11 @@ class GrpcPlane:
         shapes = None if route is None else route.policy.shapes
         classes = None if shapes is None else CallClasses(shapes)
         in_message = target.key_source is not None and target.key_source.member != b""
-        if ladder is None and split is None and classes is None and not gated and not in_message:
+        mirror = mirror_of(route)
+        if split is None and ladder is None and classes is None and mirror is None and not gated and not in_message:
             return target
         outer = targets.before(target)
-        self.needs[outer] = Needs(target, split, ladder, classes)
+        self.needs[outer] = Needs(target, split=split, ladder=ladder, classes=classes, mirror=mirror)
         return outer
 
     def route_of(self, target: Target) -> Route | None:

@@ -15,6 +15,7 @@ from sidecar.upstreams.pool import OUR_FAULT, lifetime_s, split_address
 if TYPE_CHECKING:
     from sidecar.faults.call_link import CallLink
     from sidecar.grpc.call import Call
+    from sidecar.grpc.mirrors import CallCopy
     from sidecar.grpc.plane import GrpcPlane
     from sidecar.settings import Limits, Timeouts
     from sidecar.tls.client import UpstreamGate
@@ -39,7 +40,7 @@ class WorkerPool:
         self.flusher = plane.flusher
         self.connections: list[WorkerConnection] = []
         self.lingering: dict[WorkerConnection, float] = {}
-        self.queue: deque[Call | CallLink] = deque()
+        self.queue: deque[Call | CallCopy | CallLink] = deque()
         self._opening = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.row = plane.shared.page.endpoint_row(id)
@@ -64,7 +65,7 @@ class WorkerPool:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def submit(self, call: Call | CallLink, now: float) -> None:
+    def submit(self, call: Call | CallCopy | CallLink, now: float) -> None:
         """Send a call on a connection that has room, or have one made and let it wait."""
         if not self.queue:
             for connection in self.connections:
@@ -78,7 +79,7 @@ class WorkerPool:
         self.queue.append(call)
         self.grow()
 
-    def withdraw(self, call: Call | CallLink) -> None:
+    def withdraw(self, call: Call | CallCopy | CallLink) -> None:
         """A call waits no longer."""
         call.wanted = False
         self.queue.remove(call)

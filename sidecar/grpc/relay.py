@@ -20,6 +20,7 @@ from sidecar.upstreams.orca import ASK_FIELD
 if TYPE_CHECKING:
     from router.endpoint import Endpoint
     from router.routes import Attempt
+    from sidecar.grpc.course import CallCourse
     from sidecar.grpc.heads import AnswerHead
 
 AT_ONCE_S: Final = 0.001
@@ -34,6 +35,10 @@ class CallRelay(CallEnds):
     @abstractmethod
     def _gather(self, size: int) -> None:
         """Look whether what there is of the request is enough now to go on; ``size`` bytes of it just came."""
+
+    @abstractmethod
+    def _sent_whole(self, course: CallCourse) -> None:
+        """The call was sent, and all of it."""
 
     @abstractmethod
     def _set_aside(self, attempt: Attempt, head: AnswerHead, meant: AttemptResult | None, now: float) -> bool:
@@ -81,6 +86,8 @@ class CallRelay(CallEnds):
                     self._keep_no_more()
             if up.connection.send_data(up, data, end=end):
                 self.down.connection.credit(self.down, size)
+            if end and self._course is not None:
+                self._sent_whole(self._course)
             return
         if phase == MATCHING and size and not self._seen_bytes:
             self._quiet_since = self._plane.clock()

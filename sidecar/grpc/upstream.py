@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sidecar.faults.call_link import CallLink
     from sidecar.grpc.call import Call
     from sidecar.grpc.heads import Asked
+    from sidecar.grpc.mirrors import CallCopy
     from sidecar.grpc.pool import WorkerPool
     from sidecar.http2.connection import Head
     from sidecar.http2.hpack import Field
@@ -149,7 +150,7 @@ class WorkerConnection(Connection):
         self._pool.forget(self, self.why)
         self._tell(streams, AttemptResult.RESET)
 
-    def _ended_in(self, call: Call | CallLink, result: AttemptResult) -> AttemptResult:
+    def _ended_in(self, call: Call | CallCopy | CallLink, result: AttemptResult) -> AttemptResult:
         """Return what a call's attempt ends in: ``result`` where no answer had begun."""
         if self._calmed:
             return AttemptResult.TURNED_AWAY
@@ -158,7 +159,7 @@ class WorkerConnection(Connection):
     def _tell(self, streams: dict[int, Stream], result: AttemptResult) -> None:
         """Tell every call that was under way: ``result`` where no answer had begun."""
         for stream in streams.values():
-            call: Call | CallLink = stream.call
+            call: Call | CallCopy | CallLink = stream.call
             try:
                 call.attempt_failed(self._ended_in(call, result), self.why)
             except Exception as error:  # noqa: BLE001  one call's end
@@ -193,7 +194,7 @@ class WorkerConnection(Connection):
         raise ProtocolError(frames.Code.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}, which was never opened")
 
     def _headers(self, stream: Stream, head: Head, *, end: bool) -> None:
-        call: Call | CallLink = stream.call
+        call: Call | CallCopy | CallLink = stream.call
         if 0 < cast("AnswerHead", head).status < 200:
             self._hear_noise()
         try:
@@ -202,14 +203,14 @@ class WorkerConnection(Connection):
             call.crashed(error)
 
     def _data(self, stream: Stream, data: bytes, *, end: bool) -> None:
-        call: Call | CallLink = stream.call
+        call: Call | CallCopy | CallLink = stream.call
         try:
             call.answer_data(data, end=end)
         except Exception as error:  # noqa: BLE001
             call.crashed(error)
 
     def _reset(self, stream: Stream, code: int) -> None:
-        call: Call | CallLink = stream.call
+        call: Call | CallCopy | CallLink = stream.call
         if call.up is stream:
             try:
                 call.stream_reset(code)
@@ -229,7 +230,7 @@ class WorkerConnection(Connection):
         left = [stream for stream in self.streams.values() if stream.id > last_id]
         for stream in left:
             self._forget(stream)
-            call: Call | CallLink = stream.call
+            call: Call | CallCopy | CallLink = stream.call
             try:
                 call.left_out(self.why or "it goes away", again=not self._calmed)
             except Exception as error:  # noqa: BLE001

@@ -8,7 +8,7 @@ caller finds no room because of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from router.outcomes import AttemptResult
 from sidecar.http1.steps import MIRRORED
@@ -56,27 +56,57 @@ class Nowhere:
 _NOWHERE: Final = cast("asyncio.Transport", Nowhere())
 
 
-class Mirrors:
-    """What is under way of copies in this process, by model; makes the steps of models that have a mirror."""
+class Copying(Protocol):
+    """A copy that is under way, whatever protocol it is in."""
 
-    def __init__(self) -> None:
-        self.now: dict[str, int] = {}
+    def give_way(self) -> None:
+        """Give it up: a caller wants its place."""
 
-    def step(self, target: Target) -> Step | None:
-        """Return what copies the requests of a target that name no version, None where nothing does."""
-        route = target.route
-        if route is None or route.version or route.policy.serve.mirror is None:
-            return None
-        return MirrorStep(self, route.policy.serve.mirror)
+
+def mirror_of(route: Route | None) -> MirrorPolicy | None:
+    """Return what is copied of the requests on a route, None where nothing is, or they name a version."""
+    return None if route is None or route.version else route.policy.serve.mirror
+
+
+def mirror_step(target: Target) -> Step | None:
+    """Return what copies the requests of a target, None where nothing does."""
+    policy = mirror_of(target.route)
+    return None if policy is None else MirrorStep(policy)
+
+
+def begin_copy(plane: Plane, policy: MirrorPolicy, primary: Attempt, *, whole: bool) -> Attempt | None:
+    """Begin the attempt of a copy beside ``primary``, whose request is all here (``whole``); None: it is dropped."""
+    model = primary.route.model
+    route = plane.cluster.route(model, policy.version, primary.route.protocol)
+    shard = primary.route.shard
+    if route is not None and route.shards:  # the same keys are there, and nowhere else
+        route = None if shard is None else route.shards[shard]
+    under_way = plane.copying.get(model, 0)
+    attempt = None
+    if whole and route is not None and under_way < policy.most and not plane.essential_only:
+        attempt = plane.cluster.choose_background(route, plane.clock(), plane.rng)
+    if attempt is None:
+        plane.count(Scalar.MIRRORS_DROPPED_TOTAL)
+    else:
+        plane.copying[model] = under_way + 1
+    return attempt
+
+
+def end_copy(plane: Plane, attempt: Attempt, result: AttemptResult, counted: Scalar | None) -> None:
+    """End what :func:`begin_copy` began."""
+    if counted is not None:
+        plane.count(counted)
+    plane.copying[attempt.route.model] -= 1
+    plane.copies.pop(attempt, None)
+    plane.attempt_ended(attempt, result, plane.clock())
 
 
 class MirrorStep:
     """Has a share of a target's requests copied."""
 
-    def __init__(self, mirrors: Mirrors, policy: MirrorPolicy) -> None:
+    def __init__(self, policy: MirrorPolicy) -> None:
         self.rank = MIRRORED
         self.body_bytes = 0
-        self._mirrors = mirrors
         self._policy = policy
 
     def take(self, caller: SpecialConnection, course: Course, now: float) -> bool:
@@ -99,27 +129,17 @@ class MirrorStep:
             plane.loop.call_exception_handler({"message": "a mirrored request crashed", "exception": error})
 
     def _send(self, caller: SpecialConnection, plane: Plane, primary: Attempt) -> None:
-        policy, now = self._policy, plane.clock()
-        model = primary.route.model
-        route = plane.cluster.route(model, policy.version)
-        shard = primary.route.shard
-        if route is not None and route.shards:  # the same keys are there, and nowhere else
-            route = None if shard is None else route.shards[shard]
         request = caller.whole_request()
-        attempt = None
-        under_way = self._mirrors.now.get(model, 0)
-        if request is not None and route is not None and under_way < policy.most and not plane.essential_only:
-            attempt = plane.cluster.choose_background(route, now, plane.rng)
+        attempt = begin_copy(plane, self._policy, primary, whole=request is not None)
         if request is None or attempt is None:
-            plane.count(Scalar.MIRRORS_DROPPED_TOTAL)
             return
         head, body = request
         line = head.find(b"\r\n") + 2
         head = with_version(head[:line] + FIELD + head[line:], attempt.candidate)
-        self._mirrors.now[model] = under_way + 1
-        copy = plane.copies[attempt] = Copy(self._mirrors, plane, attempt, head + body, caller.method)
+        copy = Copy(plane, attempt, head + body, caller.method)
+        plane.copies[attempt] = copy
         try:
-            copy.start(policy.timeout_s, now)
+            copy.start(self._policy.timeout_s, plane.clock())
         except Exception as error:  # noqa: BLE001  the copy's end
             copy.crashed(error)
 
@@ -131,7 +151,6 @@ class Copy:
         "_attempt",
         "_connection",
         "_data",
-        "_mirrors",
         "_plane",
         "_sent",
         "_timer",
@@ -143,8 +162,7 @@ class Copy:
         "sink",
     )
 
-    def __init__(self, mirrors: Mirrors, plane: Plane, attempt: Attempt, data: bytes, method: bytes) -> None:
-        self._mirrors: Final = mirrors
+    def __init__(self, plane: Plane, attempt: Attempt, data: bytes, method: bytes) -> None:
         self._plane: Final = plane
         self._attempt: Final = attempt
         self._data = data
@@ -202,17 +220,12 @@ class Copy:
         if self.over:
             return
         self.over = True
-        plane, attempt = self._plane, self._attempt
         self._connection = None
         self._data = b""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if counted is not None:
-            plane.count(counted)
-        self._mirrors.now[attempt.route.model] -= 1
-        self._plane.copies.pop(attempt, None)
-        plane.attempt_ended(attempt, result, plane.clock())
+        end_copy(self._plane, self._attempt, result, counted)
 
     # --- Exchange: what its connection reports ----------------------------------------------------------------------
 

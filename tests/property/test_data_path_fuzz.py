@@ -11,7 +11,7 @@ from router.model import EndpointRecord, EndpointSeen, Replica
 from router.policy import LadderPolicy, MirrorPolicy, ModelPolicy, ServePolicy, ServeRule, VersionShare
 from sidecar.channel import AnswerAsked, AnswerFound
 from sidecar.http1.ladders import Ladders
-from sidecar.http1.mirrors import Mirrors
+from sidecar.http1.mirrors import mirror_step
 from sidecar.http1.shared_answers import SharedTier
 from sidecar.http1.special import SpecialConnection
 from sidecar.http1.steps import ADMITTED, Course, StepMaker
@@ -145,7 +145,7 @@ def test_any_bytes_of_requests_that_are_divided_and_copied_end_in_one_outcome_ea
         models = [ModelPolicy("m", idempotent=True, default=True, hedge=bounded, serve=serve), ModelPolicy("n")]
         by_hand.cluster.configure(by_hand.cluster.policies, models, 0.0)
 
-    makers = [version_step, Mirrors().step]
+    makers = [version_step, mirror_step]
     steps = ["cw", *steps]
     drive([INFER, *asked], answered, "".join(steps), reset=reset, bounded=bounded, step_makers=makers, prepare=prepare)
 

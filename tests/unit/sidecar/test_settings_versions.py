@@ -138,11 +138,6 @@ def test_what_makes_no_sense(versions: str, problem: str) -> None:
             "'http://w:1'",
             'mirror.version: "2": has no effect: it takes all requests that name no version already',
         ),
-        (
-            "mirror: {version: '2'}",
-            "'grpc://w:1'",
-            "mirror: a mapping: has no effect: the model has grpc endpoints only, and they are not mirrored",
-        ),
     ],
 )
 def test_what_has_no_effect(versions: str, endpoints: str, warning: str) -> None:

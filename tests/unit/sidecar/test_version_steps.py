@@ -26,7 +26,7 @@ from router.policy import (
 )
 from router.routes import Attempt
 from sidecar.http1.ladders import Ladders
-from sidecar.http1.mirrors import Mirrors
+from sidecar.http1.mirrors import mirror_step
 from sidecar.http1.versions import version_step
 from sidecar.settings import Admission, Limits, Mirror
 from sidecar.telemetry.page import Scalar
@@ -48,8 +48,7 @@ def request(path: bytes = b"/v2/models/m/infer", fields: bytes = b"") -> bytes:
 @contextmanager
 def serving(serve: ServePolicy, held: Mapping[str, tuple[str, ...]], *, idempotent: bool = True) -> Iterator[Bench]:
     """Yield a bench whose workers o0 and o1 hold these versions of the model m."""
-    mirrors = Mirrors()
-    with bench(ROOMY, step_makers=(version_step, mirrors.step)) as made:
+    with bench(ROOMY, step_makers=(version_step, mirror_step)) as made:
         for name, versions in held.items():
             endpoint = made.cluster.endpoints[name]
             replicas = tuple(Replica("m", version) for version in versions)
@@ -422,10 +421,9 @@ def test_a_copy_that_finds_no_connection_is_one_of_those_that_failed() -> None:
 
 
 def test_a_copy_of_a_request_for_a_shard_goes_to_the_same_shard() -> None:
-    mirrors = Mirrors()
     shards = ShardPolicy(ShardMode.KEYED, 2)
     model = ModelPolicy("m", serve=mirrored(), shards=shards, key=KeyPolicy(header="x-user"), default=True)
-    with bench(ROOMY, step_makers=(version_step, mirrors.step)) as made:
+    with bench(ROOMY, step_makers=(version_step, mirror_step)) as made:
         made.cluster.configure(Policies(), [model], 0.0)
         places = {"o0": [("1", 0), ("2", 1)], "o1": [("1", 1), ("2", 0)]}
         for name, held in places.items():
