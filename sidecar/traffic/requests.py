@@ -41,8 +41,9 @@ class Timed:
     order without it has been cut by somebody. ``timeout_s``: from the intended moment, the sender's where it is None.
     ``hang_up_s``: the caller hangs up that long after sending, None: not. ``name`` says what it is, in reports.
     ``recorded``: how it ended when it was recorded, None where that is not known. ``call``: it is a gRPC call, and the
-    body its messages, each behind its five bytes. ``take``: what is kept of its answer, names and paths into its JSON;
-    ``fill``: whether it is made of what was kept before in its flow.
+    body its messages, each behind its five bytes; ``parts`` are those that follow, each so long after it was sent.
+    ``take``: what is kept of its answer, names and paths into its JSON; ``fill``: whether it is made of what was kept
+    before in its flow.
     """
 
     at_s: float
@@ -56,6 +57,7 @@ class Timed:
     hang_up_s: float | None = None
     recorded: Ended | None = None
     call: bool = False
+    parts: tuple[tuple[float, bytes], ...] = ()
     take: tuple[tuple[str, tuple[str, ...]], ...] = ()
     fill: bool = False
     then: tuple[Timed, ...] = ()

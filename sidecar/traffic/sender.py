@@ -225,7 +225,10 @@ class Sender:
         if self._to.speech is Speech.HTTP1:
             line = Connection(self, time.monotonic, self._to.host_field)
         else:
-            line = StreamConnection(self, time.monotonic, self._flusher, self._to.host_field, secure=self._to.secure)
+            host = self._to.host_field
+            line = StreamConnection(
+                self, time.monotonic, self._flusher, self._loop.call_later, host, secure=self._to.secure
+            )
         self._open.add(line)
         line.opening = asyncio.create_task(self._connect(line), name=f"connect-{self._numbers}")
         return line

@@ -52,6 +52,7 @@ class StreamReading:
         self._tail_bytes: Final = MAX_ANSWER_BYTES if request.take else len(request.ends_with)
         self._fields: list[Field] = []
         self.stream: Stream | None = None
+        self.timers: list[asyncio.TimerHandle] = []  # of what of the request is still to be sent
         self.status = 0
         self.body_bytes = 0
         self.tail = b""
@@ -66,6 +67,11 @@ class StreamReading:
     def grpc_message(self) -> str:
         """What they explain it with."""
         return unquote(self.fields(_MESSAGE).get("grpc-message", ""))
+
+    def over(self) -> None:
+        """Nothing more of the request is to be sent."""
+        for timer in self.timers:
+            timer.cancel()
 
     def head(self, head: AnswerFields) -> None:
         """Take a header block: the head, or trailers."""
@@ -90,14 +96,16 @@ _MESSAGE: Final = frozenset({"grpc-message"})
 
 
 class StreamConnection(Connection):
-    """One connection. ``now`` is the owner's clock; ``authority`` is what requests say that name none.
+    """One connection. ``now`` is the owner's clock, ``later`` its loop's ``call_later``.
 
-    ``secure``: it is under TLS, where the server has to choose h2 (ALPN); else it speaks with prior knowledge.
+    ``authority`` is what requests say that name none. ``secure``: it is under TLS, where the server has to choose h2
+    (ALPN); else it speaks with prior knowledge.
     """
 
     __slots__ = (
         "_authority",
         "_going",
+        "_later",
         "_made",
         "_now",
         "_owner",
@@ -111,11 +119,19 @@ class StreamConnection(Connection):
     )
 
     def __init__(
-        self, owner: Owner, now: Callable[[], float], flusher: Flusher, authority: str, *, secure: bool
+        self,
+        owner: Owner,
+        now: Callable[[], float],
+        flusher: Flusher,
+        later: Callable[..., asyncio.TimerHandle],
+        authority: str,
+        *,
+        secure: bool,
     ) -> None:
         super().__init__(flusher, client=True, head_bytes=HEAD_BYTES, fields=FIELDS)
         self._owner = owner
         self._now = now
+        self._later = later
         self._authority = authority
         self._secure = secure
         self._readings: dict[Call, StreamReading] = {}
@@ -150,6 +166,7 @@ class StreamConnection(Connection):
         reading = self._readings.pop(call, None)
         if reading is None:
             return StreamReading(call)
+        reading.over()
         if reading.stream is not None:
             self.reset(reading.stream, Code.CANCEL)
         return reading
@@ -164,6 +181,8 @@ class StreamConnection(Connection):
     def drop(self) -> None:
         """Close at once."""
         self._going = True
+        for reading in self._readings.values():
+            reading.over()
         self._readings.clear()
         self._waiting.clear()
         if self.opening is not None:
@@ -208,9 +227,17 @@ class StreamConnection(Connection):
         call.sending()
         reading.stream = stream = self.open_stream(reading)
         fields = fields_of(request, self._authority, call.request_id, secure=self._secure)
-        self.send_headers(stream, fields, end=not request.body)
+        self.send_headers(stream, fields, end=not request.body and not request.parts)
         if request.body:
-            self.send_data(stream, request.body, end=True)
+            self.send_data(stream, request.body, end=not request.parts)
+        last = len(request.parts) - 1
+        for number, (after_s, data) in enumerate(request.parts):
+            timer = self._later(after_s, self._send_part, stream, data, number == last)
+            reading.timers.append(timer)
+
+    def _send_part(self, stream: Stream, data: bytes, end: bool) -> None:
+        if not self.ended and self.streams.get(stream.id) is stream:
+            self.send_data(stream, data, end=end)
 
     def _parse(self, fields: list[Field], *, oversized: bool) -> Head:
         return AnswerFields(fields, oversized=oversized)
@@ -277,6 +304,7 @@ class StreamConnection(Connection):
         stream = reading.stream
         if self._readings.pop(reading.call, None) is None:
             return
+        reading.over()
         if stream is not None and not stream.local_done:  # it answered before the request's end
             self.reset(stream, Code.NO_ERROR)
         self._tell_room()
@@ -284,12 +312,14 @@ class StreamConnection(Connection):
 
     def _fail(self, reading: StreamReading, ended: Ended, error: str) -> None:
         if self._readings.pop(reading.call, None) is not None:
+            reading.over()
             self._tell_room()
             reading.call.failed(ended, error, reading)
 
     def _fail_all(self, ended: Ended, error: str) -> None:
         readings, self._readings = self._readings, {}
         for reading in readings.values():
+            reading.over()
             reading.call.failed(ended, error, reading)
         waiting, self._waiting = self._waiting, {}
         for call in waiting:

@@ -79,6 +79,8 @@ class Noted:
     no_body: str = ""
     whole: bool = False
     first_byte_s: float | None = None
+    after_s: list[float] = field(default_factory=list)
+    """When each message was whole, since it began."""
     protocol: Literal["", "h2", "grpc"] = ""
 
 
@@ -195,7 +197,7 @@ class Terms:
         if no_body:
             fields: dict[str, Any] = {"body_bytes": noted.body_bytes, "no_body": no_body}
         else:
-            fields = message_fields(body) if noted.protocol == "grpc" else body_fields(body)
+            fields = message_fields(body, noted.after_s) if noted.protocol == "grpc" else body_fields(body)
         self.take(
             Recorded(
                 at_s=round(noted.began_s, 6),

@@ -28,6 +28,9 @@ MOST_TABLE_BYTES: Final = 1 << 16
 MOST_STREAMS: Final = 10_000
 """Larger frames, or tables of heads, and more requests at once are not followed."""
 
+AT_ONCE_S: Final = 0.01
+"""A message that comes so soon after its call's beginning came with it."""
+
 Fields = list[tuple[str, str]]
 
 
@@ -114,6 +117,14 @@ class _Exchange:
         self.grpc_status: int | None = None
         self.fields: dict[str, str] = {}
         self._reader = MessageReader() if noted.protocol == "grpc" else None
+        self._asked = MessageReader() if noted.protocol == "grpc" and noted.sampled else None
+
+    def asked(self, data: bytes, now_s: float) -> None:
+        if self._asked is not None and not self.noted.no_body:
+            moment_s = now_s - self.noted.began_s
+            if moment_s < AT_ONCE_S:
+                moment_s = 0.0
+            self.noted.after_s += [moment_s for _ in self._asked.read(data) if self._asked.between]
 
     def head(self, fields: Fields) -> None:
         for name, value in fields:
@@ -174,6 +185,7 @@ class StreamTap:
                     exchange = self._begin(stream, fields, now_s)
                 if exchange is not None:
                     self._terms.keep(exchange.noted, payload)
+                    exchange.asked(payload, now_s)
                     exchange.noted.whole = end
         except _LostError:
             self.give_up()

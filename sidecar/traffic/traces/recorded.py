@@ -20,7 +20,7 @@ from sidecar.traffic.samples import Ended
 from sidecar.traffic.traces.trace import MAX_BODY_BYTES, MAX_REQUESTS, Trace, TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 VERSION: Final = 1
 KEY: Final = "warmroute_trace"
@@ -38,10 +38,11 @@ class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One message of a gRPC call. ``compressed``: as its call's ``grpc-encoding`` says."""
+    """One message of a gRPC call. ``compressed``: as its call's ``grpc-encoding`` says; ``after_s`` the call began."""
 
     base64: str = ""
     compressed: bool = False
+    after_s: float = 0.0
 
 
 class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -98,11 +99,16 @@ def body_fields(body: bytes) -> dict[str, Any]:
         return {"body_base64": base64.b64encode(body).decode("ascii"), "body_bytes": len(body)}
 
 
-def message_fields(body: bytes) -> dict[str, Any]:
-    """Return the fields of a line that hold the messages of a gRPC call; none of what is not whole at the end."""
+def message_fields(body: bytes, after_s: Sequence[float]) -> dict[str, Any]:
+    """Return the fields of a line that hold the messages of a gRPC call, each with the moment that it was whole.
+
+    What is not whole at the end is left out.
+    """
+    messages = zip(split(body), after_s, strict=False)
     return {
         "messages": tuple(
-            Message(base64.b64encode(content).decode("ascii"), compressed) for compressed, content in split(body)
+            Message(base64.b64encode(content).decode("ascii"), compressed, round(moment, 3))
+            for (compressed, content), moment in messages
         ),
         "body_bytes": len(body),
     }
@@ -132,7 +138,7 @@ def read(name: str, lines: Iterable[bytes]) -> Trace:
             left_out[f"without its body ({one.no_body})"] += 1
             continue
         request = _request(where, one)
-        bodies += len(request.body)
+        bodies += len(request.body) + sum(len(data) for _, data in request.parts)
         if bodies > MAX_BODY_BYTES:
             raise TraceError(
                 f"{where}: more than {MAX_BODY_BYTES} bytes of bodies up to here; cut the file into several"
@@ -192,6 +198,22 @@ def _decoded(where: str, line: bytes, decoder: msgspec.json.Decoder[Any]) -> Any
         raise TraceError(f"{where}: {error}") from None
 
 
+def _messages(where: str, messages: Sequence[Message]) -> list[tuple[float, bytes]]:
+    """Return messages as they are sent, each with its moment."""
+    parts: list[tuple[float, bytes]] = []
+    for one in messages:
+        if not (parts[-1][0] if parts else 0.0) <= one.after_s < 1e9:
+            raise TraceError(
+                f"{where}: messages: after_s: {one.after_s} must be from 0 to 1e9 seconds, and not before the last one"
+            )
+        try:
+            content = base64.b64decode(one.base64, validate=True)
+        except binascii.Error as error:
+            raise TraceError(f"{where}: messages: base64: {error}") from None
+        parts.append((one.after_s, framed(content, compressed=one.compressed)))
+    return parts
+
+
 def _request(where: str, one: Recorded) -> Timed:
     if one.body and one.body_base64:
         raise TraceError(f"{where}: both body and body_base64; keep one of them")
@@ -206,13 +228,9 @@ def _request(where: str, one: Recorded) -> Timed:
         body = base64.b64decode(one.body_base64, validate=True) if one.body_base64 else one.body.encode()
     except binascii.Error as error:
         raise TraceError(f"{where}: body_base64: {error}") from None
-    try:
-        body += b"".join(
-            framed(base64.b64decode(message.base64, validate=True), compressed=message.compressed)
-            for message in one.messages
-        )
-    except binascii.Error as error:
-        raise TraceError(f"{where}: messages: base64: {error}") from None
+    parts = _messages(where, one.messages)
+    while parts and parts[0][0] == 0:
+        body += parts.pop(0)[1]
     for field, value in (("at_s", one.at_s), ("think_s", one.think_s), ("hung_up_s", one.hung_up_s)):
         if value is not None and not 0 <= value < 1e9:
             raise TraceError(f"{where}: {field}: {value} must be from 0 to 1e9 seconds")
@@ -227,6 +245,7 @@ def _request(where: str, one: Recorded) -> Timed:
         hang_up_s=one.hung_up_s,
         recorded=one.ended,
         call=call,
+        parts=tuple(parts),
         take=tuple((name, tuple(path.split("."))) for name, path in one.take.items()),
         fill=one.fill,
     )

@@ -78,4 +78,9 @@ def _fits(request: Timed, calls: bool) -> bool:
 
 
 def _at(request: Timed, speed: float) -> Timed:
-    return replace(request, at_s=request.at_s / speed, then=tuple(_at(one, speed) for one in request.then))
+    return replace(
+        request,
+        at_s=request.at_s / speed,
+        parts=tuple((after_s / speed, data) for after_s, data in request.parts),
+        then=tuple(_at(one, speed) for one in request.then),
+    )

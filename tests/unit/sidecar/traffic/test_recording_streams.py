@@ -142,6 +142,22 @@ def test_moments_of_a_call() -> None:
     assert [(one.at_s, one.first_byte_s, one.took_s) for one in taken] == [(1.0, 0.5, 3.0)]
 
 
+def test_moments_of_messages() -> None:
+    tap, _, taken = tapped()
+    first = asking().head(1, *head(b"/s.S/Talk")).body(1, framed(b"a") + framed(b"")[:2]).data
+    tap.from_caller(first, 1.0)
+    tap.from_caller(Side().body(1, framed(b"")[2:] + framed(b"b")).data, 1.25)
+    tap.from_caller(Side().body(1, framed(b"c"), end=True).data, 3.0)
+    tap.from_server(Side().head(1, *OK_HEAD, DONE, end=True).data, 4.0)
+    assert [one.after_s for one in taken[0].messages] == [0.0, 0.25, 0.25, 2.0]
+    lines = [f'{{"{KEY}": 1}}'.encode(), msgspec.json.encode(taken[0])]
+    trace = read("t", lines)
+    (asked,) = trace.make()
+    assert (asked.body, asked.parts) == (framed(b"a"), ((0.25, framed(b"")), (0.25, framed(b"b")), (2.0, framed(b"c"))))
+    (faster,) = trace.at(2.0)
+    assert [after_s for after_s, _ in faster.parts] == [0.125, 0.125, 1.0]
+
+
 @pytest.mark.parametrize(
     ("by", "ended", "hung_up_s"),
     [
@@ -264,6 +280,10 @@ def test_a_flow_goes_with_all_of_it_or_not_at_all() -> None:
             "t:2: a gRPC call is a POST, and has messages in place of a body",
         ),
         (b'{"at_s": 0, "protocol": "grpc", "messages": [{"base64": "?"}]}', "t:2: messages: base64: "),
+        (
+            b'{"at_s": 0, "protocol": "grpc", "messages": [{"after_s": 1}, {}]}',
+            "t:2: messages: after_s: 0.0 must be from 0 to 1e9 seconds, and not before the last one",
+        ),
         (b'{"at_s": 0, "protocol": "grpc", "flow": "f", "take": {"a": "b"}}', "t:2: take and fill are of JSON, which"),
         (b'{"at_s": 0, "protocol": "spdy"}', "t:2: Invalid enum value 'spdy'"),
     ],

@@ -56,7 +56,7 @@ class Bench:
         self.lost = 0
         owner: Any = SimpleNamespace(idle=lambda _: self._idle(), gone=lambda _: self._gone(), unasked=lambda: None)
         flusher = Flusher(self.loop, lambda: self.now)  # type: ignore[arg-type]
-        self.line = StreamConnection(owner, lambda: self.now, flusher, "a.test", secure=secure)
+        self.line = StreamConnection(owner, lambda: self.now, flusher, self.loop.call_later, "a.test", secure=secure)
         self.transport = FakeTransport()
         if secure:
             tls = SimpleNamespace(selected_alpn_protocol=lambda: chosen)
@@ -225,6 +225,39 @@ def test_windows_are_kept(bench: Bench) -> None:
     assert sum(given) > 300_000
     bench.server.head(1, [(b"grpc-status", b"0")], end=True)
     assert asked.answer is not None
+
+
+def test_messages_follow_at_their_moments(bench: Bench) -> None:
+    bench.stand()
+    parts = ((0.5, message(b"b")), (1.0, message(b"c")))
+    asked = bench.ask(Timed(0.0, "POST", "/w.W/Talk", body=message(b"a"), parts=parts, call=True))
+    assert [(one.payload, one.end) for one in bench.server.got(frames.DATA)] == [(message(b"a"), False)]
+    bench.loop.fire()
+    bench.loop.run_soon()
+    assert [(one.payload, one.end) for one in bench.server.got(frames.DATA)] == [
+        (message(b"b"), False),
+        (message(b"c"), True),
+    ]
+    bench.server.head(1, [*OK_HEAD, (b"grpc-status", b"0")], end=True)
+    assert asked.answers == 1
+
+
+@pytest.mark.parametrize("by", ["answer", "leave", "reset", "drop"])
+def test_what_is_over_sends_nothing_more(bench: Bench, by: str) -> None:
+    bench.stand()
+    asked = bench.ask(Timed(0.0, "POST", "/w.W/Talk", parts=((0.5, message(b"b")),), call=True))
+    assert not bench.server.only(frames.HEADERS).end
+    if by == "answer":
+        bench.server.head(1, [*OK_HEAD, (b"grpc-status", b"8")], end=True)
+    elif by == "leave":
+        bench.line.leave(asked)
+    elif by == "reset":
+        bench.server.reset(1)
+    else:
+        bench.line.drop()
+    bench.loop.fire()
+    bench.loop.run_soon()
+    assert bench.server.got(frames.DATA) == []
 
 
 def test_an_answer_before_the_end_of_the_request_stops_it(bench: Bench) -> None:
