@@ -137,23 +137,26 @@ async def _show(work: Attribution, parts: Callable[[], list[RenderableType]], *,
 
 
 def _parts(report: dict[str, Any], by: str) -> list[RenderableType]:
-    times = (f"{where} {name.upper()} ms" for where, names in _TIMES.items() for name in names)
-    columns = ("requests", "joined", "unmatched", "errors %", "95%", *times)
-    rows = table(by, *columns, right=columns)
+    counted = ("requests", "joined", "unmatched", "errors %", "95%")
+    counts = table(by, *counted, right=counted)
+    columns = tuple(f"{where}\n{name.upper()} ms" for where, names in _TIMES.items() for name in names)
+    times = table(by, *columns, right=columns)
     for name, one in report["rows"].items():
         errors, between = "-", "-"
         if one["error_ratio"] is not None:
-            errors = f"{100 * one['error_ratio']:.2f}"
-            between = " to ".join(f"{100 * end:.2f}" for end in one["error_interval"])
-        shown = [
-            "-" if one[f"{where}_ms"] is None else f"{one[f'{where}_ms'][quantile]:,.2f}"
-            for where, names in _TIMES.items()
-            for quantile in names
-        ]
+            errors = f"{100 * one['error_ratio']:.3f}"
+            between = " to ".join(f"{100 * end:.3f}" for end in one["error_interval"])
         unmatched = sum(one["unmatched"].values())
-        rows.add_row(name, f"{one['requests']:,}", f"{one['joined']:,}", f"{unmatched:,}", errors, between, *shown)
+        counts.add_row(name, f"{one['requests']:,}", f"{one['joined']:,}", f"{unmatched:,}", errors, between)
+        if one["joined"]:
+            shown = (one[f"{where}_ms"][quantile] for where, names in _TIMES.items() for quantile in names)
+            times.add_row(name, *(f"{value:,.2f}" for value in shown))
     waiting = f", {report['waiting']:,} still wait" if report["waiting"] else ""
-    parts: list[RenderableType] = [rows, Text(f"{report['joined']:,} joined, {report['late']:,} of them late{waiting}")]
+    parts: list[RenderableType] = [
+        counts,
+        *([times] if times.row_count else []),
+        Text(f"{report['joined']:,} joined, {report['late']:,} of them late{waiting}"),
+    ]
     for name, one in report["rows"].items():
         more = one["attempts"]
         if more["count"]:

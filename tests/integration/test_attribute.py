@@ -74,10 +74,13 @@ def test_a_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["attribute", *files(tmp_path, [caller("a", 1.0, 0.1)], [named])]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].split("  ")[0] == "version"
-    assert out[1].split()[:8] == ["m@2", "1", "1", "0", "0.00", "0.00", "to", "79.35"]
-    times = [float(text) for text in out[1].split()[8:]]
-    assert times == pytest.approx([100, 100, 100, 40, 40, 60, 60], rel=0.02)
-    assert out[2] == "1 joined, 0 of them late"
+    assert out[1].split() == ["m@2", "1", "1", "0", "0.000", "0.000", "to", "79.345"]
+    assert out[2].split() == ["caller"] * 3 + ["worker"] * 2 + ["between"] * 2
+    name, *times = out[4].split()
+    assert name == "m@2"
+    assert [float(text) for text in times] == pytest.approx([100, 100, 100, 40, 40, 60, 60], rel=0.02)
+    assert out[5] == "1 joined, 0 of them late"
+    assert max(len(line) for line in out) <= 80
 
 
 def test_nothing_joined_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,17 +133,22 @@ class Inference:
         return replica.model
 
     @contextmanager
-    def receiving(self) -> Iterator[None]:
+    def receiving(self, get: Callable[[str], str | None]) -> Iterator[None]:
         """Hold a place while a message of unknown length is received, before it is known for which model it is.
+
+        ``get`` returns the fields of its head.
 
         Raises:
             RequestError: there is no room.
         """
+        note = None if self._requests is None else self._requests.begin("", get)
         try:
             with self._executor.place():
                 yield
         except QueueFullError as error:
             self._failed += 1
+            if note is not None:
+                note.end(503)
             raise RequestError(str(error), 503, error.retry_after_s) from None
 
     def admit(

@@ -139,7 +139,7 @@ class WorkerLines:
         if one.seq is not None:
             key = f"{one.epoch}:{one.seq}"
             self._count(one.worker, one.epoch, one.seq)
-        label = f"{one.model}@{one.version}" if one.model else ""
+        label = f"{one.model}@{one.version}" if one.version else one.model
         return Half(
             Side.WORKER,
             one.request_id,

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from tests.support.worker_parts import ReadableLog
+from worker.execution import Executor
+from worker.models import Models
 from worker.request_log import MAX_ID_CHARS, RequestLog
+from worker.serving.errors import RequestError
+from worker.serving.inference import Inference
 
 KIB = 1 << 10
 
@@ -109,6 +113,24 @@ def test_a_file_of_its_size_makes_room_for_a_new_one(tmp_path: Path) -> None:
     log.close()
     assert [line["request_id"] for line in written(path)] == ["a"]
     assert (tmp_path / "log.1").stat().st_size == 64 * KIB
+
+
+def test_a_call_that_finds_no_room_leaves_one_too(tmp_path: Path) -> None:
+    """Of gRPC: before its message is received nobody knows for which model it is."""
+    log = request_log(tmp_path / "log", ReadableLog())
+    executor = Executor(1, 0)
+    inference = Inference(Models(), executor, requests=log)
+
+    def head(field: str) -> str | None:
+        return "a" if field == "x-request-id" else None
+
+    with inference.receiving(head), pytest.raises(RequestError), inference.receiving(head):
+        pass
+    with inference.receiving(head):
+        pass
+    log.close()
+    (line,) = written(tmp_path / "log")
+    assert (line["request_id"], line["model"], line["status"]) == ("a", "", 503)
 
 
 def test_workers_may_share_a_file(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ class GrpcSurface:
 
     async def _receive(self, _: object, context: Context) -> bytes:
         """Receive a call's message in a place of the queue, as HTTP receives bodies: its room is bounded by that."""
-        with self._inference.receiving():
+        with self._inference.receiving(lambda name: _metadata(context, name)):
             data = await _next(context, RECEIVE_S)
         if data is None:
             raise RequestError(f"the message did not come within {RECEIVE_S:g} s", 408)
