@@ -18,6 +18,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from sidecar.cli.outcome import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, CliError
+from sidecar.cli.sending import needs_tls
 from sidecar.config.addresses import AddressError, split_address
 from sidecar.traffic.addresses import Speech, destination
 from sidecar.traffic.recording.listener import MAX_CONNECTIONS, Recorder
@@ -133,7 +134,9 @@ def record(
 
     try:
         where = destination(to)
-        if where.secure or key_file is not None or cert_file is not None:
+        files = {"--ca-file": ca_file, "--cert-file": cert_file, "--key-file": key_file}
+        needs_tls({**files, "--insecure": insecure or None}, (to,))
+        if where.secure:
             client(where.speech.alpn)
         recorder = Recorder(
             to,

@@ -24,7 +24,7 @@ from sidecar.traffic.trusting import TrustError, client_context
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sidecar.traffic.samples import Sample
 
@@ -79,6 +79,8 @@ class Sending:
 
         :raises CliError: it is none, or an option does not fit it.
         """
+        files = {"--ca-file": self.ca_file, "--cert-file": self.cert_file, "--key-file": self.key_file}
+        needs_tls({**files, "--insecure": self.insecure or None}, addresses)
         template = None
         try:
             if self.body_template is not None:
@@ -138,6 +140,16 @@ class Sending:
             if not colon or wrong:
                 raise CliError(f"--header {text!r}: must be NAME: VALUE{'; ' + wrong if wrong else ''}", EXIT_REFUSED)
         return tuple(headers)
+
+
+def needs_tls(given: Mapping[str, object], addresses: Sequence[str]) -> None:
+    """Refuse options for TLS, those that are not None, where it is spoken with none of ``addresses``.
+
+    :raises CliError: there is one.
+    """
+    for flag, value in given.items():
+        if value is not None and not any(address.startswith(("https://", "grpcs://")) for address in addresses):
+            raise CliError(f"{flag}: is for https:// and grpcs://, which {addresses[0]} is not", EXIT_REFUSED)
 
 
 async def watched(work: Callable[[], asyncio.Future[None]], stop: Callable[[], None], line: Callable[[], str]) -> bool:

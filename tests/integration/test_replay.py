@@ -105,6 +105,7 @@ def test_an_access_log_and_an_llm_trace(
         (["--header", "A: b\nc"], "must be NAME: VALUE; header A: its value holds a line end"),
         (["--body-template", "/nowhere"], "--body-template: /nowhere: "),
         (["--to", "https://127.0.0.1:1", "--ca-file", "/nowhere"], "--ca-file: /nowhere: No such file or directory"),
+        (["--insecure"], "--insecure: is for https:// and grpcs://, which http://127.0.0.1:8080 is not"),
         (["--out", "/nowhere/at/all"], "--out: /nowhere/at/all: No such file or directory"),
     ],
 )
