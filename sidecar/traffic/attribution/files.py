@@ -185,7 +185,7 @@ def _decoded(where: str, line: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"{where}: {error}") from None
+        raise TraceError(f"{where}: {error}; correct it, or take the line out") from None
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -133,7 +133,7 @@ def read(name: str, lines: Iterable[bytes]) -> Trace:
             continue
         if number > MAX_REQUESTS + 1:
             raise TraceError(f"{where}: more than {MAX_REQUESTS} requests; cut the file into several")
-        one = _decoded(where, line, _DECODE)
+        one = _decoded(where, line, _DECODE, "correct it, or take the line out")
         if one.no_body:
             left_out[f"without its body ({one.no_body})"] += 1
             continue
@@ -185,17 +185,17 @@ def opening_of(where: str, line: bytes) -> Opening:
     Raises:
         TraceError: it is none, or of another version.
     """
-    opening: Opening = _decoded(where, line, _DECODE_OPENING)
+    opening: Opening = _decoded(where, line, _DECODE_OPENING, f'a trace begins with {{"{KEY}": {VERSION}}}')
     if opening.version != VERSION:
         raise TraceError(f"{where}: {KEY} {opening.version}; this version of warmroute reads {VERSION}")
     return opening
 
 
-def _decoded(where: str, line: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
+def _decoded(where: str, line: bytes, decoder: msgspec.json.Decoder[Any], remedy: str) -> Any:
     try:
         return decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"{where}: {error}") from None
+        raise TraceError(f"{where}: {error}; {remedy}") from None
 
 
 def _messages(where: str, messages: Sequence[Message]) -> list[tuple[float, bytes]]:

@@ -99,7 +99,10 @@ def test_any_body_comes_back(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("record", "error"),
     [
-        ({"at_s": 0, "surprise": 1}, "trace:2: Object contains unknown field `surprise`"),
+        (
+            {"at_s": 0, "surprise": 1},
+            "trace:2: Object contains unknown field `surprise`; correct it, or take the line out",
+        ),
         ({"method": "GET"}, "trace:2: Object missing required field `at_s`"),
         ({"at_s": -1}, "trace:2: at_s: -1.0 must be from 0 to 1e9 seconds"),
         ({"at_s": 0, "think_s": 1}, "trace:2: think_s without flow: name the flow whose request before this one it"),
