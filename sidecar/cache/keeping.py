@@ -89,6 +89,9 @@ class Kept:
         )
 
 
+MOST_AGE_S: Final = 1 << 31
+"""What is taken for an age that is longer (RFC 9111 1.2.2)."""
+_AGE_DIGITS: Final = 10
 ENTRY_BYTES: Final = 512
 """What an entry takes beside its bytes: key, objects, places in two queues."""
 
@@ -143,8 +146,8 @@ class Life:
 
     def hear(self, name: bytes, value: bytes) -> None:
         """Learn of one field, its name in lower case."""
-        if name == b"age" and value.strip(b" \t").isdigit():
-            self.age_s = min(int(value), 1 << 31)
+        if name == b"age" and (digits := value.strip(b" \t")).isdigit():
+            self.age_s = min(int(digits), MOST_AGE_S) if len(digits) <= _AGE_DIGITS else MOST_AGE_S
         elif name == b"cache-control":
             for which, seconds in _MAX_AGE.findall(value.lower()):
                 if which == b"s-maxage" or not self._shared:  # RFC 9111 5.2.2.10: it counts, where both stand

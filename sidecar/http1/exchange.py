@@ -190,9 +190,11 @@ class ExchangeConnection(EndingConnection):
             self._wait_for_caller(self._plane.clock())
 
     def looks_at(self, head: ResponseHead) -> int:
-        """Return how much of an error's body is to be looked at."""
+        """Return how much of an error's body is to be looked at. A 429 says all by its status."""
         recogniser = self._plane.recogniser
-        if recogniser is None or head.status not in recogniser.statuses or head.busy or self.method == b"HEAD":
+        if recogniser is None or head.status not in recogniser.statuses or self.method == b"HEAD":
+            return 0
+        if head.busy and head.status != 503:
             return 0
         return recogniser.look_at_bytes
 

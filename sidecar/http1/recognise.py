@@ -30,6 +30,7 @@ _TRITON: Final = (
     rb"|[A-Z][A-Za-z ,]{0,80} has stopped accepting new inference requests)\.?"
 )
 _MLSERVER: Final = rb'Model (?P<model>[^ "\\]{1,256})(?: with version [^ "\\]{1,128})? is not ready yet\.?'
+_OURS: Final = rb"model '(?P<model>[^'\"\\]{1,256})' is not ready: "
 _PROMPTS: Final = (
     rb"(?:[A-Z][A-Za-z]{0,40}Error: )?"
     rb"(?:This model's maximum context length is [0-9]+ "
@@ -62,14 +63,15 @@ class _Text:
 
 _STOPPING: Final = _Text(_TRITON, _NOT_READY, whole=True)
 _UNLOADED: Final = _Text(_MLSERVER, _NOT_READY, whole=True)
+_LOADING: Final = _Text(_OURS, _NOT_READY, whole=False)
 _TOO_LONG: Final = _Text(_PROMPTS, _CALLER, whole=False)
 KNOWN_HTTP: Final = {
     400: (_STOPPING, _UNLOADED),  # Triton while it loads, unloads or stops; older ones say 400 to all of it; MLServer
     404: (_STOPPING,),
-    503: (_STOPPING,),
+    503: (_STOPPING, _LOADING),  # the latter with Retry-After: warmroute's own worker
     500: (_TOO_LONG,),  # vLLM and SGLang, where a prompt over the limit is found by the engine instead of the front
 }
-KNOWN_GRPC: Final = {"UNAVAILABLE": (_STOPPING,), "NOT_FOUND": (_STOPPING,), "INVALID_ARGUMENT": (_UNLOADED,)}
+KNOWN_GRPC: Final = {"UNAVAILABLE": (_STOPPING, _LOADING), "NOT_FOUND": (_STOPPING,), "INVALID_ARGUMENT": (_UNLOADED,)}
 """Errors of well-known servers, by status and by their own texts."""
 
 

@@ -100,22 +100,22 @@ class SharedTier:
 
     def found(self, answer: AnswerFound) -> None:
         """Take what the control process says, and hold it to the terms: others can write to the store."""
-        question = self._questions.pop(answer.number, None)
+        question = self._questions.get(answer.number)
         if question is None:  # too late
             return
+        found: Kept | Refused | None = None
+        if answer.bad:
+            found = Refused.ANSWER_CONTROL
+        elif answer.head:
+            now = self._clock()
+            since = now - answer.kept_ms / 1000
+            found = question.read(
+                answer.head, answer.body, answer.age_s, since, now, question.terms, question.most_bytes
+            )
+        del self._questions[answer.number]  # its timer stands until it is sure that there is something to tell
         if question.timer is not None:
             question.timer.cancel()
-        if answer.bad:
-            question.then(Refused.ANSWER_CONTROL)
-            return
-        if not answer.head:
-            question.then(None)
-            return
-        now = self._clock()
-        since = now - answer.kept_ms / 1000
-        question.then(
-            question.read(answer.head, answer.body, answer.age_s, since, now, question.terms, question.most_bytes)
-        )
+        question.then(found)
 
     def _late(self, number: int) -> None:
         question = self._questions.pop(number, None)

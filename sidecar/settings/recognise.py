@@ -62,7 +62,11 @@ class Recognise(Base, frozen=True):
     """What answers are recognised as something else than their status says."""
 
     known: Annotated[
-        bool, doc(Reload.LIVE, "whether the errors of Triton, vLLM, SGLang and MLServer that are known are among them")
+        bool,
+        doc(
+            Reload.LIVE,
+            "whether the errors of Triton, vLLM, SGLang, MLServer and our worker that are known are among them",
+        ),
     ] = True
     look_at_bytes: Annotated[
         int, doc(Reload.LIVE, "how much of an error's body is looked at", "bytes", ge=64, le=65536)

@@ -219,6 +219,26 @@ async def test_back_pressure_is_back_pressure(path: DataPath) -> None:
     assert path.results == {"busy": 1}
 
 
+OURS = b'{"error":"model \'m\' is not ready: it is loading"}'
+
+
+@on_data_path(says(answer(OURS, b"Retry-After: 1", status=b"503 Service Unavailable")), echo, idempotent=True)
+async def test_a_worker_of_ours_that_is_loading_is_not_ready(path: DataPath) -> None:
+    recognising(path)
+    client = await path.connect()
+    got = await client.ask(post(b"hello"))
+    assert (got.status, got.body) == (200, b"hello")
+    assert path.results == {"not_ready": 1, "success": 1}
+
+
+@on_data_path(says(answer(OURS, b"Retry-After: 1", status=b"429 Too Many Requests")), echo, idempotent=True)
+async def test_a_429_is_back_pressure_whatever_it_says(path: DataPath) -> None:
+    recognising(path)
+    client = await path.connect()
+    assert (await client.ask(post(b"hello"))).status == 429
+    assert path.results == {"busy": 1}
+
+
 @on_data_path(says(NOT_READY[: -len(UNLOADING)]), echo)
 async def test_an_answer_to_head_has_nothing_to_look_at(path: DataPath) -> None:
     recognising(path)

@@ -26,6 +26,9 @@ NOT_READY, CALLER = AttemptResult.NOT_READY, AttemptResult.CLIENT_ERROR
         (500, "The input (9000 tokens) is longer than the model's context length (8192 tokens).", CALLER),
         (400, '{"error":"Request for unknown model: \'resnet\' version 99 is not found"}', None),
         (500, "EngineCore encountered an issue", None),
+        (503, '{"error":"model \'resnet\' is not ready: it is loading"}', NOT_READY),
+        (503, '{"error":"model \'nosuch\' is not ready: it is loading"}', None),
+        (503, '{"error":"no model \'resnet\' is not ready: it is loading"}', None),
         (500, "Model sum-model is not ready yet.", None),
         (400, '{"error":"Model sum-model with version v2 is not ready yet."}', NOT_READY),
         (
@@ -64,6 +67,7 @@ def test_known_errors_of_servers(status: int, body: str, result: AttemptResult |
     [
         (Status.UNAVAILABLE, "Request for unknown model: 'm' version 1 is not at ready state", NOT_READY),
         (Status.NOT_FOUND, "Request for unknown model: 'm' has no available versions", NOT_READY),
+        (Status.UNAVAILABLE, "model 'm' is not ready: it is warming", NOT_READY),
         (Status.INTERNAL, "Request for unknown model: 'm' has no available versions", None),
         (Status.NOT_FOUND, "Request for unknown model: 'm' version 9 is not found", None),
         (Status.OK, "Request for unknown model: 'm' has no available versions", None),

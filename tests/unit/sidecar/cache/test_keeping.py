@@ -82,7 +82,10 @@ def test_the_time_that_it_is_told_is_the_shorter_one(fields: bytes, ttl_s: float
     assert not answer.fresh(100.0 + ttl_s)
 
 
-@pytest.mark.parametrize("fields", [b"Cache-Control: max-age=0\r\n", b"Cache-Control: max-age=5\r\nAge: 5\r\n"])
+@pytest.mark.parametrize(
+    "fields",
+    [b"Age: " + b"9" * 5000 + b"\r\n", b"Cache-Control: max-age=0\r\n", b"Cache-Control: max-age=5\r\nAge: 5\r\n"],
+)
 def test_what_is_old_when_it_comes_is_not_kept(fields: bytes) -> None:
     assert kept(OK + fields, b"", 0.0, TERMS) is Refused.ANSWER_CONTROL
 
