@@ -6,6 +6,7 @@ PYTHON ?= python3
 JOBS ?= 2
 # Tests wait more than they compute: one more than there are cores leaves fewer of those idle.
 TEST_JOBS ?= 3
+DRILL_JOBS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,7 +28,7 @@ help:
 	@echo "make sim       the router's law beside others on simulated fleets, minutes; writes the table and plot of docs/"
 	@echo "make restart   workers killed in turn behind warmroute, nginx, HAProxy and Envoy; 13 minutes"
 	@echo "make headline  the same trace behind warmroute and behind round robin, P99 and P99.9; 8 minutes, alone on the machine"
-	@echo "make drills    the short form of every drill in deploy/drills, minutes; reports in drill-results/"
+	@echo "make drills    the short form of every drill in deploy/drills, under two minutes; reports in drill-results/"
 	@echo "make soak      churn against a real sidecar for SECONDS=600, then everything must be as it was"
 	@echo "make fuzz      look for bytes that pass with two readings, for SECONDS=60"
 	@echo "make compiled  the compiled build, in .venv-compiled; nothing where no source changed"
@@ -85,6 +86,7 @@ test:
 	@$(MAKE) --no-print-directory -j2 --output-sync=target check system-packages model $(CLIENTS)/clients.stamp
 	$(BIN)/pytest -n $(TEST_JOBS) -m "not serial"
 	$(BIN)/pytest -m serial
+	$(MAKE) --no-print-directory drills
 	$(MAKE) --no-print-directory test-compiled
 
 # Clients that others wrote, to drive a worker with: they want an older protobuf than we do. Where they cannot be installed,
@@ -171,9 +173,9 @@ $(COMPARED)/bench.stamp: requirements/bench.lock
 	    -r requirements/bench.lock && touch $@ || \
 	  echo "not installed: the benchmark goes on without vllm-router, sglang-router and py-spy" >&2
 
-# ARGS: any of warmroute drill run --help.
+# They wait more than they compute, as tests do. ARGS: any of warmroute drill run --help.
 drills: venv
-	@$(BIN)/warmroute drill run --short deploy/drills $(ARGS)
+	@$(BIN)/warmroute drill run --short --jobs $(DRILL_JOBS) deploy/drills $(ARGS)
 
 soak: SECONDS ?= 600
 soak: dev

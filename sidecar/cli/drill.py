@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from sidecar.cli.client import ADMIN, Admin
-from sidecar.cli.outcome import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, CliError
+from sidecar.cli.outcome import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, CliError, complain
 from sidecar.cli.tables import show as show_table
 from sidecar.cli.tables import table
+from sidecar.config.addresses import AddressError, split_address
 from sidecar.config.problems import Problem, SettingsError
 from sidecar.drills.examine import length_s
 from sidecar.drills.reading import load_drill
@@ -20,6 +23,8 @@ from sidecar.drills.scenario import Drill, shortened
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from sidecar.drills.whole import Form
+
 app = App(name="drill", help="Rehearse outages: inject faults, hold objectives, get a verdict.", version_flags=())
 
 SHIPPED = Path("deploy/drills")
@@ -27,6 +32,9 @@ RESULTS = Path("drill-results")
 
 Files = Annotated[tuple[Path, ...], Parameter(help="Drills; directories stand for the *.yaml in them.")]
 Short = Annotated[bool, Parameter(negative=(), help="The short form: with the times and settings of its `short`.")]
+Jobs = Annotated[
+    int, Parameter(help="How many at a time, each with a fleet of its own.", validator=Number(gte=1, lte=16))
+]
 Out = Annotated[Path, Parameter(help="Where the reports go: NAME.json, NAME.xml (JUnit), NAME.html.")]
 
 
@@ -34,29 +42,37 @@ Out = Annotated[Path, Parameter(help="Where the reports go: NAME.json, NAME.xml 
 def run(
     file: Annotated[Path, Parameter(help="Drill; a directory stands for the *.yaml in it.")],
     /,
-    *more: Annotated[Path, Parameter(help="Further ones, run one after another.", show_default=False)],
+    *more: Annotated[Path, Parameter(help="Further ones.", show_default=False)],
     short: Short = False,
     without: Annotated[
         str, Parameter(help="Switch off this feature, as the drill says under `without`: then it must fail.")
     ] = "",
+    jobs: Jobs = 1,
     out: Out = RESULTS,
     target: Annotated[
         str,
         Parameter(help="HOST:PORT that requests go to, of drills that start nothing; needed where they have a load."),
     ] = "",
+    parent_pid: Annotated[int | None, Parameter(help="End as by SIGTERM when this process, the parent, does.")] = None,
     admin: Admin = ADMIN,
 ) -> int:
     """Run drills and say whether their objectives held.
 
-    Exit code 0: all passed. 1: one did not. 2: a file cannot be used, or a drill cannot begin; nothing was touched.
-    Ctrl-C ends it: faults are taken back first, and what a drill started is ended.
+    Exit code 0: all passed. 1: one did not. 2: a file cannot be used, or a drill cannot begin: it touched nothing.
+    Ctrl-C ends them: faults are taken back first, and what a drill started is ended.
     """
-    from sidecar.drills.reports import summary, write
-    from sidecar.drills.show import Show
-    from sidecar.drills.whole import DrillError, Form, run_drill
+    from sidecar.boot import die_with_parent
+    from sidecar.drills.whole import Form
 
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
     drills = load_all((file, *more))
-    show, form, passed = Show(), Form(short, without), True
+    target = target.removeprefix("http://")
+    if target:
+        try:
+            split_address(target)
+        except AddressError as error:
+            raise CliError(f"--target: {target!r}: {error}", EXIT_REFUSED) from None
     for path, drill in drills:
         if without and without not in drill.without:
             known = ", ".join(drill.without) or "none"
@@ -65,21 +81,60 @@ def run(
             raise CliError(
                 f"{path}: has a load and starts nothing: --target HOST:PORT says where it goes", EXIT_REFUSED
             )
-    for path, drill in drills:
+        if drill.start is None and jobs > 1:
+            raise CliError(f"{path}: starts nothing: --jobs is for drills with fleets of their own", EXIT_REFUSED)
+    if jobs > 1 and len(drills) > 1:
+        flags = ["--out", str(out), *(["--short"] if short else []), *(["--without", without] if without else [])]
+        codes = _apart([(drill.name, (str(path), *flags)) for path, drill in drills], jobs)
+    else:
+        codes = _here(drills, Form(short, without), out, target, admin)
+    if len(drills) > 1:
+        for (_, drill), code in zip(drills, codes, strict=True):
+            print(f"{_WORDS.get(code, 'could not begin'):<15} {drill.name}")
+    return max(EXIT_FAILED if code is None else code for code in codes)
+
+
+_WORDS = {EXIT_OK: "passed", EXIT_FAILED: "FAILED", None: "not run"}
+"""What became of a drill, by exit code."""
+
+
+def _here(drills: list[tuple[Path, Drill]], form: Form, out: Path, target: str, admin: Admin) -> list[int | None]:
+    """Run drills in this process, one after another; return the exit code of each, None of one that was not run."""
+    from sidecar.drills.reports import summary, write
+    from sidecar.drills.show import Show
+    from sidecar.drills.whole import DrillError, run_drill
+
+    show = Show()
+    codes: list[int | None] = [None] * len(drills)
+    for number, (path, drill) in enumerate(drills):
         try:
-            outcome = run_drill(drill, form, show, os.environ, admin, target.removeprefix("http://"), str(path))
+            outcome = run_drill(drill, form, show, os.environ, admin, target, str(path))
         except DrillError as error:
-            raise CliError(str(error), EXIT_REFUSED) from None
+            codes[number] = complain(str(error), EXIT_REFUSED)
+            if error.interrupted:
+                break
+            continue
+        codes[number] = EXIT_OK if outcome.verdict.passed else EXIT_FAILED
         for line in summary(outcome):
             show.line(line)
         try:
             show.line("  " + " ".join(str(made) for made in write(outcome, out)))
         except OSError as error:
             raise CliError(f"--out: {out}: {error.strerror}", EXIT_FAILED) from None
-        passed = passed and outcome.verdict.passed
         if outcome.record.cut_short.startswith("interrupted"):
             break
-    return EXIT_OK if passed else EXIT_FAILED
+    return codes
+
+
+def _apart(parts: list[tuple[str, tuple[str, ...]]], jobs: int) -> list[int | None]:
+    """Run drills each in a process of its own, by what their lines begin with and the arguments of ``drill run``."""
+    from sidecar.drills.show import Show
+    from sidecar.drills.together import Apart, run_together
+
+    apart = [Apart(*part) for part in parts]
+    codes = run_together(apart, jobs, os.environ, Show().line, Show(sys.stderr).line)
+    known = {None, EXIT_OK, EXIT_FAILED, EXIT_REFUSED}
+    return [code if code in known else EXIT_FAILED for code in codes]
 
 
 @app.command
@@ -88,41 +143,46 @@ def matrix(
     /,
     *,
     only: Annotated[tuple[str, ...], Parameter(help="A drill by name; may be repeated.", show_default=False)] = (),
-    write: Annotated[Path | None, Parameter(help="Page whose matrix is replaced, between its marks.")] = None,
+    jobs: Jobs = 1,
+    write: Annotated[
+        Path | None, Parameter(help="Page whose matrix is replaced, between its marks; with --only, those rows of it.")
+    ] = None,
     out: Out = RESULTS,
 ) -> int:
     """Run the short form of each drill as shipped, and without each feature that it tests, and show the matrix.
 
     Exit code 0: each passed as shipped, and failed without. 1: one did not.
     """
-    from sidecar.drills import reports
-    from sidecar.drills.matrix import Cell, rewrite, table, why
-    from sidecar.drills.show import Show
-    from sidecar.drills.whole import DrillError, Form, run_drill
+    from sidecar.drills.matrix import cell_of, digest, rewrite, table
+    from sidecar.drills.reports import stem
+    from sidecar.drills.whole import Form
 
     drills = [(path, drill) for path, drill in load_all((directory,)) if not only or drill.name in only]
     for path, drill in drills:
         if drill.start is None:
             raise CliError(f"{path}: starts nothing, so nothing can be switched off: leave it out", EXIT_REFUSED)
-    show, cells = Show(), []
-    for path, drill in drills:
-        for feature in ("", *drill.without):
-            form = Form(short=True, without=feature)
-            try:
-                outcome = run_drill(drill, form, show, os.environ, ADMIN, "", str(path))
-            except DrillError as error:
-                raise CliError(str(error), EXIT_FAILED) from None
-            for line in reports.summary(outcome):
-                show.line(line)
-            reports.write(outcome, out)
-            if outcome.record.cut_short.startswith("interrupted"):
-                return EXIT_FAILED
-            cells.append(Cell(drill.name, feature, outcome.verdict.passed, why(outcome.verdict)))
+    if not drills:
+        raise CliError(f"--only: {directory} has no drill {' or '.join(only)}: warmroute drill list", EXIT_REFUSED)
+    made_from = {drill.name: digest(path.read_bytes()) for path, drill in drills}
+    runs = [(path, drill.name, feature) for path, drill in drills for feature in ("", *drill.without)]
+    forms = [Form(short=True, without=feature) for _, _, feature in runs]
+    parts, reports = [], []
+    for (path, name, feature), form in zip(runs, forms, strict=True):
+        flags = ["--short", "--out", str(out), *(["--without", feature] if feature else [])]
+        parts.append((f"{name} {form}".rstrip(), (str(path), *flags)))
+        reports.append(out / f"{stem(name, str(form))}.json")
+    for report in reports:
+        report.unlink(missing_ok=True)  # whatever is there afterwards is of this run
+    _apart(parts, jobs)
+    try:
+        cells = [cell_of(*run[1:], report.read_bytes()) for run, report in zip(runs, reports, strict=True)]
+    except OSError as error:
+        raise CliError(f"the matrix is not whole: {error.filename}: {error.strerror}", EXIT_FAILED) from None
     for line in table(cells):
-        show.line(line)
+        print(line)
     if write is not None:
         try:
-            rewrite(write, cells)
+            rewrite(write, cells, made_from)
         except (OSError, ValueError) as error:
             raise CliError(f"--write: {write}: {error}", EXIT_FAILED) from None
     return EXIT_OK if all(cell.right for cell in cells) else EXIT_FAILED

@@ -20,6 +20,8 @@ from sidecar.config.schema import Object, bare, described
 from sidecar.settings import Settings
 
 S = TypeVar("S", bound=msgspec.Struct)
+LINES = "lines"
+"""True in a text field's ``extra`` where it may hold tabs and ends of lines."""
 
 
 def compare(root: Node) -> tuple[Settings | None, list[Problem]]:
@@ -209,7 +211,8 @@ def _wrong(node: Node, kind: inspect.Type, meta: inspect.Metadata | None) -> str
     if isinstance(kind, inspect.StrType):
         if not isinstance(value, str):
             return "must be text" + ("" if isinstance(value, list | dict | None) else ": put it in quotes")
-        if any(character < " " or character == "\x7f" or "\ud800" <= character <= "\udfff" for character in value):
+        allowed = "\t\n\r" if meta and (meta.extra or {}).get(LINES) else ""
+        if any((one < " " and one not in allowed) or one == "\x7f" or "\ud800" <= one <= "\udfff" for one in value):
             return "must not hold control characters or halves of surrogate pairs"
         if kind.pattern and not re.search(kind.pattern, value):
             return f"must be {(meta.extra or {}).get('form') or kind.pattern}" if meta else f"must match {kind.pattern}"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _VALUE = re.compile(r"[\t\x20-\x7e]*\Z")
+_FEATURE = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _TARGET = re.compile(r"/[\x21-\x7e]*\Z")
 _OURS = frozenset({"content-length", "transfer-encoding", "connection", "host", "x-request-id"})
 _STEPS = "load, fault, end, do, wait, expect"
@@ -83,6 +84,10 @@ def _whole(drill: Drill) -> Iterator[Finding]:
         yield Finding(("limit_s",), f"is less than the {length_s(drill):g} s that the phases may take: raise it")
     names = {phase.name for phase in drill.phases}
     for feature, off in drill.without.items():
+        if not _FEATURE.match(feature):
+            yield Finding(
+                ("without", feature), "its name must have 1 to 64 letters, digits, dots, underscores or hyphens"
+            )
         for number, name in enumerate(off.skip):
             if name not in names:
                 yield Finding(("without", feature, "skip", number), f"no phase has this name: there {_are(names)}")
@@ -140,6 +145,7 @@ def _fault(drill: Drill, phase: Phase, begun: set[str]) -> Iterator[Finding]:
     if process:
         yield from _process(drill, fault, process)
     yield from _endpoint(drill, str(fault.get("endpoint", "")))
+    yield from _model(drill, str(fault.get("model", "")))
 
 
 def _process(drill: Drill, fault: dict[str, Any], process: str) -> Iterator[Finding]:
@@ -158,9 +164,18 @@ def _process(drill: Drill, fault: dict[str, Any], process: str) -> Iterator[Find
 def _endpoint(drill: Drill, endpoint: str) -> Iterator[Finding]:
     if drill.start is None or not endpoint:
         return
-    known = [f"worker-{number}" for number in range(1, drill.start.up.workers + 1)]
+    known = drill.start.endpoints
     if endpoint not in known:
         yield Finding(("endpoint",), f"there {_are(known)}")
+
+
+def _model(drill: Drill, model: str) -> Iterator[Finding]:
+    """Look whether a fleet of the drill's own has a model; a route's name may have a version behind @."""
+    if drill.start is None or not model:
+        return
+    known = drill.start.models
+    if model.partition("@")[0] not in known:
+        yield Finding(("model",), f"there {_are(known)}")
 
 
 def _are(names: set[str] | list[str]) -> str:
@@ -182,14 +197,15 @@ def _load(load: Load) -> Iterator[Finding]:
 
 def _expect(drill: Drill, expect: Expect) -> Iterator[Finding]:
     shares = expect.share_at_most is not None or expect.share_at_least is not None
-    if not (expect.being or expect.step or expect.picked is not None or shares or expect.store is not None) and (
-        expect.ready is None
-    ):
-        yield Finding((), "expects nothing: add being, step, picked, share_at_most, share_at_least, store or ready")
-    if expect.being is not None and not expect.endpoint:
-        yield Finding(("being",), "needs the endpoint that is meant: add it")
-    if expect.endpoint and expect.being is None and not shares:
-        yield Finding(("endpoint",), "needs being or a share: say what is expected of it")
+    single = (expect.being, expect.reason, expect.step, expect.picked, expect.store, expect.ready)
+    if not shares and all(one is None for one in single):
+        known = "being, reason, step, picked, share_at_most, share_at_least, store or ready"
+        yield Finding((), f"expects nothing: add {known}")
+    for field, of_one in (("being", expect.being), ("reason", expect.reason)):
+        if of_one is not None and not expect.endpoint:
+            yield Finding((field,), "needs the endpoint that is meant: add it")
+    if expect.endpoint and expect.being is None and expect.reason is None and not shares:
+        yield Finding(("endpoint",), "needs being, reason or a share: say what is expected of it")
     if not expect.model:
         for field, given in (("step", expect.step), ("picked", expect.picked)):
             if given is not None:
@@ -198,6 +214,7 @@ def _expect(drill: Drill, expect: Expect) -> Iterator[Finding]:
         field = "share_at_most" if expect.share_at_most is not None else "share_at_least"
         yield Finding((field,), "needs a model and an endpoint or a version whose share it is: add them")
     yield from _endpoint(drill, expect.endpoint)
+    yield from _model(drill, expect.model)
 
 
 def _do(drill: Drill, do: Do) -> Iterator[Finding]:
@@ -208,8 +225,9 @@ def _do(drill: Drill, do: Do) -> Iterator[Finding]:
         return
     if not do.model:
         yield Finding(("act",), f"{do.act} needs a model: add it")
+    yield from _model(drill, do.model)
     if do.act is Act.SPLIT and not do.split:
-        yield Finding(("split",), "needs versions with their weights, as {1: 95, 2: 5}: add them")
+        yield Finding(("split",), 'needs versions with their weights, as {"1": 95, "2": 5}: add them')
 
 
 def _objective(drill: Drill, objective: Objective) -> Iterator[Finding]:
@@ -228,6 +246,8 @@ def _objective(drill: Drill, objective: Objective) -> Iterator[Finding]:
     own = any(phase.load for phase in drill.phases)
     if measure in OF_OWN_LOAD and not own:
         yield Finding(("measure",), "only a load of the drill's own can tell: add one, or leave this out")
+    if measure is Measure.CLEAN_CUT and not any(phase.load and phase.load.ends_with for phase in drill.phases):
+        yield Finding(("measure",), "goes by what a whole answer ends with: give a load its ends_with")
     whole = OF_A_FAULT | (OF_OWN_LOAD - {Measure.MAX_MS})
     if objective.during and measure in whole:
         yield Finding(("during",), f"{measure} is of the whole drill: leave it out")

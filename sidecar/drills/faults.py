@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 LEASE_S = 10.0
 """A fault that the sidecar injects ends by itself so long after the drill was heard of last."""
 RENEW_S = 2.5
+MAX_ID = 64
+"""Longest id of a fault that a sidecar takes."""
 END_TRIES = 5
 END_PAUSE_S = 0.5
 
@@ -123,7 +126,9 @@ class Faults:
             raise PlaceError(f"fault {id_}: {error}") from None
 
     def _named(self, id_: str) -> str:
-        return (self._prefix + id_)[:64]
+        """Return what the sidecar calls a fault: too long names are cut, and stay each their own."""
+        whole = self._prefix + id_
+        return whole if len(whole) <= MAX_ID else f"{whole[: MAX_ID - 13]}-{sha256(whole.encode()).hexdigest()[:12]}"
 
     def _ended(self, id_: str, at: float | None = None) -> None:
         self._held.pop(id_, None)

@@ -6,11 +6,12 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,7 +22,7 @@ from sidecar.up.announce import Places
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sidecar.drills.scenario import Up
+    from sidecar.drills.scenario import Start, Streams
 
 POLL_S = 0.05
 END_S = 60.0
@@ -37,17 +38,25 @@ class FleetError(Exception):
 class Fleet:
     """One fleet over its life."""
 
-    def __init__(self, up: Up, environ: Mapping[str, str]) -> None:
-        self._up = up
+    def __init__(self, what: Start, environ: Mapping[str, str]) -> None:
+        self._up = what.up
         self._dir = Path(tempfile.mkdtemp(prefix="warmroute-drill-"))
         self._ready_file = self._dir / "ready.json"
         self._log = self._dir / "up.log"
         self._log_fd = os.open(self._log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._child = Child("up", self._command(), stderr_fd=self._log_fd, environ=environ)
+        self._sockets: list[socket.socket] = []
+        self._streams: list[Child] = []
+        config = dict(self._up.config)
+        if what.streams is not None:
+            config["endpoints"] = [*config.get("endpoints", ()), *self._stand_ins(what.streams, environ)]
+        self._child = Child("up", self._command(config), stderr_fd=self._log_fd, environ=environ)
 
     def start(self) -> None:
         """Start it; :meth:`ready` waits for it."""
-        self._child.start(time.monotonic())
+        for child in (*self._streams, self._child):
+            child.start(time.monotonic())
+        for sock in self._sockets:
+            sock.close()  # each has its own
 
     async def ready(self) -> Places:
         """Return where everything is, once all is warm.
@@ -87,11 +96,33 @@ class Fleet:
             elif now > until:
                 return f"warmroute up (process {self._child.pid}) cannot be ended"
             await asyncio.sleep(POLL_S)
+        for child in self._streams:  # they hold nothing, and nobody asks them any more
+            child.send(signal.SIGKILL)
+        until = time.monotonic() + _KILLED_S
+        while any(child.reap(time.monotonic()) is None and child.pid for child in self._streams):
+            if time.monotonic() > until:
+                return trouble or "a stand-in for a server of streams cannot be ended"
+            await asyncio.sleep(POLL_S)
         os.close(self._log_fd)
         shutil.rmtree(self._dir, ignore_errors=True)
         return trouble
 
-    def _command(self) -> list[str]:
+    def _stand_ins(self, streams: Streams, environ: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Make what starts the stand-ins, on ports of the system's choice; return them as a sidecar's endpoints."""
+        made = []
+        for number in range(1, streams.count + 1):
+            sock = socket.create_server(("127.0.0.1", 0))
+            self._sockets.append(sock)
+            fd, name = sock.fileno(), f"stream-{number}"
+            command = [sys.executable, "-P", "-m", "sidecar.drills.stand_in", "--fd", str(fd)]
+            command += ["--events", str(streams.events), "--every-ms", str(streams.every_ms)]
+            command += ["--parent-pid", str(os.getpid())]
+            self._streams.append(Child(name, command, pass_fds=(fd,), stderr_fd=self._log_fd, environ=environ))
+            url = "http://{}:{}".format(*sock.getsockname())
+            made.append({"url": url, "models": [streams.model], "name": name})
+        return made
+
+    def _command(self, settings: dict[str, Any]) -> list[str]:
         up = self._up
         command = [sys.executable, "-P", "-m", "sidecar.cli.main", "up", "--listen", "127.0.0.1:0"]
         command += ["--admin", "127.0.0.1:0", "--ready-file", str(self._ready_file), "--no-color"]
@@ -104,7 +135,7 @@ class Fleet:
         if up.models_dir is not None:
             command += ["--models", up.models_dir]
         config = self._dir / "warmroute.yaml"
-        config.write_text(written({"version": 1, **up.config}), encoding="utf-8")
+        config.write_text(written({"version": 1, **settings}), encoding="utf-8")
         command += ["--config", str(config)]
         return [*command, "--", *up.worker_flags] if up.worker_flags else command
 

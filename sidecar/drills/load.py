@@ -83,6 +83,7 @@ class Sending:
         """Those that have ended, in that order."""
         self.lost = 0
         self.wrong = 0
+        self.clean_cut = 0
 
     @property
     def doubled(self) -> int:
@@ -116,3 +117,4 @@ class Sending:
         self.calls.append(call_of(sample, self._offset_s))
         self.lost += sample.ended in _LOST
         self.wrong += sample.ended is Ended.WRONG
+        self.clean_cut += sample.ended is Ended.FALSE_END

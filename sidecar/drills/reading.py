@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sidecar.config.document import Member, Node, decode, parse
+from sidecar.config.document import Member, Node, decode, node_of, parse
 from sidecar.config.load import in_order, placed, read
 from sidecar.config.problems import Problem, SettingsError, dotted
+from sidecar.config.semantics import Finding
 from sidecar.config.structure import conform
 from sidecar.drills.examine import examine
 from sidecar.drills.faulting import read_fault
-from sidecar.drills.scenario import Drill, Start, named
+from sidecar.drills.scenario import Drill, named
 from sidecar.up.settings import checked
 
 if TYPE_CHECKING:
@@ -28,12 +29,16 @@ def load_drill(path: str | os.PathLike[str]) -> Drill:
 
     :raises SettingsError: it cannot be used; it holds every problem found.
     """
-    drill = parse_drill(read(path, "name a drill that exists and can be read"), str(path))
+    name = str(path)
+    root, drill = _parsed(read(path, "name a drill that exists and can be read"), name)
     if drill.start is None or drill.start.up.models_dir is None:
         return drill
-    models_dir = str(Path(path).parent / drill.start.up.models_dir)
-    up = msgspec.structs.replace(drill.start.up, models_dir=models_dir)
-    return msgspec.structs.replace(drill, start=Start(up=up))
+    models_dir = Path(path).parent / drill.start.up.models_dir
+    if not models_dir.is_dir():
+        where = ("start", "up", "models_dir")
+        raise SettingsError([placed(root, drill, Finding(where, f"there is no directory {models_dir}: name one"))])
+    up = msgspec.structs.replace(drill.start.up, models_dir=str(models_dir))
+    return msgspec.structs.replace(drill, start=msgspec.structs.replace(drill.start, up=up))
 
 
 def parse_drill(data: bytes, name: str) -> Drill:
@@ -41,6 +46,10 @@ def parse_drill(data: bytes, name: str) -> Drill:
 
     :raises SettingsError: it cannot be used; it holds every problem found.
     """
+    return _parsed(data, name)[1]
+
+
+def _parsed(data: bytes, name: str) -> tuple[Node, Drill]:
     root, problems = parse(decode(data, name), name)
     drill, found = conform(root, Drill, _EMPTY)
     problems += found
@@ -54,7 +63,7 @@ def parse_drill(data: bytes, name: str) -> Drill:
     problems += _configs(root)
     if problems:
         raise SettingsError(in_order(problems))
-    return drill
+    return root, drill
 
 
 def _faults(root: Node, drill: Drill) -> tuple[Drill, list[Problem]]:
@@ -76,7 +85,7 @@ def _configs(root: Node) -> Iterator[Problem]:
     """Yield what is wrong with the sidecar's configuration, as shipped and in each variant of it."""
     if at(root, "start", "up") is None:
         return
-    shipped = at(root, "start", "up", "config") or Node({}, root.where)
+    shipped = _with_stand_ins(at(root, "start", "up", "config") or Node({}, root.where), at(root, "start", "streams"))
     short = at(root, "short", "config")
     without = at(root, "without")
     found: dict[Problem, None] = {}
@@ -86,6 +95,17 @@ def _configs(root: Node) -> Iterator[Problem]:
             top = at(root, "without", feature, "config") if feature else None
             found |= dict.fromkeys(_config(_over(below, top)))
     yield from found
+
+
+def _with_stand_ins(config: Node, streams: Node | None) -> Node:
+    """Return the configuration with an endpoint as the drill's stand-ins will be; their model must be there."""
+    model = at(streams, "model")
+    if streams is None or model is None or not isinstance(model.value, str) or not isinstance(config.value, dict):
+        return config
+    one = node_of({"url": "http://127.0.0.1:1", "models": [model.value], "name": "stream-1"}, model.where)
+    own = at(config, "endpoints")
+    rest = own.value if own is not None and isinstance(own.value, list) else []
+    return Node({**config.value, "endpoints": Member(streams.where, Node([*rest, one], streams.where))}, config.where)
 
 
 def _config(node: Node) -> Iterator[Problem]:

@@ -100,12 +100,16 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """What became of the drill's own requests: no whole answer, an answer twice, somebody else's answer."""
+    """What became of the drill's own requests: no whole answer, an answer twice, somebody else's answer.
+
+    ``clean_cut``: answers that ended as if they were whole, without what a whole one ends with.
+    """
 
     sent: int = 0
     lost: int = 0
     doubled: int = 0
     wrong: int = 0
+    clean_cut: int = 0
 
 
 @dataclass(frozen=True, slots=True)

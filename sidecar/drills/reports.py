@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sidecar.drills.drawing import legend, timeline
 from sidecar.drills.traffic import figures, slices
+from sidecar.drills.verdict import failed_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,13 +45,18 @@ def write(outcome: Outcome, directory: Path) -> list[Path]:
         OSError: they cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    name = outcome.drill.name + (f"-{outcome.variant.replace(' ', '-')}" if outcome.variant else "")
+    name = stem(outcome.drill.name, outcome.variant)
     made = []
     for suffix, content in (("json", as_json(outcome)), ("xml", as_junit(outcome)), ("html", as_html(outcome))):
         path = directory / f"{name}.{suffix}"
         path.write_bytes(content)
         made.append(path)
     return made
+
+
+def stem(drill: str, variant: str) -> str:
+    """Return what the files of a drill's reports are called, less their suffixes."""
+    return drill + (f"-{variant.replace(' ', '-')}" if variant else "")
 
 
 def as_json(outcome: Outcome) -> bytes:
@@ -63,6 +70,7 @@ def as_json(outcome: Outcome) -> bytes:
         "started": outcome.started,
         "length_s": round(record.length_s, 3),
         "passed": verdict.passed,
+        "failed_on": failed_on(verdict),
         "cut_short": verdict.cut_short,
         "left_behind": verdict.left_behind,
         "objectives": [
@@ -186,7 +194,8 @@ def _outcomes(record: Record) -> dict[str, int]:
 
 def _injected(record: Record) -> int:
     """Return how many requests met a fault, which is counted apart from what failed by itself."""
-    return round(record.scrapes[-1].injected - record.scrapes[0].injected) if record.scrapes else 0
+    pairs = pairwise(one.injected for one in record.scrapes)
+    return round(sum(max(0.0, after - before) for before, after in pairs))  # a sidecar that starts anew begins at 0
 
 
 def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:

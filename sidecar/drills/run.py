@@ -62,6 +62,8 @@ class Running:
         self._checks: list[Check] = []
         self._looks: list[Look] = []
         self._scrapes: list[Scrape] = []
+        self._scraping = asyncio.Lock()
+        self._measured = {name for objective in drill.objectives for name in objective.during}
         self._look: Look | None = None
         self._undo: list[Do] = []
         self._stop: asyncio.Future[str]
@@ -153,6 +155,9 @@ class Running:
 
     async def _script(self) -> str:
         for phase in self._drill.phases:
+            measured = phase.name in self._measured
+            if measured:  # counters at both its ends: nothing of the phases beside it counts
+                await self._scrape()
             begin = self._now()
             self._show.phase(begin, phase)
             try:
@@ -161,6 +166,8 @@ class Running:
                 return f"{phase.name}: {error}"
             finally:
                 self._spans.append(Span(phase.name, kind_of(phase), begin, self._now()))
+            if measured:
+                await self._scrape()
         return ""
 
     async def _step(self, phase: Phase) -> None:
@@ -214,8 +221,9 @@ class Running:
             await asyncio.sleep(SCRAPE_S)
 
     async def _scrape(self) -> None:
-        with suppress(PlaceError):
-            self._scrapes.append(await self._place.scrape(self._now()))
+        async with self._scraping:  # one after another, so that they are in the order of their moments
+            with suppress(PlaceError):
+                self._scrapes.append(await self._place.scrape(self._now()))
 
     async def _guard(self) -> None:
         """End the drill where an abort condition holds."""
@@ -266,6 +274,7 @@ class Running:
                 lost=sum(one.lost for one in self._sending),
                 doubled=sum(one.doubled for one in self._sending),
                 wrong=sum(one.wrong for one in self._sending),
+                clean_cut=sum(one.clean_cut for one in self._sending),
             )
         return Record(
             length_s=self._now(),

@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta, field
 
 from router.model import StoreMode
+from router.outcomes import Reason
+from sidecar.config.structure import LINES
 from sidecar.settings.base import Base
 
 MAX_S = 3600.0
@@ -23,6 +25,7 @@ Name = Annotated[
         extra={"form": "1 to 64 letters, digits, dots, underscores or hyphens"},
     ),
 ]
+Text = Annotated[str, Meta(extra={LINES: True})]
 Seconds = Annotated[float, Meta(gt=0, le=MAX_S)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 
@@ -63,14 +66,14 @@ class Load(Base, frozen=True):
     message_base64: str = ""
     method: str = "POST"
     headers: dict[str, str] = field(default_factory=dict)
-    body: str = ""
+    body: Text = ""
     spacing: Spacing = Spacing.EVEN
     distinct: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     seed: int = 1
     connections: Annotated[int, Meta(ge=1, le=1024)] = 64
     timeout_s: Seconds = 10.0
     for_s: Seconds | None = None
-    ends_with: str = ""
+    ends_with: Text = ""
 
 
 class Wait(Base, frozen=True):
@@ -108,11 +111,15 @@ class Step(StrEnum):
 
 
 class Expect(Base, frozen=True):
-    """Something that must come to be within a time; all that is named must hold at one moment."""
+    """Something that must come to be within a time; all that is named must hold at one moment.
+
+    ``reason`` is why the endpoint is out.
+    """
 
     within_s: Annotated[float, Meta(gt=0, le=MAX_S, description="seconds")]
     endpoint: str = ""
     being: Being | None = None
+    reason: Reason | None = None
     model: str = ""
     step: Step | None = None
     picked: Annotated[int, Meta(ge=0, le=4096)] | None = None
@@ -175,10 +182,11 @@ class Measure(StrEnum):
     LOST = "lost"
     DOUBLED = "doubled"
     WRONG = "wrong"
+    CLEAN_CUT = "clean_cut"
 
 
 OF_A_FAULT = frozenset({Measure.DETECT_S, Measure.EJECT_S, Measure.RETURN_S, Measure.RECOVER_S})
-OF_OWN_LOAD = frozenset({Measure.LOST, Measure.DOUBLED, Measure.WRONG, Measure.MAX_MS})
+OF_OWN_LOAD = frozenset({Measure.LOST, Measure.DOUBLED, Measure.WRONG, Measure.CLEAN_CUT, Measure.MAX_MS})
 """What only a sender can know; from metrics alone these cannot be told."""
 SHARES = frozenset({Measure.ERROR_RATIO, Measure.CACHE_RATIO, Measure.DEGRADED_RATIO})
 
@@ -220,10 +228,35 @@ class Up(Base, frozen=True):
     ready_s: Seconds = 60.0
 
 
+class Streams(Base, frozen=True):
+    """Stand-ins for servers with OpenAI's streams: endpoints ``stream-1`` and on, beside the workers.
+
+    Each answers any POST with ``events`` events, ``every_ms`` apart, and ``data: [DONE]``.
+    """
+
+    model: Annotated[Name, Meta(description="the name that requests give their model")]
+    count: Annotated[int, Meta(ge=1, le=16)] = 3
+    events: Annotated[int, Meta(ge=1, le=10_000)] = 10
+    every_ms: Annotated[float, Meta(ge=0, le=60_000)] = 10.0
+
+
 class Start(Base, frozen=True):
     """What the drill starts itself."""
 
     up: Annotated[Up, Meta(description="arguments of warmroute up; {} for its defaults")]
+    streams: Streams | None = None
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The ids of its endpoints."""
+        workers = [f"worker-{number}" for number in range(1, self.up.workers + 1)]
+        return workers + [f"stream-{number}" for number in range(1, (self.streams.count if self.streams else 0) + 1)]
+
+    @property
+    def models(self) -> list[str]:
+        """The names of its models: of its workers, of its stand-ins, and of its configuration."""
+        configured = [str(one.get("name")) for one in self.up.config.get("models", ()) if isinstance(one, dict)]
+        return sorted({*self.up.models, *configured, *([self.streams.model] if self.streams else [])})
 
 
 class Without(Base, frozen=True):
@@ -238,9 +271,13 @@ class Without(Base, frozen=True):
 
 
 class Short(Base, frozen=True):
-    """The short form: all times of phases, faults and objectives times ``time_ratio``, and ``config`` on top."""
+    """The short form: all times of phases, faults and objectives times ``time_ratio``, and ``config`` on top.
+
+    Waits go by ``wait_ratio`` where that is given: how long to look is another matter than how long things may take.
+    """
 
     time_ratio: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    wait_ratio: Annotated[float, Meta(gt=0, le=1)] | None = None
     config: dict[str, Any] = field(default_factory=dict)
     worker_flags: tuple[str, ...] | None = None
 
@@ -253,7 +290,7 @@ class Drill(Base, frozen=True):
     title: str
     phases: Annotated[tuple[Phase, ...], Meta(min_length=1)]
     objectives: Annotated[tuple[Objective, ...], Meta(min_length=1)]
-    about: str = ""
+    about: Text = ""
     start: Start | None = None
     abort: tuple[Abort, ...] = ()
     without: dict[str, Without] = field(default_factory=dict)
@@ -297,11 +334,13 @@ def lacking(drill: Drill, feature: str) -> Drill:
 
 def shortened(drill: Drill) -> Drill:
     """Return the short form: as the file's ``short`` says, its times scaled."""
-    ratio, short = drill.short.time_ratio, drill.short
+    short = drill.short
+    ratio = short.time_ratio
+    wait_ratio = ratio if short.wait_ratio is None else short.wait_ratio
     phases = tuple(
         msgspec.structs.replace(
             phase,
-            wait=phase.wait and Wait(for_s=phase.wait.for_s * ratio),
+            wait=phase.wait and Wait(for_s=phase.wait.for_s * wait_ratio),
             expect=phase.expect and msgspec.structs.replace(phase.expect, within_s=phase.expect.within_s * ratio),
             load=phase.load and _scaled_load(phase.load, ratio),
             fault=phase.fault and _scaled_fault(phase.fault, ratio),
@@ -341,4 +380,4 @@ def _with(drill: Drill, config: dict[str, Any], worker_flags: tuple[str, ...] | 
         config=overlaid(up.config, config),
         worker_flags=up.worker_flags if worker_flags is None else worker_flags,
     )
-    return msgspec.structs.replace(drill, start=Start(up=made))
+    return msgspec.structs.replace(drill, start=msgspec.structs.replace(drill.start, up=made))

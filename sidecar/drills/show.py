@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from sidecar.drills.faulting import told
@@ -21,7 +22,7 @@ PLAIN_S = 5.0
 
 
 class Show:
-    """Writes to one stream."""
+    """Writes to one stream. One whose reader has gone ends no drill: it has faults to take back."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out if out is not None else sys.stdout
@@ -31,11 +32,8 @@ class Show:
 
     def line(self, text: str = "") -> None:
         """Write one line."""
-        if self._status:
-            self._out.write("\r\x1b[K")
-            self._status = ""
-        self._out.write(text + "\n")
-        self._out.flush()
+        self._write(("\r\x1b[K" if self._status else "") + text + "\n")
+        self._status = ""
 
     def note(self, text: str) -> None:
         """Write one line that belongs to no phase."""
@@ -64,12 +62,16 @@ class Show:
         parts += [f"fault {id_}" for id_ in faults]
         text = f"{at:7.1f}s " + " · ".join(parts)
         if self._in_place:
-            self._out.write("\r\x1b[K" + text[:160])
-            self._out.flush()
+            self._write("\r\x1b[K" + text[:160])
             self._status = text
         elif at - self._told_at >= PLAIN_S:
             self._told_at = at
             self.line(text)
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):
+            self._out.write(text)
+            self._out.flush()
 
 
 def about(phase: Phase) -> str:

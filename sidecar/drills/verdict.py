@@ -25,7 +25,7 @@ _OF_FIGURES = {
     Measure.CACHE_RATIO: "cache_ratio",
     Measure.DEGRADED_RATIO: "degraded_ratio",
 }
-_ACCOUNTS = {Measure.LOST: "lost", Measure.DOUBLED: "doubled", Measure.WRONG: "wrong"}
+_ACCOUNTS = frozenset({Measure.LOST, Measure.DOUBLED, Measure.WRONG, Measure.CLEAN_CUT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,16 @@ def judge(drill: Drill, record: Record) -> Verdict:
     return Verdict(passed, results, record.checks, record.cut_short, record.left_behind)
 
 
+def failed_on(verdict: Verdict) -> str:
+    """Return what a drill failed on, in short; "" where it passed."""
+    if verdict.cut_short:
+        return verdict.cut_short
+    failed = [f"{one.asked}: {one.shown}" for one in verdict.results if not one.passed]
+    failed += [f"{check.phase}: {check.text}" for check in verdict.checks if not check.held]
+    failed += verdict.left_behind
+    return failed[0] + (f", and {len(failed) - 1} more" if len(failed) > 1 else "") if failed else ""
+
+
 def to_abort(abort: Abort, seen: Figures) -> str:
     """Return why ``seen``, what callers saw of late, ends the drill; "" where it does not."""
     if seen.requests < abort.least:
@@ -78,7 +88,7 @@ def measured(drill: Drill, record: Record, objective: Objective) -> float | None
     if measure is Measure.ATTEMPTS_RATIO:
         return attempts_ratio(record, _intervals(record, objective))
     if measure in _ACCOUNTS:
-        return None if record.accounts is None else float(getattr(record.accounts, _ACCOUNTS[measure]))
+        return None if record.accounts is None else float(getattr(record.accounts, measure.value))
     fault = next((one for one in record.faults if one.id == fault_meant(drill, objective)), None)
     if fault is None:
         return None

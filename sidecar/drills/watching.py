@@ -94,6 +94,8 @@ def expected(expect: Expect) -> str:
     parts = []
     if expect.being is not None:
         parts.append(f"{expect.endpoint} is {expect.being.value.replace('_', ' ')}")
+    if expect.reason is not None:
+        parts.append(f"{expect.endpoint} is out as {expect.reason.value}")
     if expect.step is not None:
         parts.append(f"{expect.model} is answered by {expect.step.value}")
     if expect.picked is not None:
@@ -111,9 +113,11 @@ def expected(expect: Expect) -> str:
 
 
 def _conditions(expect: Expect, look: Look) -> Iterable[tuple[bool, str]]:
+    seen = look.endpoints.get(expect.endpoint)
     if expect.being is not None:
-        seen = look.endpoints.get(expect.endpoint)
         yield _is(seen, expect.being), f"{expect.endpoint} is {_shown(seen)}"
+    if expect.reason is not None:
+        yield seen is not None and seen.out == expect.reason.value, f"{expect.endpoint} is {_shown(seen)}"
     if expect.step is not None:
         step = look.steps.get(expect.model, "replica")
         yield step == expect.step.value, f"{expect.model} is answered by {step}"

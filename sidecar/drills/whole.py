@@ -29,6 +29,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class DrillError(Exception):
     """A drill cannot begin; nothing was touched, or what was started has been ended. The text says why."""
 
+    def __init__(self, text: str, *, interrupted: bool = False) -> None:
+        super().__init__(text)
+        self.interrupted = interrupted
+
+
+class _InterruptedError(Exception):
+    """Somebody ended it before it began."""
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -73,6 +81,8 @@ async def _run(
             record = await _in_a_fleet(drill, show, environ)
     except (PlaceError, FleetError) as error:
         raise DrillError(f"{drill.name}: {error}") from None
+    except _InterruptedError:
+        raise DrillError(f"{drill.name}: interrupted", interrupted=True) from None
     return Outcome(drill, record, judge(drill, record), began, str(form), file)
 
 
@@ -80,7 +90,7 @@ async def _in_a_fleet(drill: Drill, show: Show, environ: Mapping[str, str]) -> R
     assert drill.start is not None  # noqa: S101  the caller looked
     loop, here = asyncio.get_running_loop(), asyncio.current_task()
     assert here is not None  # noqa: S101  this runs in one
-    fleet = Fleet(drill.start.up, environ)
+    fleet = Fleet(drill.start, environ)
     show.note(f"starting {drill.start.up.workers} workers and a sidecar")
     for signum in _SIGNALS:  # the drill has its own once it runs
         loop.add_signal_handler(signum, here.cancel)
@@ -90,7 +100,7 @@ async def _in_a_fleet(drill: Drill, show: Show, environ: Mapping[str, str]) -> R
         place = Place(Admin(admin=f"unix:{places.admin_socket}"), places.listen)
         return await Running(drill, place, show, fleet).run()
     except asyncio.CancelledError:
-        raise FleetError("interrupted") from None
+        raise _InterruptedError from None
     finally:
         for signum in _SIGNALS:
             loop.add_signal_handler(signum, show.note, "already ending")

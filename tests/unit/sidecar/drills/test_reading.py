@@ -166,9 +166,12 @@ def test_objectives_that_cannot_be_meant(objective: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("expect", "said"),
     [
-        ("{within_s: 1}", "expects nothing: add being, step, picked, share_at_most, share_at_least, store or ready"),
+        (
+            "{within_s: 1}",
+            "expects nothing: add being, reason, step, picked, share_at_most, share_at_least, store or ready",
+        ),
         ("{within_s: 1, being: out}", "needs the endpoint that is meant: add it"),
-        ("{within_s: 1, endpoint: worker-1}", "needs being or a share: say what is expected of it"),
+        ("{within_s: 1, endpoint: worker-1}", "needs being, reason or a share: say what is expected of it"),
         ("{within_s: 1, step: cache}", "needs the model that is meant: add it"),
         (
             "{within_s: 1, model: drill, share_at_most: 0.5}",

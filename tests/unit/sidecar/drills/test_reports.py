@@ -36,7 +36,7 @@ RECORD = Record(
     looks=tuple(
         Look(n, {"a": Seen("breaker_open" if 3 <= n < 6 else "", "closed", 0.5)}, {"m": Share()}) for n in range(10)
     ),
-    scrapes=(Scrape(0, {"ok": 0}, injected=5), Scrape(10, {"ok": 100}, injected=30)),
+    scrapes=tuple(Scrape(at, {"ok": 10 * at}, injected=count) for at, count in ((0, 5), (4, 27), (5, 0), (10, 3))),
     checks=(Check("later", "a is out\x07 within 1 s", False, 1.0, "a is picked"),),
     accounts=Accounts(sent=100),
 )

@@ -53,6 +53,17 @@ def test_the_short_form_takes_less_time_and_its_settings_are_laid_over(drill: Dr
     assert config(short) == {"policies": {"breaker": {"window_s": 2, "open_s": 60}}}
 
 
+def test_waits_of_the_short_form_have_a_ratio_of_their_own() -> None:
+    text = TEXT.replace(b"time_ratio: 0.5", b"time_ratio: 0.5, wait_ratio: 0.2")
+    _, fault, calm, out = shortened(parse_drill(text, "one.yaml")).phases
+    assert calm.wait is not None
+    assert calm.wait.for_s == 2
+    assert fault.fault is not None
+    assert fault.fault["for_s"] == 15
+    assert out.expect is not None
+    assert out.expect.within_s == 2
+
+
 def test_without_a_feature_its_settings_are_laid_over(drill: Drill) -> None:
     assert config(lacking(shortened(drill), "breaker")) == {
         "policies": {"breaker": {"window_s": 2, "open_s": 60, "surge": False}}

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from router.model import StoreMode
+from router.outcomes import Reason
 from sidecar.cli.shapes import Routes
 from sidecar.drills.record import Look, Scrape, Seen, Share
 from sidecar.drills.scenario import Being, Expect, Step
@@ -105,6 +106,10 @@ LOOK = Look(
     [
         (Expect(within_s=1, endpoint="b", being=Being.OUT), []),
         (Expect(within_s=1, endpoint="b", being=Being.OPEN), []),
+        (Expect(within_s=1, endpoint="b", reason=Reason.BREAKER_OPEN), []),
+        (Expect(within_s=1, endpoint="b", reason=Reason.STALE), ["b is warm, breaker_open, breaker open"]),
+        (Expect(within_s=1, endpoint="a", reason=Reason.STALE), ["a is warm, picked, breaker closed"]),
+        (Expect(within_s=1, endpoint="gone", reason=Reason.STALE), ["gone is gone"]),
         (Expect(within_s=1, endpoint="gone", being=Being.OUT), []),
         (Expect(within_s=1, endpoint="gone", being=Being.PICKED), ["gone is gone"]),
         (Expect(within_s=1, endpoint="a", being=Being.PICKED), []),
