@@ -6,23 +6,34 @@ do not read, do not stop sending, or open connections until there are none.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis
 
+from sidecar.faults.processes import FaultKeeper, ProcessFault
+from sidecar.up.settings import NAMESPACE
 from tests.support.sidecar_process import SidecarProcess, free_port, sidecar_process
 from tests.support.sidecars import Process, until
+from tests.support.state_writer import StateWriter, worker_record
+from tests.support.up_fleet import Fleet, fleet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from router.model import EndpointRecord
 
 HARNESS = Path(__file__).with_name("faults")
 
@@ -88,11 +99,19 @@ def test_injected_faults_lose_and_double_nothing(tmp_path: Path, idempotent: boo
         assert f'warmroute_faults_struck_total{{kind="{one}"}} 0' not in metrics
 
 
-def ledger_under(directory: Path, faults: dict[float, str], seconds: float, *, idempotent: bool) -> dict[str, Any]:
-    """Bring commands about, by second, under load on two origins; return the ledgers' comparison.
+def judged(argv: list[str], log: Path, strike: Callable[[], None]) -> dict[str, Any]:
+    """Put load on a sidecar, ``strike`` meanwhile, and return the ledgers' comparison."""
+    with Process(argv, log, stdout=subprocess.PIPE, text=True) as load:
+        strike()
+        assert load.popen.poll() is None, "the load ended before the faults did"
+        out, _ = load.popen.communicate(timeout=60)
+    report: dict[str, Any] = json.loads(out.splitlines()[-1])
+    assert report["requests"] > 150
+    return report
 
-    ``{pid}`` in a command is the first origin's.
-    """
+
+def ledger_under(directory: Path, strike: Callable[[int], None], seconds: float, *, idempotent: bool) -> dict[str, Any]:
+    """Put load on two origins, and ``strike`` the one whose process id it is given; return the ledgers' comparison."""
     ports = [free_port(), free_port()]
     script = [sys.executable, str(HARNESS / "ledger.py")]
     with ExitStack() as stack:
@@ -110,18 +129,23 @@ def ledger_under(directory: Path, faults: dict[float, str], seconds: float, *, i
         ledgers = ",".join(str(directory / f"{name}.ledger") for name in "AB")
         argv = [*script, "load", "--target", sidecar.listen, "--origins", ledgers, "--clients", "12"]
         argv += ["--seconds", f"{seconds:g}", *(["--idempotent"] if idempotent else [])]
-        for at, command in faults.items():
-            argv += ["--fault", f"at={at:g};cmd={command.format(pid=origins[0].pid)}"]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-        assert done.stdout.count("rc 0") == len(faults), f"not all faults were injected: {done.stdout}{done.stderr}"
+
+        def when_both_work() -> None:
+            until(lambda: all((directory / f"{name}.ledger").exists() for name in "AB"), "both origins have requests")
+            strike(origins[0].pid)
+
+        report = judged(argv, directory / "load.log", when_both_work)
         assert sidecar.stop() == 0
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert report["requests"] > 150
     return report
 
 
+def killed(pid: int) -> None:
+    time.sleep(1.0)  # of traffic
+    os.kill(pid, signal.SIGKILL)
+
+
 def test_an_idempotent_model_survives_the_death_of_a_worker(tmp_path: Path) -> None:
-    report = ledger_under(tmp_path, {2: "kill -9 {pid}"}, 6, idempotent=True)
+    report = ledger_under(tmp_path, killed, 5, idempotent=True)
     assert {name: report[name] for name in NEVER} == dict.fromkeys(NEVER, 0)
     # only an answer that had begun may be cut, and with two origins that is one that was streaming
     unanswered = {outcome for outcome in report["outcomes"] if not outcome.endswith(" ok")}
@@ -129,7 +153,7 @@ def test_an_idempotent_model_survives_the_death_of_a_worker(tmp_path: Path) -> N
 
 
 def test_nothing_is_executed_twice_unless_declared_idempotent(tmp_path: Path) -> None:
-    report = ledger_under(tmp_path, {2: "kill -9 {pid}"}, 6, idempotent=False)
+    report = ledger_under(tmp_path, killed, 5, idempotent=False)
     assert {name: report[name] for name in (*NEVER, "doubled", "get_retried")} == dict.fromkeys(
         (*NEVER, "doubled", "get_retried"), 0
     )
@@ -139,15 +163,114 @@ def test_nothing_is_executed_twice_unless_declared_idempotent(tmp_path: Path) ->
     assert report["bad_window_s"] < 1
 
 
-def test_nothing_is_lost_under_faults_of_a_process(tmp_path: Path) -> None:
-    """The last of them is its death. Those that end leave a process behind that serves again."""
-    fault = f"{sys.executable} -P -m sidecar.cli.main fault process"
-    lasting = ("stop", "slow --share 0.1", "out_of_memory", "full_disk")
-    faults = {1 + 1.5 * number: f"{fault} {kind} --pid {{pid}} --for-s 1" for number, kind in enumerate(lasting)}
-    report = ledger_under(tmp_path, faults | {8.0: f"{fault} kill --pid {{pid}}"}, 10, idempotent=True)
+def strike_process(pid: int) -> None:
+    """Bring each fault of a process about in turn. All but the last end, and leave one behind that serves again."""
+    with FaultKeeper() as keeper:
+        for kind, share in (("stop", None), ("slow", 0.1), ("out_of_memory", None), ("full_disk", None)):
+            kept = keeper.begin(ProcessFault(kind, pid=pid, share=share))
+            time.sleep(1.0)  # in force
+            assert kept.end()
+            time.sleep(0.3)  # without one
+        keeper.begin(ProcessFault("kill", pid=pid))
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_faults_of_a_process_lose_and_double_nothing(tmp_path: Path, idempotent: bool) -> None:
+    report = ledger_under(tmp_path, strike_process, 9, idempotent=idempotent)
     assert {name: report[name] for name in NEVER} == dict.fromkeys(NEVER, 0)
-    unanswered = {outcome for outcome in report["outcomes"] if not outcome.endswith(" ok")}
-    assert unanswered <= {"stream cut mid-body"}
+    if idempotent:
+        unanswered = {outcome for outcome in report["outcomes"] if not outcome.endswith(" ok")}
+        assert unanswered <= {"stream cut mid-body"}
+    else:
+        assert report["doubled"] == 0
+        assert report["get_retried"] == 0
+
+
+STORE_FAULTS = ("pause", "read_only", "failover", "refused", "stop", "restart")
+STARTED_AGAIN = "state store: died; started again, empty"
+
+
+@pytest.mark.beside
+def test_faults_of_the_state_store_cost_nobody_anything(tmp_path: Path) -> None:
+    """Origins are known by the store alone, and not idempotent: whatever becomes of it, each request has its answer."""
+    settings = {"version": 1, "models": [{"name": "m", "default": True}]}
+    (tmp_path / "warmroute.yaml").write_text(json.dumps(settings))
+    script = [sys.executable, str(HARNESS / "ledger.py")]
+    ports = {"A": free_port(), "B": free_port()}
+    with ExitStack() as stack:
+        for name, port in ports.items():
+            argv = [*script, "origin", "--listen", f"127.0.0.1:{port}", "--id", name, "--file", f"{name}.ledger"]
+            stack.enter_context(Process(argv, tmp_path / f"{name}.log", cwd=tmp_path))
+        flags = ("--workers", "1", "--processes", "1", "--config", str(tmp_path / "warmroute.yaml"))
+        up = stack.enter_context(fleet(tmp_path, *flags))
+        url = f"unix://{up.places['redis_socket']}"
+        records = [worker_record(name, port=port) for name, port in ports.items()]
+        stack.enter_context(heartbeats(StateWriter(url, NAMESPACE), *records))
+        until(lambda: open_to_both(up), "both origins are known")
+
+        def strike() -> None:
+            with FaultKeeper() as keeper:
+                for kind in STORE_FAULTS:
+                    kept = keeper.begin(ProcessFault(f"store_{kind}", url=url))
+                    time.sleep(0.8)  # in force, and heartbeats are lost
+                    kept.end()
+                    if kind in ("stop", "restart"):
+                        count = 1 + (kind == "restart")
+                        until(lambda count=count: up.output().count(STARTED_AGAIN) == count, "it starts again")  # type: ignore[misc]
+                    until(lambda: answers(url), "the store answers")
+
+        ledgers = ",".join(str(tmp_path / f"{name}.ledger") for name in ports)
+        argv = [
+            *script,
+            "load",
+            "--target",
+            up.places["listen"],
+            "--origins",
+            ledgers,
+            "--clients",
+            "12",
+            "--seconds",
+            "9",
+        ]
+        report = judged(argv, tmp_path / "load.log", strike)
+        until(lambda: open_to_both(up), "both origins are known again")
+    never = (*NEVER, "doubled", "get_retried")
+    assert {name: report[name] for name in never} == dict.fromkeys(never, 0)
+    assert [outcome for outcome in report["outcomes"] if not outcome.endswith(" ok")] == []
+
+
+def answers(url: str) -> bool:
+    client = redis.Redis.from_url(url, socket_timeout=1.0)
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+    finally:
+        client.close()
+
+
+def open_to_both(up: Fleet) -> bool:
+    status, body = up.ask(up.places["admin"], "/routes")
+    routes = {route["key"]: route for route in json.loads(body)["routes"]} if status == 200 else {}
+    return "m" in routes and sum(row["reason"] is None for row in routes["m"]["candidates"]) == 2
+
+
+@contextmanager
+def heartbeats(writer: StateWriter, *records: EndpointRecord) -> Iterator[None]:
+    """Keep endpoints registered inside the block, from a thread of its own."""
+    over = threading.Event()
+
+    async def beat() -> None:
+        async with writer.beating(*records, every_s=0.5):
+            await asyncio.to_thread(over.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(beat()))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(10)
 
 
 def pressure(sidecar: SidecarProcess, origin: int, tests: str, *options: str) -> str:

@@ -25,6 +25,7 @@ from sidecar.drills.scenario import (
     Short,
     Start,
     Streams,
+    Trust,
     Up,
     Wait,
     Without,
@@ -36,7 +37,7 @@ name: one
 title: One
 start: {up: {workers: 2, config: {models: [{name: drill, idempotent: true}, {name: chat}]}}, streams: {model: chat}}
 phases:
-  - {name: load, load: {path: /v2/models/drill/infer, rate_per_s: 10, headers: {a: b}, ends_with: "}"}}
+  - {name: load, load: {path: /v2/models/drill/infer, rate_per_s: 10, headers: {a: b}, TLS}}
   - {name: slow, fault: {id: slow, kind: delay, delay_ms: 5, endpoint: worker-1}}
   - {name: stuck, fault: {kind: stop, process: worker-2, for_s: 9}}
   - {name: calm, wait: {for_s: 1}}
@@ -50,7 +51,7 @@ abort:
 without: {breaker: {config: {policies: {breaker: {surge: false}}}}}
 short: {time_ratio: 0.5}
 limit_s: 100
-"""
+""".replace("TLS", 'ends_with: "}", to: "https://h:1", tls: {insecure: true}')
 DELAY = "kind: delay, delay_ms: 5"
 STOP = "kind: stop, process: worker-2"
 OUT = "endpoint: worker-1, being: out"
@@ -282,6 +283,7 @@ PLACES: dict[type[msgspec.Struct], tuple[str, str]] = {
     Streams: ("{model: chat}", "{NEW, model: chat}"),
     Phase: ("{name: hold, ", "{NEW, name: hold, "),
     Load: ("load: {path", "load: {NEW, path"),
+    Trust: ("{insecure", "{NEW, insecure"),
     Wait: ("wait: {for_s", "wait: {NEW, for_s"),
     Expect: ("{endpoint: worker-1, being", "{NEW, endpoint: worker-1, being"),
     End: ("end: {fault", "end: {NEW, fault"),
