@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.model import EndpointSeen, Replica
+from router.policy import LadderPolicy, MirrorPolicy, ModelPolicy, Policies, ServePolicy, ServeRule, ShapePolicy
+from sidecar.http1.ladders import Ladders
 from sidecar.http2 import frames
 from sidecar.http2.frames import PREFACE, WINDOW, frame
-from sidecar.settings import Limits, Timeouts
+from sidecar.settings import (
+    Admission,
+    Cache,
+    FallbackOn,
+    Limits,
+    Model,
+    ModelAdmission,
+    StaticAnswer,
+    StaticCall,
+    Timeouts,
+)
 from tests.support.grpc_by_hand import GrpcBench, Peer, call_fields, grpc_bench, infer, message
 
 STREAMS = st.sampled_from([1, 1, 1, 3, 3, 5, 7, 2, 0, 99])
@@ -143,6 +159,110 @@ def test_nothing_that_is_said_breaks_anything(
         for peer in list(bench.live):
             peer.protocol.connection_lost(None)
         bench.loop.fire()
+
+
+MESSAGES = st.sampled_from([message(infer(b"m")), message(infer(b"m")), message(b"y" * 9000), message(b"x") * 2])
+TURN = st.tuples(st.just("turn"), st.sampled_from(["o0", "o1", "both"]), st.booleans())
+ASKED = st.sampled_from([b"/inference.GRPCInferenceService/ModelInfer"] * 3 + [b"/test.Echo/Unary"])
+ASK = st.tuples(st.just("ask"), ASKED, MESSAGES, st.integers(1, 20_000))
+SERVE = st.tuples(
+    st.just("serve"), st.sampled_from([b"0", b"0", b"14", b"8"]), MESSAGES, st.sampled_from([3, 3, 3, 0, 1, 2])
+)
+NEEDED = st.one_of(ASK, ASK, SERVE, SERVE, TURN, ACTIONS.map(tuple))  # mapped: one choice among these
+BY_SHAPE = ShapePolicy("x-shape", (("small", 10), ("large", 10_000)), (("small", 1),))
+MIRRORED = ServePolicy(ServeRule.ANY, mirror=MirrorPolicy("2", most=2, timeout_s=1.0))
+CACHE = Cache(calls=("/inference.GRPCInferenceService/ModelInfer", "/test.Echo/Unary"))
+STATIC = StaticAnswer(call=StaticCall(message=b64encode(b"declared").decode()))
+
+
+def ask(bench: GrpcBench, path: bytes, body: bytes, cut: int) -> None:
+    """Make a call as clients do, in two pieces where ``cut`` is in its data."""
+    if bench.caller.ended():
+        bench.caller = bench.connect()
+    stream = bench.caller.protocol.last_id + 2 - (bench.caller.protocol.last_id == 0)  # type: ignore[attr-defined]
+    bench.caller.head(stream, call_fields(path))
+    for data in filter(None, (body[:cut], body[cut:])):
+        bench.caller.data(stream, data, end=data is body[cut:] or cut >= len(body))
+
+
+def serve(bench: GrpcBench, status: bytes, body: bytes, parts: int) -> None:
+    """Have the workers answer what is asked of them: heads, messages and statuses, as many of these as ``parts``."""
+    for worker in [peer for peer in bench.loop.workers if peer in bench.live]:
+        for stream in list(worker.protocol.streams):  # type: ignore[attr-defined]
+            if parts == 0:
+                head = [(b":status", b"200"), (b"content-type", b"application/grpc"), (b"grpc-status", status)]
+                worker.head(stream, head, end=True)
+            if parts > 0:
+                worker.head(stream, [(b":status", b"200"), (b"content-type", b"application/grpc")])
+            if parts > 1:
+                worker.data(stream, body)
+            if parts > 2:
+                worker.head(stream, [(b"grpc-status", status)], end=True)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(NEEDED, min_size=8, max_size=40),
+    st.booleans(),
+    st.sets(st.sampled_from(["cache", "fallback", "static", "mirror", "shapes", "gate"])),
+)
+def test_nor_where_calls_need_more_than_a_pick(
+    actions: list[tuple[object, ...]], idempotent: bool, needs: set[str]
+) -> None:
+    limits = Limits(body_bytes=50_000, replay_bytes=10_000, head_bytes=1024, fields=20)
+    timeouts = Timeouts(stream_idle_s=5.0, response_head_s=3.0, client_body_idle_s=2.0, keep_alive_s=8.0)
+    model = Model(
+        name="m",
+        idempotent=idempotent,
+        cache=Cache(calls=("/inference.GRPCInferenceService/ModelInfer", "/test.Echo/Unary"))
+        if "cache" in needs
+        else None,
+        fallback=("n",) if "fallback" in needs else (),
+        static_answer=STATIC if "static" in needs else None,
+        fallback_on=tuple(FallbackOn),
+        admission=ModelAdmission(requests=1 if "gate" in needs else None),
+    )
+    policy = ModelPolicy(
+        "m",
+        default=True,
+        idempotent=idempotent,
+        serve=MIRRORED if "mirror" in needs else ServePolicy(ServeRule.ANY),
+        shapes=BY_SHAPE if "shapes" in needs else None,
+    )
+    with grpc_bench(limits=limits, timeouts=timeouts) as bench:
+        ladder = LadderPolicy(hold_s=1.0, trial_s=0.0, successes=1)
+        bench.plane.ladders = Ladders((model,), ladder, bench.plane.page, bench.now, Admission())
+        bench.plane.admission.configure(Admission(), (model,))
+        held = {"o0": (Replica("m", "1"),), "o1": (Replica("m", "2"), Replica("n"))}
+        for name, replicas in held.items():
+            record = replace(bench.cluster.endpoints[name].record, replicas=replicas)
+            bench.cluster.apply(EndpointSeen(record, bench.now), bench.now)
+        bench.cluster.configure(Policies(), [policy, ModelPolicy("n")], bench.now)
+        for action in actions:
+            match action:
+                case ("turn", str(name), bool(away)):
+                    for endpoint in list(bench.cluster.endpoints.values()):
+                        if name in (endpoint.id, "both"):
+                            record = replace(endpoint.record, draining=away)
+                            bench.cluster.apply(EndpointSeen(record, bench.now), bench.now)
+                case ("ask", bytes(path), bytes(body), int(cut)):
+                    ask(bench, path, body, cut)
+                case ("serve", bytes(status), bytes(body), int(parts)):
+                    serve(bench, status, body, parts)
+                case _:
+                    act(bench, action)
+            bench.check_windows()
+            calls = [one.call for each in bench.grpc.connections for one in each.streams.values()]
+            assert bench.grpc.gathered_bytes == sum(one._course.gathered for one in calls if one._course is not None)
+            assert len(bench.plane.copies) == sum(bench.plane.copying.values()) <= 2
+        bench.pass_time(1.0)
+        for peer in [bench.caller, *bench.callers]:
+            peer.protocol.connection_lost(None)
+        for peer in list(bench.live):
+            peer.protocol.connection_lost(None)
+        bench.loop.fire()
+        assert bench.grpc.gathered_bytes == 0
+        assert not bench.plane.copies
 
 
 @settings(max_examples=150)
