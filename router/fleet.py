@@ -119,6 +119,8 @@ class Fleet(Judging):
         if self.ages.hear(endpoint, event.at, now, self.endpoints.values()):
             self.judge_all(now)
         self._take_replicas(endpoint, record, event.at, now, from_start=first and record.static)
+        if endpoint.quarantine.active:  # what was sent since it began was answered: there is no need of a probe
+            endpoint.quarantine.peer_closed(_proven_at(record))
         self._compare(endpoint)
         self.judge(endpoint, now)
 
@@ -290,6 +292,11 @@ class Fleet(Judging):
             self._judge_entries(group, candidate.replica.generation, now)
             if not group.on:
                 del self._groups[group.key]
+
+
+def _proven_at(record: EndpointRecord) -> float:
+    """Return when the latest of the warm-up requests that an endpoint answered were sent; minus infinity: none was."""
+    return max((-inf if one.proven_at is None else one.proven_at for one in record.replicas), default=-inf)
 
 
 def _order(candidate: Candidate) -> tuple[str, str, int]:

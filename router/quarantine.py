@@ -119,7 +119,7 @@ class Quarantine(Guard):
         self.soon = min(until, at + self.policy.base_s)
 
     def peer_closed(self, at: float) -> None:
-        """Close because a sibling process had seen it answer at ``at``."""
+        """Close because a sibling process had seen it answer at ``at``, or answers to warm-up requests did say so."""
         if at >= self.since:
             self._close(GuardEvent.PEER_CLOSED, at)
 

@@ -34,13 +34,20 @@ def test_no_request_is_the_probe_of_what_must_be_proven() -> None:
     driven.seen(proven("a", 90.0))
     assert set(driven.ids()) == {"b"}, "a record that was under way when it broke proves nothing"
     driven.seen(proven("a", driven.now))
-    assert reason(driven, "a") is Reason.QUARANTINED, "proven since: the time of its quarantine is over, too"
-    driven.wait(0.2)
-    attempt = driven.attempt()
-    assert (attempt.endpoint.id, attempt.probe) == ("a", True)
-    driven.done(attempt, AttemptResult.SUCCESS, 0.02)
+    assert reason(driven, "a") is None, "the answers to its warm-up requests end the quarantine, too"
     driven.wait(0.2)
     assert set(driven.ids()) == {"a", "b"}
+    assert not driven.attempt().probe
+
+
+def test_what_broke_after_its_warm_up_requests_were_sent_stays_in_quarantine() -> None:
+    driven = Driven()
+    driven.seen(proven("a", 90.0), proven("b", 90.0))
+    driven.done(driven.to("a"), AttemptResult.CONNECT_REFUSED)
+    driven.seen(proven("a", driven.now - 0.001))
+    assert driven.cluster.endpoints["a"].quarantine.active
+    driven.seen(replace(proven("a", None), epoch=driven.cluster.endpoints["a"].epoch))
+    assert driven.cluster.endpoints["a"].quarantine.active, "nobody proves it"
 
 
 def test_what_a_sibling_saw_break_is_unproven_here_too_unless_the_proof_is_newer() -> None:
@@ -50,7 +57,7 @@ def test_what_a_sibling_saw_break_is_unproven_here_too_unless_the_proof_is_newer
     assert reason(driven, "a") is Reason.UNPROVEN
     driven.now += 2.0
     driven.seen(proven("a", driven.now - 0.5))
-    assert reason(driven, "a") is Reason.QUARANTINED
+    assert reason(driven, "a") is None
 
 
 def test_another_model_s_request_may_end_the_quarantine_but_proves_nothing_for_this_one() -> None:
