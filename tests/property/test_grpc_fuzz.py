@@ -205,9 +205,11 @@ def serve(bench: GrpcBench, status: bytes, body: bytes, parts: int) -> None:
     st.lists(NEEDED, min_size=8, max_size=40),
     st.booleans(),
     st.sets(st.sampled_from(["cache", "fallback", "static", "mirror", "shapes", "gate"])),
+    st.sampled_from(["", "o0", "both"]),
+    st.booleans(),
 )
 def test_nor_where_calls_need_more_than_a_pick(
-    actions: list[tuple[object, ...]], idempotent: bool, needs: set[str]
+    actions: list[tuple[object, ...]], idempotent: bool, needs: set[str], leaves: str, alone: bool
 ) -> None:
     limits = Limits(body_bytes=50_000, replay_bytes=10_000, head_bytes=1024, fields=20)
     timeouts = Timeouts(stream_idle_s=5.0, response_head_s=3.0, client_body_idle_s=2.0, keep_alive_s=8.0)
@@ -233,12 +235,16 @@ def test_nor_where_calls_need_more_than_a_pick(
         ladder = LadderPolicy(hold_s=1.0, trial_s=0.0, successes=1)
         bench.plane.ladders = Ladders((model,), ladder, bench.plane.page, bench.now, Admission())
         bench.plane.admission.configure(Admission(), (model,))
-        held = {"o0": (Replica("m", "1"),), "o1": (Replica("m", "2"), Replica("n"))}
+        both, other = (Replica("m", "1"), Replica("m", "2")), Replica("n")
+        held = {"o0": both, "o1": (other,)} if alone else {"o0": both[:1], "o1": (both[1], other)}
         for name, replicas in held.items():
             record = replace(bench.cluster.endpoints[name].record, replicas=replicas)
             bench.cluster.apply(EndpointSeen(record, bench.now), bench.now)
         bench.cluster.configure(Policies(), [policy, ModelPolicy("n")], bench.now)
-        for action in actions:
+        asked = ("ask", b"/inference.GRPCInferenceService/ModelInfer", message(infer(b"m")), 20_000)
+        well: list[tuple[object, ...]] = [asked, ("serve", b"0", message(b"good"), 3), ("turn", leaves, True), asked]
+        well.append(("serve", b"0", message(b"good"), 3))
+        for action in well + actions if leaves else actions:
             match action:
                 case ("turn", str(name), bool(away)):
                     for endpoint in list(bench.cluster.endpoints.values()):
