@@ -340,14 +340,6 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
             records.append(reporter(options.state, options.id + GRPC_ID_SUFFIX, grpc.address, None))
         reporters = Reporters(records)
         informed.append(reporters)
-    log.info(
-        "worker.started",
-        id=options.id,
-        pid=os.getpid(),
-        engine=options.engine,
-        models=[f"{replica.name}@{replica.version}" for replica in models],
-        state="none" if options.state is None else options.state.shown,
-    )
     process = WorkerProcess(
         sock,
         address,
@@ -369,13 +361,22 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
         signals.append(signal.SIGINT)
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the parent says when it is our turn
+    process.heed(signals)  # whoever reads that it has started may say at once that it is to stop
+    log.info(
+        "worker.started",
+        id=options.id,
+        pid=os.getpid(),
+        engine=options.engine,
+        models=[f"{replica.name}@{replica.version}" for replica in models],
+        state="none" if options.state is None else options.state.shown,
+    )
     peers = None
     if options.loading.peer_listen is not None:
         from worker.loading.peer_server import serve_peers  # gRPC takes a while to import
 
         peers = serve_peers(options.loading.peer_listen, options.loading.peer_streams, models, log)
     try:
-        return await process.run(signals)
+        return await process.run()
     finally:
         if peers is not None:
             await asyncio.to_thread(peers.close)

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from worker.copies import LoadedCopy
-from worker.engines import EngineError, GivenUpError
+from worker.engines import EngineError, GivenUpError, contained
 from worker.expectation import check_expected
 from worker.loading import LoadError
 from worker.memory import trim
@@ -35,11 +35,21 @@ class BuildError(Exception):
 class Builder:
     """Brings files in, which verifies them, has the engine make a model of them and proves it by runs."""
 
-    def __init__(self, engine: Engine, loader: Loader, memory: MemoryProbe) -> None:
-        """``memory``: what models live in; it is only asked when it did not suffice."""
+    def __init__(
+        self,
+        engine: Engine,
+        loader: Loader,
+        memory: MemoryProbe,
+        not_given_back: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """``memory``: what models live in; it is only asked when it did not suffice.
+
+        ``not_given_back`` is told, on the loop, why an engine kept what it had of a model that came to nothing.
+        """
         self._engine = engine
         self._loader = loader
         self._memory = memory
+        self._not_given_back = not_given_back
 
     async def build(
         self,
@@ -96,7 +106,7 @@ class Builder:
         brought = await asyncio.to_thread(self._loader.load, files, progress, cancellation, stages)
         try:
             _go_on(cancellation)
-            model = await asyncio.to_thread(self._engine.load, brought.placed(files), cancellation, stages)
+            model = await asyncio.to_thread(contained, self._engine.load, brought.placed(files), cancellation, stages)
         except BaseException as error:
             await asyncio.to_thread(brought.release)
             if isinstance(error, EngineError) and not isinstance(error, GivenUpError):
@@ -111,16 +121,18 @@ class Builder:
                 copy.proven = await asyncio.to_thread(
                     warm_up, model, shape_classes(files), cancellation, tell, tell_passed_over
                 )
-                await asyncio.to_thread(check_expected, model, files, cancellation)
+                await asyncio.to_thread(contained, check_expected, model, files, cancellation)
                 if files.batching is not None:
                     from worker.execution.proof import check_batching  # most models have none
 
-                    await asyncio.to_thread(check_batching, model, files, cancellation, copy.proven)
+                    await asyncio.to_thread(contained, check_batching, model, files, cancellation, copy.proven)
             _go_on(cancellation)  # a run that could not be interrupted ends well after it was given up
             await asyncio.to_thread(brought.check)
             _go_on(cancellation)
         except BaseException:
-            await close(copy)
+            kept = await close(copy)
+            if kept:
+                self._not_given_back(kept)
             raise
         return copy
 
@@ -130,16 +142,26 @@ class Builder:
         return f"out of memory{free}; give the worker more or have it serve less: {detail}"[:500]
 
 
-async def close(copy: LoadedCopy) -> None:
-    """Have a copy that nobody uses give back what it holds, in a thread, and the heap return its free pages."""
+def give_back(copy: LoadedCopy) -> str:
+    """Have a copy that nobody uses give back what it holds, and the heap return its free pages; blocks.
 
-    def work() -> None:
-        try:
-            copy.close()
-        finally:
-            trim()
+    Returns:
+        Why not all of it is given back, in the words of what failed; empty where it is.
+    """
+    try:
+        contained(copy.close)
+    except EngineError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - what an engine does not give back is lost, and nothing beside it
+        return f"{type(error).__name__}: {error}"
+    finally:
+        trim()
+    return ""
 
-    await asyncio.to_thread(work)
+
+async def close(copy: LoadedCopy) -> str:
+    """Have a copy give back what it holds, in a thread; see :func:`give_back`."""
+    return await asyncio.to_thread(give_back, copy)
 
 
 def _go_on(cancellation: Cancellation) -> None:

@@ -131,6 +131,8 @@ def of_changes(news: News) -> Callable[[], Iterator[Family]]:
         for event in ModelEvent:
             changes.add(news.counts[event], change=event.value.removeprefix("model-"))
         yield changes
+        text = "Models that nobody used any more and whose engine failed to give back what they held."
+        yield _one("warmroute_worker_models_not_given_back_total", _C, text, news.not_given_back)
 
     return families
 

@@ -17,6 +17,8 @@ class News:
         self._number = 0
         self.counts: Counter[ModelEvent] = Counter()
         """How often each became of any model since the process started."""
+        self.not_given_back = 0
+        """How often an engine failed to give back what it had of a model that nobody used any more."""
         self._fields: dict[str, str] = {}
 
     def add(self, event: ModelEvent, model: str, version: str, reason: str = "") -> None:

@@ -92,14 +92,17 @@ class WorkerProcess:
         """Begin to drain; a second call cuts the drain short."""
         (self._cut if self._stop.is_set() else self._stop).set()
 
-    async def run(self, signals: Sequence[signal.Signals] = ()) -> int:
-        """Serve until told to stop, by :meth:`stop` or one of ``signals``; returns the exit code.
-
-        The code is 0 after a drain that somebody asked for, 1 after one that a defect of the worker made necessary.
-        """
+    def heed(self, signals: Sequence[signal.Signals]) -> None:
+        """Have each of ``signals`` :meth:`stop` it, from now on: also before :meth:`run`, which then drains at once."""
         loop = asyncio.get_running_loop()
         for number in signals:
             loop.add_signal_handler(number, self.stop)
+
+    async def run(self) -> int:
+        """Serve until told to stop, by :meth:`stop`; returns the exit code.
+
+        The code is 0 after a drain that somebody asked for, 1 after one that a defect of the worker made necessary.
+        """
         runner = Runner(
             self._serving.application(),
             self._serving.refuse,

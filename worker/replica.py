@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from router.model import State
 from router.wire import ModelEvent
-from worker.building import Builder, BuildError
-from worker.engines import Cancellation, EngineError, GivenUpError
+from worker.building import Builder, BuildError, close, give_back
+from worker.engines import Cancellation, EngineError, GivenUpError, contained
 from worker.expectation import check_expected
 from worker.memory import HostMemory
 from worker.news import News
@@ -21,6 +22,7 @@ from worker.warmup import DEFAULT_CLASS, WarmupError, shape_classes, warm_up
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from worker.copies import LoadedCopy
     from worker.engines import Engine
     from worker.loading import Loader
     from worker.log import EventLog
@@ -59,12 +61,15 @@ class HeldReplica(ServedReplica):
         ``starts`` is told of its start, ``news`` of what becomes of it.
         """
         super().__init__(files, log, clock, on_change, Starts(log) if starts is None else starts)
-        self._builder = Builder(engine, loader, HostMemory())
+        self._builder = Builder(engine, loader, HostMemory(), self._note_kept)
         self._news = News() if news is None else news
         self._busy = asyncio.Lock()
         self._cancellation = Cancellation()
         self._ended = False
         self._unloads = 0
+        self._retiring: set[asyncio.Task[None]] = set()
+        self.not_given_back = ""
+        """Why what it had loaded is not given back, though nobody uses it. Until the next load."""
         self._progress = _Progress()
         self._progress_logged = float("-inf")
 
@@ -116,7 +121,7 @@ class HeldReplica(ServedReplica):
             self._lifecycle.to(State.WARMING, self._clock())
             try:
                 await asyncio.to_thread(warm_up, copy.model, copy.proven, cancellation)
-                await asyncio.to_thread(check_expected, copy.model, self.files, cancellation)
+                await asyncio.to_thread(contained, check_expected, copy.model, self.files, cancellation)
             except GivenUpError:
                 return
             except Exception as error:  # noqa: BLE001 - whatever broke, it must not stay between two states
@@ -142,6 +147,7 @@ class HeldReplica(ServedReplica):
                 return False  # while this waited for another change to end
             self.files = files or self.files
             self.rest = None
+            self.not_given_back = ""
             self._trouble, self._fell_back = self._fell_back, ""
             stages = self.stages = Stages(self._clock)
             self._starts.begin(stages)
@@ -191,6 +197,7 @@ class HeldReplica(ServedReplica):
             began = self._clock()
             stages = Stages(self._clock)
             self._cancellation = Cancellation()
+            self.not_given_back = ""
             try:
                 copy = await self._builder.build(
                     files,
@@ -281,7 +288,8 @@ class HeldReplica(ServedReplica):
         and what it uses is given back after that. What has not begun by then never does (:class:`UnloadedError`).
 
         Returns:
-            Whether everything that was ever loaded here is given back by now.
+            Whether everything that was loaded here is given back by now; what an earlier load or swap left behind,
+            because its engine failed to, does not count.
         """
         loop = asyncio.get_running_loop()
         self._unloads += 1
@@ -311,7 +319,8 @@ class HeldReplica(ServedReplica):
             if copy is not None:
                 self._news.add(ModelEvent.UNLOADED, self.name, self.version, rest.value)
             if self.state in (State.DRAINING, State.FAILED):
-                self._lifecycle.to(State.COLD, self._clock(), why)
+                said = f"{why}; {self.not_given_back}" if self.not_given_back else why
+                self._lifecycle.to(State.COLD, self._clock(), said)
             if copy is not None:
                 self._log.info(
                     "model.unloaded",
@@ -321,6 +330,49 @@ class HeldReplica(ServedReplica):
                     given_back=given_back,
                 )
             return given_back
+
+    def _retire(self, copy: LoadedCopy) -> None:
+        task = asyncio.create_task(self._retired(copy), name=f"retire {self.name}@{self.version}")
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def _retired(self, copy: LoadedCopy) -> None:
+        loop, unused = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+                loop.call_soon_threadsafe(unused.set)
+
+        copy.retire(tell)
+        await unused.wait()
+        kept = await close(copy)
+        if kept:
+            self._note_kept(kept)
+
+    def _note_kept(self, why: str) -> None:
+        """Say that an engine did not give back what it had of a model, which nobody uses any more."""
+        self.not_given_back = f"its engine failed to give back what it held: {why}"[:500]
+        self._news.not_given_back += 1
+        if self.state is State.WARM:
+            self._trouble = self._trouble or f"its old content is unloaded, but {self.not_given_back}"
+            self._on_change()
+        self._log.error(
+            "model.not_given_back",
+            model=self.name,
+            version=self.version,
+            error=why,
+            remedy="what it held is free when the worker ends: restart it, and have the engine's unload() mended",
+        )
+
+    async def retired(self, timeout_s: float) -> bool:
+        """Wait until copies that were swapped or unloaded are closed.
+
+        Returns:
+            Whether all they held is given back: none still runs, and :attr:`not_given_back` is empty.
+        """
+        if self._retiring:
+            await asyncio.wait(self._retiring, timeout=timeout_s)
+        return not self._retiring and not self.not_given_back
 
     def drain(self) -> None:
         """Say that no more requests should come, because the process ends; those that do are still answered."""
@@ -337,9 +389,14 @@ class HeldReplica(ServedReplica):
         copy, self._copy = self._copy, None
         if copy is not None:
             copy.loaded.keep()
-            copy.retire(copy.close)
+            copy.retire(lambda: self._end(copy))
         if self.state is State.DRAINING:
             self._lifecycle.to(State.COLD, self._clock())
+
+    def _end(self, copy: LoadedCopy) -> None:
+        kept = give_back(copy)
+        if kept:
+            self._note_kept(kept)
 
 
 def _unnoticed(*_: object) -> None:

@@ -43,6 +43,10 @@ class StillInUseError(Exception):
     """A model is unloaded, and something that it held is still used; the text says what to do."""
 
 
+class NotGivenBackError(Exception):
+    """A model is unloaded, and its engine failed to give back what it held; the text has each version's reason."""
+
+
 class LoadFailedError(Exception):
     """A model was not loaded as it should be; the text names each version and why. What served before still does."""
 
@@ -245,6 +249,7 @@ class Repository:
             RefusedError: the worker follows something else.
             UnknownModelError: there is no such model.
             StillInUseError: it is unloaded, and not everything that it held is given back yet.
+            NotGivenBackError: it is unloaded, and not everything that it held is given back ever.
         """
         if self.control is not Control.EXPLICIT:
             raise RefusedError(
@@ -261,6 +266,11 @@ class Repository:
         given_back = await asyncio.gather(
             *(self._changes.rest(replica, Rest.UNLOADED, _unloaded(name)) for replica in held)
         )
+        kept = [f"version {replica.version}: {replica.not_given_back}" for replica in held if replica.not_given_back]
+        if kept:
+            raise NotGivenBackError(
+                f"model {name!r} is unloaded, but {'; '.join(kept)}; that is free when the worker ends: restart it"
+            )
         if not all(given_back) and not self._changes.is_stopped:
             raise StillInUseError(
                 f"model {name!r} is unloaded, but requests still run on it after {self._behaviour.drain_s:g} s "

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from router.baseline_load import remaining_s
 from router.model import Replica, State
-from worker.building import close
 from worker.execution import binding
 from worker.gate import Gate
 from worker.lifecycle import Lifecycle, Transition
@@ -98,7 +97,6 @@ class ServedReplica:
         """What its start should take, once that is known."""
         self._began = clock()
         self._copy: LoadedCopy | None = None
-        self._retiring: set[asyncio.Task[None]] = set()
         self.rest: Rest | None = None
         self._on_request = False
         self._failures = 0
@@ -302,28 +300,6 @@ class ServedReplica:
                 while self._requests:
                     self._no_requests.clear()
                     await self._no_requests.wait()
-
-    def _retire(self, copy: LoadedCopy) -> None:
-        task = asyncio.create_task(self._retired(copy), name=f"retire {self.name}@{self.version}")
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
-
-    async def _retired(self, copy: LoadedCopy) -> None:
-        loop, unused = asyncio.get_running_loop(), asyncio.Event()
-
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
-                loop.call_soon_threadsafe(unused.set)
-
-        copy.retire(tell)
-        await unused.wait()
-        await close(copy)
-
-    async def retired(self, timeout_s: float) -> bool:
-        """Wait until copies that were swapped or unloaded are closed; False where one still runs at the end."""
-        if self._retiring:
-            await asyncio.wait(self._retiring, timeout=timeout_s)
-        return not self._retiring
 
     # --- reports ------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worker.datatypes import NUMPY, Datatype, zeros
-from worker.engines import EngineError, InputError
+from worker.engines import EngineError, InputError, contained
 from worker.store import ShapeClass
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _prove(model: LoadedModel, shape_class: ShapeClass, cancellation: Cancellati
     names = [spec.name for spec in model.outputs]
     inputs = class_inputs(model, shape_class)
     try:
-        outputs = model.run(inputs, names, {}, cancellation)
+        outputs = contained(model.run, inputs, names, {}, cancellation)
     except EngineError as error:
         if cancellation.cancelled:
             raise

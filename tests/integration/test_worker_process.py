@@ -233,6 +233,16 @@ def test_a_drain_ends_in_time_and_what_is_cut_gets_an_error(server: RedisServer)
         assert worker.event("worker.drain_cut")["in_flight"] == 1
 
 
+def test_sigterm_as_soon_as_it_has_started_drains() -> None:
+    # Between the event and its first turn it makes a gRPC server, which takes longer than this signal.
+    with WorkerProcess("--engine", "deterministic", "--model", "m", "--peer-listen", "127.0.0.1:0") as worker:
+        worker.event("worker.started")
+        worker.terminate()
+        assert worker.wait() == 0
+        assert worker.event("worker.draining")
+        assert worker.event("worker.stopped")
+
+
 def test_a_second_sigterm_cuts_the_drain_short(server: RedisServer) -> None:
     with WorkerProcess(*ECHO, "--state", server.url, "--settle-s", "30") as worker:
         worker.listening()

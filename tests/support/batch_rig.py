@@ -31,13 +31,15 @@ PATIENT = Batching(max_size=4, max_delay_ms=10_000)
 
 
 class PickyModel(DoublingModel):
-    """Doubles; refuses rows of 13, and raises where it is given a 99."""
+    """Doubles; refuses rows of 13, raises where it is given a 99, and would end the process where it is given a 66."""
 
     def compute(self, values: Array) -> Array:
         if (values == 13).any():
             raise InputError("13 is refused")
         if (values == 99).any():
             raise EngineError("99 is too much")
+        if (values == 66).any():
+            raise SystemExit(3)
         return super().compute(values)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 
 from worker.datatypes import Datatype
-from worker.engines import Cancellation, EngineError, TensorSpec
+from worker.engines import Cancellation, TensorSpec
 from worker.loading import Loaded
 from worker.log import EventLog
 from worker.stages import Stages
@@ -43,7 +43,10 @@ class ReadableLog(EventLog):
 
 
 class DoublingModel:
-    """A model that gives twice its first input. ``error`` is raised by every run; ``hold`` blocks runs until set."""
+    """A model that gives twice its first input. ``error`` is raised by every run; ``hold`` blocks runs until set.
+
+    ``keeps`` is raised by :meth:`unload`.
+    """
 
     platform = "test"
     device = "test"
@@ -52,7 +55,7 @@ class DoublingModel:
         self,
         inputs: tuple[TensorSpec, ...] = (X,),
         outputs: tuple[TensorSpec, ...] = (Y,),
-        error: Exception | None = None,
+        error: BaseException | None = None,
         hold: threading.Event | None = None,
     ) -> None:
         self.inputs = inputs
@@ -63,6 +66,7 @@ class DoublingModel:
         self.parameters: list[Parameters] = []
         self.cancelled = 0
         self.closed = False
+        self.keeps: BaseException | None = None
 
     def run(
         self,
@@ -89,6 +93,8 @@ class DoublingModel:
 
     def unload(self) -> None:
         self.closed = True
+        if self.keeps is not None:
+            raise self.keeps
 
 
 class EchoingModel(DoublingModel):
@@ -102,7 +108,7 @@ class FixedEngine:
     """An engine whose every load gives ``model``, or raises ``error``; blocks while ``hold`` is not set."""
 
     def __init__(
-        self, model: DoublingModel, error: EngineError | None = None, hold: threading.Event | None = None
+        self, model: DoublingModel, error: BaseException | None = None, hold: threading.Event | None = None
     ) -> None:
         self.model = model
         self.error = error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from worker.store import ModelFiles
 
     Array = np.ndarray[Any, np.dtype[Any]]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Parameters = dict[str, "bool | int | float | str"]
 """Parameters of one inference request; an engine ignores those that it does not know."""
@@ -36,6 +39,36 @@ class InputError(EngineError):
 
 class GivenUpError(EngineError):
     """The work was given up because nobody waits for it any more."""
+
+
+def as_failure(error: BaseException) -> Exception:
+    """Return what an engine raised in a thread of its own as something that fails a model, and nothing beside it.
+
+    That is ``error`` itself, but where it is meant to end more: ``SystemExit`` and ``KeyboardInterrupt`` end a process
+    that passes them on, ``StopIteration`` and ``CancelledError`` whoever waits. A real Ctrl-C, or a signal, comes to
+    the main thread alone.
+    """
+    if isinstance(error, StopIteration):
+        return RuntimeError(f"StopIteration: {error}")  # a future cannot pass one on
+    if isinstance(error, Exception):
+        return error
+    said = f": {error}" if str(error) else ""
+    return EngineError(f"the engine raised {type(error).__name__}{said}, which would have ended the worker")
+
+
+def contained(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call an engine, or what calls one, in a thread that is not the main one; returns what ``call`` does.
+
+    Raises:
+        Exception: what ``call`` raised, as :func:`as_failure` has it.
+    """
+    try:
+        return call(*args, **kwargs)
+    except BaseException as error:
+        failure = as_failure(error)
+        if failure is error:
+            raise
+        raise failure from error
 
 
 class Cancellation:

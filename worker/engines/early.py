@@ -34,6 +34,7 @@ class EarlyEngine:
         self._log = log
         self._done = threading.Event()
         self._done.set()
+        self._no_memory_told = False
 
     def initialize(self, models: Sequence[ModelFiles]) -> None:
         """Begin to bring up devices, and return at once."""
@@ -45,7 +46,7 @@ class EarlyEngine:
             self._engine.initialize(models)
         except EngineError as error:
             self._log.warning("engine.device_failed", error=str(error))
-        except Exception as error:  # noqa: BLE001 - loads wait for this thread, whatever broke
+        except BaseException as error:  # noqa: BLE001 - loads wait for this thread, whatever broke
             self._log.error("engine.device_failed", error=f"{type(error).__name__}: {error}")
         finally:
             self._done.set()
@@ -60,9 +61,15 @@ class EarlyEngine:
         return self._engine.load(files, cancellation, stages)
 
     def memory(self) -> Memory | None:
-        """Return the memory of the devices; see :class:`worker.engines.Engine`."""
-        return self._engine.memory()
+        """Return the memory of the devices; see :class:`worker.engines.Engine`. None where the engine fails to say."""
+        try:
+            return self._engine.memory()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - reports go on without it
+            if not self._no_memory_told:
+                self._no_memory_told = True
+                self._log.error("engine.memory_unknown", error=f"{type(error).__name__}: {error}")
+            return None
 
     def read(self) -> Memory | None:
         """Return the memory that models live in, wherever that is; see :class:`worker.memory.MemoryProbe`."""
-        return self._engine.memory() or self._host.read()
+        return self.memory() or self._host.read()

@@ -98,7 +98,7 @@ def find_kind(name: str) -> EngineKind:
         )
     try:
         brought = found[name].load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EngineError(f"engine {name!r}: {found[name].value}: {type(error).__name__}: {error}") from error
     if not isinstance(brought, EngineKind):
         raise EngineError(f"engine {name!r}: {found[name].value} is no worker.engines.registry.EngineKind")
@@ -109,7 +109,7 @@ def make_engine(name: str, settings: EngineSettings) -> Engine:
     """Import and build the engine called ``name``.
 
     Raises:
-        EngineError: there is no such engine, or what it needs is not installed.
+        EngineError: there is no such engine, what it needs is not installed, or it cannot be made.
     """
     kind = find_kind(name)
     try:
@@ -117,5 +117,12 @@ def make_engine(name: str, settings: EngineSettings) -> Engine:
     except ImportError as error:
         remedy = f"; install {kind.extra}" if kind.extra else ""
         raise EngineError(f"engine {name!r}: {error}{remedy}") from error
-    engine: Engine = getattr(module, kind.factory)(settings)
+    except SystemExit as error:
+        raise EngineError(f"engine {name!r}: {kind.module}: SystemExit: {error}") from error
+    try:
+        engine: Engine = getattr(module, kind.factory)(settings)
+    except EngineError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EngineError(f"engine {name!r}: {kind.module}.{kind.factory}: {type(error).__name__}: {error}") from error
     return engine

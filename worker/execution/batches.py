@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from worker.engines import Cancellation, GivenUpError
+from worker.engines import Cancellation, GivenUpError, as_failure
 from worker.execution.executor import DeadlineError, Job
 from worker.execution.joining import Arrival, NotRowsError, join, kind, latest_begin, next_step, split
 from worker.execution.queues import Ticket
@@ -327,9 +327,9 @@ class Batcher:
             parts = [arrays] if len(members) == 1 else split(arrays, [member.rows for member in members])
         except GivenUpError:
             raise
-        except Exception as error:  # noqa: BLE001 - each gets its own
+        except BaseException as error:  # noqa: BLE001 - each gets its own
             if len(members) == 1:
-                deliver(members[0], None, error)
+                deliver(members[0], None, as_failure(error))
                 return
             if isinstance(error, NotRowsError):
                 self._give_up(str(error))

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from router.stats import RecentMean
-from worker.engines import Cancellation, GivenUpError
+from worker.engines import Cancellation, GivenUpError, as_failure
 from worker.execution.queues import DEFAULT_TICKET, Order, Ticket, make_queue
 from worker.metrics import Histogram
 
@@ -317,15 +317,15 @@ class Executor:
 
     def _execute(self, job: Job[Any], size: int, loop: asyncio.AbstractEventLoop) -> None:
         began = self._clock()
-        result, error = None, None
+        result: Any = None
+        error: Exception | None = None
         deadline = job.ticket.deadline
         try:
             if deadline is not None and began >= deadline:
                 raise DeadlineError(began=False)
             result = job.work()
-        except BaseException as raised:  # noqa: BLE001 - whoever waits for it gets it
-            # A future cannot pass a StopIteration on.
-            error = RuntimeError(f"StopIteration: {raised}") if isinstance(raised, StopIteration) else raised
+        except BaseException as raised:  # noqa: BLE001 - whoever waits for it gets it, and nobody else
+            error = as_failure(raised)
         ran_s = self._clock() - began
         with self._lock:
             self._busy -= 1

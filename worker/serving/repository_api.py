@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from worker.models import UnknownModelError
-from worker.repository import LoadFailedError, RefusedError, StillInUseError
+from worker.repository import LoadFailedError, NotGivenBackError, RefusedError, StillInUseError
 from worker.serving.errors import RequestError
 from worker.serving.reading import reading
 
@@ -111,7 +111,7 @@ class RepositoryApi:
             raise RequestError(str(error), 404) from None
         except RefusedError as error:
             raise RequestError(str(error), 400) from None
-        except LoadFailedError as error:
+        except (LoadFailedError, NotGivenBackError) as error:
             raise RequestError(str(error), 500) from None
         except StillInUseError as error:
             raise RequestError(str(error), 503, 1) from None

@@ -154,3 +154,17 @@ def test_memory_is_the_devices_or_else_the_hosts() -> None:
     assert (early.memory(), early.read()) == (None, Memory(1, 2))
     engine.has = Memory(3, 4)
     assert early.memory() == early.read() == Memory(3, 4)
+
+
+@pytest.mark.parametrize("raised", [RuntimeError("driver gone"), SystemExit("driver gone")])
+def test_memory_that_an_engine_cannot_tell_is_unknown_and_told_once(raised: BaseException) -> None:
+    class Broken(FixedEngine):
+        def memory(self) -> None:
+            raise raised
+
+    log = ReadableLog()
+    engine = EarlyEngine(Broken(DoublingModel()), Host(), log)
+    assert (engine.memory(), engine.read(), engine.read()) == (None, Memory(1, 2), Memory(1, 2))
+    assert [event["error"] for event in log.events("engine.memory_unknown")] == [
+        f"{type(raised).__name__}: driver gone"
+    ]

@@ -212,6 +212,62 @@ async def test_a_run_that_does_not_end_does_not_hold_the_unload_up_and_keeps_its
 
 
 @in_loop
+async def test_what_an_engine_does_not_give_back_at_an_unload_is_told_until_the_next_load() -> None:
+    bench = Bench()
+    await bench.warm()
+    bench.first.keeps = RuntimeError("arena in use")
+    why = "its engine failed to give back what it held: RuntimeError: arena in use"
+    assert not await bench.replica.unload(Rest.UNLOADED, "it was unloaded")
+    assert (bench.replica.state, bench.replica.reason) == (State.COLD, f"it was unloaded; {why}")
+    assert bench.log.events("model.not_given_back")[0]["error"] == "RuntimeError: arena in use"
+    assert [event["given_back"] for event in bench.log.events("model.unloaded")] == [False]
+    assert bench.news.not_given_back == 1
+    assert not await bench.replica.unload(Rest.UNLOADED, "it was unloaded"), "it is not given back now, either"
+    assert await bench.replica.bring_up()
+    assert bench.replica.not_given_back == ""
+    assert await bench.replica.unload(Rest.UNLOADED, "it was unloaded")
+
+
+@in_loop
+async def test_what_an_engine_does_not_give_back_after_a_swap_keeps_nothing_from_serving() -> None:
+    bench = Bench()
+    await bench.warm()
+    bench.first.keeps = SystemExit(4)
+    assert await bench.replica.swap(ModelFiles("m", "3"))
+    assert not await bench.replica.retired(5)
+    bench.run()
+    said = "the engine raised SystemExit: 4, which would have ended the worker"
+    assert bench.log.events("model.not_given_back")[0]["error"] == said
+    assert bench.replica.reason == (
+        f"its old content is unloaded, but its engine failed to give back what it held: {said}"
+    )
+    assert await bench.replica.swap(ModelFiles("m", "3"))
+    assert bench.replica.reason == ""
+
+
+@in_loop
+async def test_what_failed_is_the_reason_also_where_it_cannot_be_given_back() -> None:
+    bench = Bench()
+    bench.first.error, bench.first.keeps = KeyboardInterrupt(), RuntimeError("arena in use")
+    assert not await bench.replica.bring_up()
+    assert bench.replica.reason == (
+        "warm-up run 'batch-1' failed: the engine raised KeyboardInterrupt, which would have ended the worker"
+    )
+    assert bench.log.events("model.not_given_back")[0]["error"] == "RuntimeError: arena in use"
+
+
+@in_loop
+async def test_what_an_engine_does_not_give_back_as_the_worker_ends_holds_nothing_up() -> None:
+    bench = Bench()
+    await bench.warm()
+    bench.first.keeps = RuntimeError("arena in use")
+    bench.replica.drain()
+    bench.replica.take_down()
+    assert (bench.first.closed, bench.replica.state) == (True, State.COLD)
+    assert bench.log.events("model.not_given_back")[0]["error"] == "RuntimeError: arena in use"
+
+
+@in_loop
 async def test_unloading_again_ends_a_load_that_waits_for_the_first_to_end() -> None:
     bench = Bench()
     await bench.warm()

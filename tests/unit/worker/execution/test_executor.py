@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.loops import turns
-from worker.engines import Cancellation, GivenUpError
+from worker.engines import Cancellation, EngineError, GivenUpError
 from worker.execution import DeadlineError, Executor, Order, QueueFullError, Ticket
 
 
@@ -52,6 +52,30 @@ def test_runs_calls_and_passes_on_what_they_return_and_raise() -> None:
         with pytest.raises(ValueError, match=r"^no$"):
             await executor.run(fail)
         assert executor.in_flight == 0
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (SystemExit(3), "the engine raised SystemExit: 3, which would have ended the worker"),
+        (KeyboardInterrupt(), "the engine raised KeyboardInterrupt, which would have ended the worker"),
+        (asyncio.CancelledError(), "the engine raised CancelledError, which would have ended the worker"),
+    ],
+)
+def test_what_would_end_the_process_fails_its_call_only(raised: BaseException, said: str) -> None:
+    async def scenario() -> None:
+        executor = Executor(1, 1)
+
+        def fail(_: Cancellation) -> None:
+            raise raised
+
+        with pytest.raises(EngineError) as caught:
+            await executor.run(fail)
+        assert str(caught.value) == said
+        assert await executor.run(lambda _: 7) == 7
         executor.close()
 
     asyncio.run(scenario())
