@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_THREADS = 1024
+MAX_SECONDS = 86_400_000
+"""The largest number of seconds, or of milliseconds: a thousand days, or one."""
 _FIELD = re.compile(r"[A-Za-z0-9-]{1,64}")
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -40,10 +42,7 @@ def startup(text: str) -> str:
 
 def pause(text: str) -> float:
     """Return seconds between two looks at a repository."""
-    value = seconds(text)
-    if value < LEAST_POLL_S:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, {LEAST_POLL_S:g} or more")
-    return value
+    return number(LEAST_POLL_S, MAX_SECONDS)(text)
 
 
 def versions(text: str) -> Versions:
@@ -93,13 +92,7 @@ def listen_here(text: str) -> tuple[str, int]:
 
 def ratio(text: str) -> float:
     """Return a part, above 0 and up to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0, up to 1")
-    return value
+    return number(0, 1, above=True)(text)
 
 
 def advertised(text: str, scheme: str = "http") -> str:
@@ -163,20 +156,33 @@ def weight(text: str) -> tuple[str, float]:
 def count(least: int, most: int) -> Callable[[str], int]:
     """Return what reads a whole number between two bounds, both included."""
 
-    def number(text: str) -> int:
+    def read(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,15}", text) or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {least} to {most}")
+            raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected a whole number from {least} to {most}")
         return int(text)
 
-    return number
+    return read
+
+
+def number(least: float, most: float, *, above: bool = False) -> Callable[[str], float]:
+    """Return what reads a number between two bounds, both included, but ``least`` where it is to be ``above`` it.
+
+    What is not a number (``nan``), or is none that ends (``inf``), lies between no two.
+    """
+    expected = f"above {least:.15g}, up to {most:.15g}" if above else f"from {least:.15g} to {most:.15g}"
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not least <= value <= most or (above and value == least):
+            raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected a number {expected}")
+        return value
+
+    return read
 
 
 def seconds(text: str) -> float:
     """Return a number of seconds, or of milliseconds, from 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 86_400_000:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number, 0 or more")
-    return value
+    return number(0, MAX_SECONDS)(text)

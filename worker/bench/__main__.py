@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from worker.bench import coldstart, execution, queues, updates
-from worker.bench.synthetic import SyntheticError, write_model
+from worker.bench.synthetic import MOST_LEVELS, SyntheticError, write_model
+from worker.flag_types import count
 
 _FAILED, _INTERRUPTED = 1, 130
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -42,10 +43,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     model.add_argument("directory", type=Path, metavar="DIR", help="a version's directory, as models/synthetic/1")
     model.add_argument("--size", type=size, required=True, metavar="SIZE", help="of its weights, as 335MB or 1.9GB")
-    model.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights (default: 0)")
+    model.add_argument(
+        "--seed", type=count(0, queues.MOST_SEED), default=0, metavar="N", help="of the weights (default: 0)"
+    )
     model.add_argument(
         "--levels",
-        type=int,
+        type=count(0, MOST_LEVELS),
         default=0,
         metavar="N",
         help="round weights to N values, so that they compress (default: 0, not at all)",
@@ -90,9 +93,9 @@ def complain(text: str) -> int:
 
 def size(text: str) -> int:
     """Read a size such as ``335MB``, ``1.9GB`` or ``4MiB``."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMG]i?B)?", text, re.IGNORECASE)
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([KMG]i?B)?", text, re.IGNORECASE)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 335MB, 1.9GB or 4MiB")
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected a size such as 335MB, 1.9GB or 4MiB")
     return round(float(found[1]) * _UNITS[(found[2] or "").upper()])
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import platform
+import re
 import shutil
 import sys
 import time
@@ -25,6 +27,7 @@ from worker.bench.samples import Measuring, Sample, cores
 from worker.bench.tables import report
 from worker.bench.worker_start import StartError
 from worker.bench.zygotes import BenchZygote
+from worker.flag_types import MAX_THREADS, count, number
 from worker.memory import HostMemory
 from worker.store import ModelFiles
 
@@ -36,6 +39,11 @@ if TYPE_CHECKING:
 
 WARM_UPS: Final = 3
 ROUNDS: Final = 5
+MOST_ROUNDS: Final = 10_000
+MOST_SPAN_S: Final = 3600.0
+"""How long a load may be."""
+MOST_VALUES: Final = 1 << 24
+"""Of one input: they are sent as JSON."""
 STEADY_S: Final = 3.0
 _FAILED, _REFUSED = 1, 2
 _DEVICES: Final = {"cpu": (), "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider")}
@@ -76,18 +84,30 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--strategies", metavar="ROW,...", help="these rows only; --list names them (the plain session is always in)"
     )
     option("--list", action="store_true", help="name the rows and end")
-    option("--rounds", type=_whole(1), default=ROUNDS, metavar="N", help=f"measured starts of each row ({ROUNDS})")
-    option("--warm-ups", type=_whole(0), default=WARM_UPS, metavar="N", help=f"starts before them ({WARM_UPS})")
+    option(
+        "--rounds",
+        type=count(1, MOST_ROUNDS),
+        default=ROUNDS,
+        metavar="N",
+        help=f"measured starts of each row ({ROUNDS})",
+    )
+    option(
+        "--warm-ups", type=count(0, MOST_ROUNDS), default=WARM_UPS, metavar="N", help=f"starts before them ({WARM_UPS})"
+    )
     option("--caches", type=_caches, default=CACHES, metavar="C,...", help="states of the page cache (cold,warm)")
     option("--keep-libraries", action="store_true", help="cold: empty the page cache of the model's files alone")
     option(
-        "--threads", type=_whole(1), default=cores(), metavar="N", help="within one execution of a worker (all cores)"
+        "--threads",
+        type=count(1, MAX_THREADS),
+        default=cores(),
+        metavar="N",
+        help="within one execution of a worker (all cores)",
     )
     option("--shape", type=_shape, action="append", default=[], metavar="INPUT=1x16", help="ask with this; repeatable")
     option("--device", choices=tuple(_DEVICES), default="cpu", help="what executes the model (cpu)")
     option(
         "--steady-s",
-        type=float,
+        type=number(0, MOST_SPAN_S),
         default=STEADY_S,
         metavar="S",
         help=f"one caller's load afterwards ({STEADY_S:.0f}); 0: none",
@@ -289,15 +309,6 @@ def _version(name: str) -> str:
         return ""
 
 
-def _whole(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= 10_000:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {least} to 10000")
-        return int(text)
-
-    return number
-
-
 def _caches(text: str) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(text.split(",")))
     if not set(found) <= set(CACHES):
@@ -308,6 +319,9 @@ def _caches(text: str) -> tuple[str, ...]:
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, equals, dims = text.partition("=")
     parts = dims.split("x")
-    if not equals or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected INPUT=1x16")
-    return name, tuple(map(int, parts))
+    if not equals or not all(re.fullmatch("[1-9][0-9]{0,8}", part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected INPUT=1x16")
+    shape = tuple(map(int, parts))
+    if math.prod(shape) > MOST_VALUES:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected at most {MOST_VALUES} values")
+    return name, shape

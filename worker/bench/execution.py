@@ -24,6 +24,7 @@ from worker.engines import Cancellation, EngineError
 from worker.engines.registry import EngineSettings, make_engine
 from worker.execution import Executor, binding
 from worker.execution.buffers import Buffers
+from worker.flag_types import MAX_THREADS, count, number
 from worker.log import EventLog
 from worker.stages import Stages
 from worker.store import ModelFiles
@@ -213,9 +214,9 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     option = parser.add_argument
     option("--sizes-kib", type=_sizes, default=SIZES_KIB, metavar="N,...", help="of input and output (4,1024,16384)")
-    option("--rounds", type=_whole, default=ROUNDS, metavar="N", help=f"of each row, interleaved ({ROUNDS})")
-    option("--round-s", type=float, default=ROUND_S, metavar="S", help=f"how long each is ({ROUND_S:g})")
-    option("--threads", type=_whole, default=cores(), metavar="N", help="executions at once (all cores)")
+    option("--rounds", type=count(1, 1000), default=ROUNDS, metavar="N", help=f"of each row, interleaved ({ROUNDS})")
+    option("--round-s", type=number(0.01, 3600), default=ROUND_S, metavar="S", help=f"how long each is ({ROUND_S:g})")
+    option("--threads", type=count(1, MAX_THREADS), default=cores(), metavar="N", help="executions at once (all cores)")
     parser.set_defaults(command=run)
 
 
@@ -241,9 +242,3 @@ def _sizes(text: str) -> Sequence[int]:
     if not all(part.isdecimal() and 1 <= int(part) <= 1 << 16 for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r}: expected sizes in KiB, from 1 to 65536, as 4,1024")
     return tuple(map(int, parts))
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to 1000")
-    return int(text)

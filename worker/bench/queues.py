@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from worker.bench.results import quantile
 from worker.bench.tables import table
 from worker.execution.queues import Order, Queue, Ticket, make_queue
+from worker.flag_types import count, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 THREADS: Final = 4
 RUN_S: Final = 0.01
 REQUESTS: Final = 50_000
+MOST_SEED: Final = 1 << 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,23 +124,17 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         f"{THREADS} threads, runs of 10 ms on average.",
         allow_abbrev=False,
     )
-    parser.add_argument("--load", type=_load, default=1.2, metavar="X", help="what comes over what can be done (1.2)")
-    parser.add_argument("--queue", type=int, default=64, metavar="N", help="requests that may wait (64)")
-    parser.add_argument("--requests", type=int, default=REQUESTS, metavar="N", help=f"in all ({REQUESTS})")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is by chance (0)")
+    parser.add_argument(
+        "--load", type=number(0.01, 10), default=1.2, metavar="X", help="what comes over what can be done (1.2)"
+    )
+    parser.add_argument("--queue", type=count(0, 1 << 20), default=64, metavar="N", help="requests that may wait (64)")
+    parser.add_argument(
+        "--requests", type=count(1000, 10_000_000), default=REQUESTS, metavar="N", help=f"in all ({REQUESTS})"
+    )
+    parser.add_argument("--seed", type=count(0, MOST_SEED), default=0, metavar="N", help="of what is by chance (0)")
     parser.set_defaults(command=_run)
 
 
 def _run(given: argparse.Namespace) -> int:
-    print(report(given.load, max(0, given.queue), max(1000, given.requests), given.seed))
+    print(report(given.load, given.queue, given.requests, given.seed))
     return 0
-
-
-def _load(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.01 <= value <= 10:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0.01 to 10")
-    return value

@@ -25,6 +25,8 @@ MODEL_FILE: Final = "model.onnx"
 DATA_FILE: Final = "model.onnx.data"
 LEAST_BYTES: Final = 1 << 18
 MOST_BYTES: Final = 1 << 40
+MOST_LEVELS: Final = 1 << 24
+"""More values a float between 0 and 1 does not tell apart."""
 _PAGE_BYTES: Final = 4096
 _LEAST_LAYERS: Final = 4
 _LEAST_VOCABULARY: Final = 256

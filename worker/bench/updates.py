@@ -25,6 +25,7 @@ from worker.bench.model import NAME, ModelError, Repository, find_model
 from worker.bench.samples import SWAP_S, cores, is_building, of_process
 from worker.bench.tables import table
 from worker.bench.worker_start import START_S, StartError, WorkerStart
+from worker.flag_types import MAX_THREADS, count, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,12 +33,15 @@ if TYPE_CHECKING:
     from worker.bench.model import BenchModel
 
 ROUNDS: Final = 5
+MOST_ROUNDS: Final = 10_000
 WAYS: Final = ("full", "lazy", "hot")
 _FAILED, _REFUSED = 1, 2
 _RETRY_S: Final = 0.002
 """After a refusal the caller asks again so soon."""
 SPAN_S: Final = 1.0
 """How long the caller is listened to before an update, and after it."""
+LEAST_SPAN_S: Final = 0.01
+MOST_SPAN_S: Final = 3600.0
 _IDLE_S: Final = 0.3
 """Of the row ``lazy``: how long nobody asks until the old content has gone."""
 
@@ -259,12 +263,21 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="a version's directory, as models/synthetic/1")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"updates of each way ({ROUNDS})")
-    parser.add_argument(
-        "--threads", type=int, default=cores(), metavar="N", help="within one execution of the worker (all cores)"
+    option = parser.add_argument
+    option("--rounds", type=count(1, MOST_ROUNDS), default=ROUNDS, metavar="N", help=f"updates of each way ({ROUNDS})")
+    option(
+        "--threads",
+        type=count(1, MAX_THREADS),
+        default=cores(),
+        metavar="N",
+        help="within one execution of the worker (all cores)",
     )
-    parser.add_argument(
-        "--span-s", type=float, default=SPAN_S, metavar="S", help=f"the caller is heard so long around it ({SPAN_S:g})"
+    option(
+        "--span-s",
+        type=number(LEAST_SPAN_S, MOST_SPAN_S),
+        default=SPAN_S,
+        metavar="S",
+        help=f"the caller is heard so long around it ({SPAN_S:g})",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every update there")
     parser.set_defaults(command=run)
@@ -273,8 +286,6 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
 def run(given: argparse.Namespace) -> int:
     """Run the command; returns its exit code."""
     try:
-        if given.rounds < 1 or given.threads < 1 or not given.span_s > 0:
-            raise ModelError("--rounds and --threads: expected 1 or more, --span-s more than 0")
         model = find_model(given.model)
     except ModelError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from worker.engines import Cancellation
+from worker.flag_types import number
 from worker.loading import LoadError, StrategyName
 from worker.loading.hash_cache import HashCache
 from worker.loading.model_loader import MAX_THREADS, ModelLoader
@@ -34,6 +35,8 @@ _READERS = (("*.safetensors", safetensors.read_tensors), ("*.onnx", onnx_file.re
 _COST = re.compile(r"([0-9]{1,9}):([0-9]{1,9}(?:\.[0-9]{1,9})?):([0-9]{1,9}(?:\.[0-9]{1,9})?)")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 MOST_RULES_BYTES = 1 << 20
+MOST_FLOPS = 1e24
+MOST_RTT_MS = 60_000.0
 
 
 class _Rules(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -89,7 +92,9 @@ def _prefetch(arguments: argparse.Namespace) -> None:
 
 
 def _add_choice(parser: argparse.ArgumentParser, group: argparse._MutuallyExclusiveGroup) -> None:
-    group.add_argument("--flops", type=float, metavar="N", help="operations of one request, with --rtt-ms")
+    group.add_argument(
+        "--flops", type=number(0, MOST_FLOPS, above=True), metavar="N", help="operations of one request, with --rtt-ms"
+    )
     group.add_argument(
         "--cost",
         action="append",
@@ -97,7 +102,13 @@ def _add_choice(parser: argparse.ArgumentParser, group: argparse._MutuallyExclus
         metavar="SHARDS:COMMUNICATION_MS:COMPUTE_MS",
         help="what was measured with so many shards; may be repeated",
     )
-    parser.add_argument("--rtt-ms", type=float, default=0.5, metavar="MS", help="round trip between shards (0.5)")
+    parser.add_argument(
+        "--rtt-ms",
+        type=number(0, MOST_RTT_MS, above=True),
+        default=0.5,
+        metavar="MS",
+        help="round trip between shards (0.5)",
+    )
 
 
 def _cost(text: str) -> Cost:

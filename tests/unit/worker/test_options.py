@@ -104,7 +104,18 @@ def test_everything(tmp_path: Path) -> None:
             for text in ("gold", "=4", "gold=0", "gold=nan", "gold=1001")
         ),
         (["--threads", "0"], "argument --threads: '0': expected a whole number from 1 to 1024"),
-        (["--drain-s", "nan"], "argument --drain-s: 'nan': expected a number, 0 or more"),
+        *(
+            ([flag, text], f"argument {flag}: '{text}': expected a number {bounds}")
+            for flag, bounds in (
+                ("--drain-s", "from 0 to 86400000"),
+                ("--service-ms", "from 0 to 86400000"),
+                ("--poll-s", "from 0.1 to 86400000"),
+                ("--memory-mark", "above 0, up to 1"),
+            )
+            for text in ("nan", "inf", "1e99", "x")
+        ),
+        (["--drain-s=-1"], "argument --drain-s: '-1': expected a number from 0 to 86400000"),
+        (["--memory-mark", "0"], "argument --memory-mark: '0': expected a number above 0, up to 1"),
         (["--advertise", "http://x:70000"], "argument --advertise: 'http://x:70000': expected http://HOST:PORT"),
         (["--advertise", "https://x"], "argument --advertise: 'https://x': expected http://HOST:PORT"),
         (

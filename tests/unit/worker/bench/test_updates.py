@@ -44,13 +44,7 @@ def test_the_table_has_medians_by_way(tmp_path: Path) -> None:
     assert cells == ["hot", "20.0", "2.0", "0", "3.0", "4.0", "100", "150", "101"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["x"], "x: no model.onnx there; give a version's directory, as models/synthetic/1"),
-        (["x", "--rounds", "0"], "--rounds and --threads: expected 1 or more, --span-s more than 0"),
-    ],
-)
-def test_what_is_wrong_is_said(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["updates", *flags]) == 2
-    assert capsys.readouterr().err == f"error: {says}\n"
+def test_what_is_no_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["updates", "x"]) == 2
+    said = "error: x: no model.onnx there; give a version's directory, as models/synthetic/1\n"
+    assert capsys.readouterr().err == said

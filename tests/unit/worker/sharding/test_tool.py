@@ -48,14 +48,10 @@ def test_a_number_of_shards_is_recommended(capsys: pytest.CaptureFixture[str]) -
         (["shard", "m", "--shards", "1"], "1 shards: must lie between 2 and 256"),
         (["shard", "m", "--shards", "2", "--rules", "gone.yaml"], "gone.yaml: No such file"),
         (["shard", "m", "--shards", "2", "--rules", "bad.yaml"], "bad.yaml: Object missing required field `rules`"),
-        (["shard", "m", "--flops", "0"], "flops: 0.0: must be a number above 0"),
         (
             ["shard", "models/m", "--shards", "2"],
             "models/m: is a model's directory, not a version's directory; name one, such as models/m/1",
         ),
-        (["choose-shards", "--flops", "nan"], "flops: nan: must be a number above 0"),
-        (["choose-shards", "--flops", "inf"], "flops: inf: must be a number above 0"),
-        (["choose-shards", "--flops", "1e9", "--rtt-ms", "-1"], "rtt_ms: -1.0: must be a number above 0"),
         (
             ["prefetch", "models/m"],
             "models/m: is a model's directory, not a version's directory; name one, such as models/m/1",
@@ -91,3 +87,22 @@ def test_a_cost_that_is_none_is_told(cost: str, capsys: pytest.CaptureFixture[st
         main(["choose-shards", f"--cost={cost}"])
     assert end.value.code == 2
     assert "must be like 16:24.7:13.5, of at most nine digits each" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "0", "-1", "1e309", "x"])
+@pytest.mark.parametrize(
+    ("command", "flag", "most"),
+    [
+        (["choose-shards"], "--flops", "1e+24"),
+        (["choose-shards", "--flops", "1e9"], "--rtt-ms", "60000"),
+        (["shard", "m"], "--flops", "1e+24"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_told_with_its_flag(
+    command: list[str], flag: str, most: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*command, f"{flag}={number}"])
+    assert end.value.code == 2
+    said = f"argument {flag}: '{number}': expected a number above 0, up to {most}\n"
+    assert capsys.readouterr().err.endswith(said)
