@@ -23,6 +23,8 @@ from tests.support.up_fleet import MODEL, Fleet, fleet
 WARMROUTE = str(Path(sys.executable).with_name("warmroute"))
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE")}
 
+pytestmark = pytest.mark.timeout(180)  # whole fleets start and end
+
 FAULTS = """\
 version: 1
 name: NAME
@@ -184,10 +186,9 @@ def kept(up: Fleet) -> set[str]:
 
 def test_nothing_is_left_in_a_sidecar_that_crashes_during_a_drill(tmp_path: Path) -> None:
     """Nor in its state store: what is altered of signals is altered in the sidecar alone."""
-    place, own = tmp_path / "place", tmp_path / "own"
-    place.mkdir()
+    own = tmp_path / "own"
     own.mkdir()
-    with fleet(place) as up:
+    with fleet(tmp_path) as up:
         lasting = kept(up)
         with drill(own, "other", FAULTS, *admin_of(up.places)) as running:
             assert {rule["kind"] for rule in rules(up) or ()} == {"delay", "memory_pressure"}
