@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -119,6 +120,22 @@ def test_a_killed_drill_leaves_its_fault_no_longer_than_its_lease(here: Here) ->
     for fault in left:  # others of this sidecar's tests need not wait for it
         removed = [WARMROUTE, "fault", "remove", fault["id"], "--admin", here.admin]
         subprocess.run(removed, check=True, env=ENVIRON, timeout=30, capture_output=True)
+
+
+def test_a_sidecar_that_crashed_for_good_is_named_as_what_could_not_be_asked(here: Here) -> None:
+    """Its faults went with it; the drill cannot know that, and says so."""
+    with here.drill(60) as process:
+        until(here.faults, "the fault is in force")
+        here.sidecar.process.send(signal.SIGKILL)
+        here.sidecar.process.wait()
+        until(lambda: here.sidecar.read("/faults")[0] == 0, "nobody answers")
+        process.send(signal.SIGINT)
+        assert process.wait(40) == 1, process.text()
+    report = here.report()
+    assert report["cut_short"] == "interrupted (SIGINT)"
+    (left,) = report["left_behind"]
+    assert re.match(r"fault slow: .*: is a sidecar running th", left)
+    assert left.endswith("; it ends by itself")
 
 
 def test_a_drill_without_a_load_watches_what_others_send_and_aborts(here: Here) -> None:
