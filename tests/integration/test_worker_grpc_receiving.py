@@ -44,9 +44,12 @@ class Wire:
         self._core = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self._core.initiate_connection()
 
-    def begin(self, data: bytes, stream: int = 1, *, end: bool = False, method: str = "ModelInfer") -> None:
+    def begin(
+        self, data: bytes, stream: int = 1, *, end: bool = False, method: str = "ModelInfer", timeout_ms: str = ""
+    ) -> None:
         head = [(":method", "POST"), (":scheme", "http"), (":path", f"/{server.SERVICE}/{method}"), (":authority", "w")]
-        self._core.send_headers(stream, [*head, ("te", "trailers"), ("content-type", "application/grpc")])
+        more = [("x-request-timeout-ms", timeout_ms)] if timeout_ms else []
+        self._core.send_headers(stream, [*head, ("te", "trailers"), ("content-type", "application/grpc"), *more])
         self.more(data, stream, end=end)
 
     def more(self, data: bytes, stream: int = 1, *, end: bool = False) -> None:
@@ -120,11 +123,27 @@ def served(check: Callable[[Callable[[], Awaitable[Wire]], Executor, Bodies], Aw
     asyncio.run(scenario())
 
 
-def message(rows: int = 1) -> bytes:
+def message(rows: int = 1, timeout_us: int = 0) -> bytes:
     request = oip.ModelInferRequest(model_name="m", raw_input_contents=[bytes(8 * rows)])
+    if timeout_us:
+        request.parameters["timeout"].int64_param = timeout_us
     request.inputs.add(name="x", datatype="FP32", shape=[rows, 2])
     data = request.SerializeToString()
     return b"\0" + struct.pack(">I", len(data)) + data
+
+
+@pytest.mark.parametrize("said", ["in the head", "in the message"])
+def test_the_time_of_a_request_is_counted_from_its_head_not_from_its_message(said: str) -> None:
+    async def check(connect: Callable[[], Awaitable[Wire]], executor: Executor, _: Bodies) -> None:
+        wire = await connect()
+        data = message(timeout_us=0 if said == "in the head" else 30_000)
+        wire.begin(data[:7], timeout_ms="30" if said == "in the head" else "")
+        await until(lambda: executor.in_flight == 1)
+        await asyncio.sleep(0.05)
+        wire.more(data[7:], end=True)
+        assert await wire.status() == (14, "model 'm': its time was over before it could begin")
+
+    served(check)
 
 
 def test_a_place_is_taken_before_the_message_is_received() -> None:

@@ -161,7 +161,8 @@ class Inference:
         """Let a request in: past its model's gate and to a place, which it has until the end of the ``with`` block.
 
         Whatever becomes of it is counted. ``ticket``: what its head says of its turn and its time. ``get`` returns the
-        fields of its head.
+        came: float | None = None,
+        fields of its head, which was here at ``came``; now, where that is not said.
 
         Raises:
             RequestError: there is no such model, it is not warm, there is no room, its time was over, or the run
@@ -170,14 +171,16 @@ class Inference:
         if self._requests is not None and get is not None and not ticket.background:
             note = self._requests.begin(name, get)
             if note is not None:
-                return self._noted(note, name, version, ticket)
-        return self._let_in(name, version, ticket)
+                return self._noted(note, name, version, ticket, came)
+        return self._let_in(name, version, ticket, came)
 
     @contextmanager
-    def _noted(self, note: Note, name: str, version: str | None, ticket: Ticket) -> Iterator[Admitted]:
+    def _noted(
+        self, note: Note, name: str, version: str | None, ticket: Ticket, came: float | None
+    ) -> Iterator[Admitted]:
         status = 500
         try:
-            with self._let_in(name, version, ticket, note) as admitted:
+            with self._let_in(name, version, ticket, came, note) as admitted:
                 yield admitted
             status = 200
         except RequestError as error:
@@ -190,7 +193,9 @@ class Inference:
             note.end(status)
 
     @contextmanager
-    def _let_in(self, name: str, version: str | None, ticket: Ticket, note: Note | None = None) -> Iterator[Admitted]:
+    def _let_in(
+        self, name: str, version: str | None, ticket: Ticket, came: float | None, note: Note | None = None
+    ) -> Iterator[Admitted]:
         try:
             replica = self._models.wanted(name, version, background=ticket.background)
         except UnknownModelError as error:
@@ -209,7 +214,7 @@ class Inference:
                 replica.request(background=ticket.background),
                 self._executor.place() as place,
             ):
-                yield Admitted(self, replica, place, ticket, began, note)
+                yield Admitted(self, replica, place, ticket, began if came is None else came, note)
         except BaseException:
             self._failed += 1
             replica.statistics.failed(self._clock() - began)

@@ -233,30 +233,29 @@ class GrpcSurface:
 
     async def _receive(self, _: object, context: Context) -> bytes:
         """Receive a call's message in a place of the queue, as HTTP receives bodies: its room is bounded by that."""
+        came = time.monotonic()
         with self._inference.receiving(lambda name: _metadata(context, name)):
             data = await _next(context, RECEIVE_S)
         if data is None:
             raise RequestError(f"the message did not come within {RECEIVE_S:g} s", 408)
         if data is grpc.aio.EOF:
             raise RequestError("inference request: the call has no message")
-        return await self._infer(data, context)
-
-    async def _infer(self, data: bytes, context: Context) -> bytes:
         with self._bodies.share(len(data)):
-            return await self._run(await self._decoded(data), context)
+            return await self._run(await self._decoded(data), context, came)
 
-    async def _run(self, message: oip.ModelInferRequest, context: Context) -> bytes:
-        now = time.monotonic()
+    async def _run(self, message: oip.ModelInferRequest, context: Context, came: float) -> bytes:
+        """Answer a request whose head was here at ``came``, in monotonic seconds: its time is counted from then."""
 
         def get(name: str) -> str | None:
             return _metadata(context, name)
 
-        ticket = of_head(get, now, self._tenant_header)
+        ticket = of_head(get, came, self._tenant_header)
         left_s = context.time_remaining()
-        if left_s is not None and (ticket.deadline is None or now + left_s < ticket.deadline):
-            ticket = replace(ticket, deadline=now + left_s)
+        ends = None if left_s is None else time.monotonic() + left_s
+        if ends is not None and (ticket.deadline is None or ends < ticket.deadline):
+            ticket = replace(ticket, deadline=ends)
         name, version = message.model_name, message.model_version or None
-        with self._inference.admit(name, version, ticket, get) as admitted:
+        with self._inference.admit(name, version, ticket, get, came) as admitted:
             with reading(self._log, INFER):
                 said, quick = request_parameters(message), message.ByteSize() <= QUICK_BYTES
 
@@ -293,12 +292,12 @@ class GrpcSurface:
             ending.cancel()
 
     async def _one_of_many(self, data: bytes, context: Context) -> bytes:
-        asked = ""
+        asked, came = "", time.monotonic()  # a stream has one head, and many requests: their times begin here
         try:
             with self._bodies.share(len(data)):
                 message = await self._decoded(data)
                 asked = message.id
-                return in_stream(await self._run(message, context))
+                return in_stream(await self._run(message, context, came))
         except RequestError as error:
             text = str(error)
         except Exception as error:  # noqa: BLE001 - as in a call of its own
