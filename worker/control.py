@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from worker.store import NAME, ModelFiles, ShardPlace, Versions, choose, is_there, names_in
+from worker.store import NAME, ModelFiles, ShardPlace, StoreError, Versions, choose, is_there, names_in, unfit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,9 @@ class Source:
         Raises:
             StoreError: it is not as it should be.
         """
-        if not NAME.fullmatch(name) or (self.names and name not in self.names):
+        if not NAME.fullmatch(name):
+            return self._misnamed(name)
+        if self.names and name not in self.names:
             return []
         if self.root is None:
             return [self._recorded(ModelFiles(name, "1"))] if name in self.names else []
@@ -60,6 +62,12 @@ class Source:
             return []
         chosen = choose(self.root, name, self.file_name, self.versions, self.place)
         return [self._recorded(files) for files in chosen]
+
+    def _misnamed(self, name: str) -> list[ModelFiles]:
+        """Say what is wrong with a directory that no model may be called after; nothing else is looked for by it."""
+        if not self.names and self.root is not None and name in names_in(self.root):
+            raise StoreError(unfit(self.root / name))
+        return []
 
     def _recorded(self, files: ModelFiles) -> ModelFiles:
         return files if self.recordings is None else self.recordings.of(files)

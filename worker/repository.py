@@ -287,7 +287,9 @@ class Repository:
         entries = [
             Entry(replica.name, replica.version, _STATES[replica.state], _reason(replica)) for replica in self.models
         ]
-        entries += [Entry(name, "", "UNAVAILABLE", why) for name, why in self.models.refused.items()]
+        for name, why in self.models.refused.items():
+            shown = name.encode("utf-8", "backslashreplace").decode()  # a directory may be called anything
+            entries.append(Entry(shown, "", "UNAVAILABLE", why))
         return [entry for entry in entries if not ready_only or entry.state == "READY"]
 
     async def _follow_names(self) -> None:

@@ -273,6 +273,11 @@ def is_there(root: Path, name: str) -> bool:
         raise _unreadable(root / name, error) from error
 
 
+def unfit(directory: Path) -> str:
+    """Return what to say of a model's directory whose name no model may have."""
+    return f"{directory}: name {directory.name!r}: use 1 to 128 of A-Z a-z 0-9 . _ : -"
+
+
 def _unreadable(path: Path, error: OSError) -> StoreError:
     """Return what to say of a file that left meanwhile, may not be read, or is where nothing answers."""
     remedy = "let the worker's user read it" if isinstance(error, PermissionError) else "is all of it there?"
@@ -284,7 +289,7 @@ def _choose(
 ) -> list[ModelFiles]:
     directory = root / name
     if not NAME.fullmatch(name):
-        raise StoreError(f"{directory}: name {name!r}: use 1 to 128 of A-Z a-z 0-9 . _ : -")
+        raise StoreError(unfit(directory))
     if not directory.is_dir():
         if file_name is None:
             return [ModelFiles(name, "1")]

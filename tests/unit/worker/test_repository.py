@@ -125,6 +125,23 @@ async def test_a_load_that_fails_says_why_and_what_served_serves(root: Path) -> 
 
 
 @in_loop
+async def test_a_model_with_a_name_that_none_may_have_is_told_what_is_wrong_with_it(root: Path) -> None:
+    bench = Bench(root, Control.EXPLICIT)
+    bench.put("m", "1", "one")
+    bench.put("bad name", "1", "two")
+    why = f"{root}/bad name: name 'bad name': use 1 to 128 of A-Z a-z 0-9 . _ : -"
+    async with bench.running():
+        assert [(event["model"], event["reason"]) for event in bench.log.events("model.refused")] == [("bad name", why)]
+        assert Entry("bad name", "", "UNAVAILABLE", why) in await bench.repository.index()
+        with pytest.raises(LoadFailedError) as failed:
+            await bench.repository.load("bad name")
+        assert str(failed.value) == f"model 'bad name' was not loaded: {why}"
+        with pytest.raises(UnknownModelError) as unknown:
+            bench.models.find("bad name")
+        assert str(unknown.value) == f"model 'bad name' is not served here: {why}"
+
+
+@in_loop
 async def test_what_is_not_in_the_repository_is_not_loaded(root: Path) -> None:
     bench = Bench(root, Control.EXPLICIT, names=("m", "n"))
     bench.put("m", "1", "one")

@@ -181,6 +181,30 @@ async def test_a_model_that_never_could_be_read_is_forgotten_with_its_directory(
 
 
 @in_loop
+async def test_a_directory_with_a_name_that_no_model_may_have_is_told_of_once_and_in_the_index(root: Path) -> None:
+    bench = Bench(root, Control.POLL)
+    bench.put("m", "1", "one")
+    latin = os.fsdecode(b"caf\xe9")
+    async with bench.running():
+        for name in ("bad name", latin):
+            bench.put(name, "1", "unread")
+        for _ in range(3):
+            await bench.repository.look_again()
+        rule = "use 1 to 128 of A-Z a-z 0-9 . _ : -"
+        assert {entry.name: entry.reason for entry in await bench.repository.index()} == {
+            "m": "",
+            "bad name": f"{root}/bad name: name 'bad name': {rule}",
+            "caf\\udce9": f"{root}/caf\\udce9: name 'caf\\udce9': {rule}",
+        }
+        assert len(bench.log.events("model.refused")) == 2
+        (root / "bad name").rename(root / "good-name")
+        shutil.rmtree(root / latin)
+        await bench.look_twice()
+        assert bench.answering == {"m": "one", "good-name": "unread"}
+        assert bench.models.refused == {}
+
+
+@in_loop
 async def test_a_repository_that_cannot_be_looked_at_changes_nothing(root: Path) -> None:
     bench = Bench(root / "models", Control.POLL)
     bench.put("m", "1", "one")
