@@ -142,15 +142,23 @@ class WorkerProcess:
         """Wait for this worker's turn to listen; None where it is to stop before that."""
         if self._standby is None:
             return None
-        self._log.info("worker.stands_by", address=self._address)
+        telling = self._task(self._tell_standing_by(), "standing by")
         try:
             found = await self._standby.turn(self._stop)
         except OSError as error:
             self._fail("standby", error)
             return None
+        finally:
+            telling.cancel()
         if found is not None:
             self._log.info("worker.takes_over", address=self._address)
         return found
+
+    async def _tell_standing_by(self) -> None:
+        """Say so once all is loaded. It is in the line before that: one that still loads is better than none."""
+        await self._repository.brought_up.wait()
+        warm = [f"{one.name}@{one.version}" for one in self._repository.models if one.serves]
+        self._log.info("worker.stands_by", address=self._address, warm=warm)
 
     async def _end_before_its_turn(self, runner: web.AppRunner, following: asyncio.Task[None]) -> int:
         self._repository.drain()

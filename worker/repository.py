@@ -112,6 +112,8 @@ class Repository:
                 replica.lay_to_rest(Rest.UNLOADED, _unloaded(files.name))
 
     async def find(self) -> None:
+            elif replica.rest is None:
+                replica.start()
         """Add what the repository holds; a model that is not as it should be is told of and passed over.
 
         Raises:
@@ -130,17 +132,20 @@ class Repository:
 
     async def run(self) -> None:
         """Bring up what is not at rest, the newest version of each model first, and follow changes until stopped."""
-        late = await self._preload_all()
-        watches = [self._poll()] if self.control is Control.POLL else []
+        late, loads = await self._preload_all()
+        watches = [self._until_brought_up(loads)]
+        if self.control is Control.POLL:
+            watches.append(self._poll())
         if self._prefetch is not None:
             watches.append(self._prefetch_cold(self._prefetch, late))
         if self._may_idle():
             watches.append(self._watch_idle())
         await asyncio.gather(*watches, *late)
 
-    async def _preload_all(self) -> list[asyncio.Task[None]]:
-        """Bring up what is not at rest; returns what goes on after its turn."""
-        late = []
+    async def _preload_all(self) -> tuple[list[asyncio.Task[None]], list[asyncio.Task[None]]]:
+        """Bring up what is not at rest; returns what goes on after its turn, and all loads."""
+        late: list[asyncio.Task[None]] = []
+        loads: list[asyncio.Task[None]] = []
         beside: set[str] = set()
         ranked = [(rank, replica) for name in self.models.names for rank, replica in enumerate(self.models.of(name))]
         for _, replica in sorted(ranked, key=lambda row: row[0]):
@@ -152,12 +157,18 @@ class Repository:
             task = self._changes.start(self._changes.preload(replica, over), f"load {replica.name}@{replica.version}")
             if replica.name in beside or await _waits_for_others(replica.files):
                 beside.add(replica.name)
+            loads.append(task)
                 continue
             await ended_or(task, over)
             if not task.done():
                 beside.add(replica.name)
                 late.append(task)
-        return late
+        return late, loads
+
+    async def _until_brought_up(self, loads: list[asyncio.Task[None]]) -> None:
+        if loads:
+            await asyncio.wait(loads)
+        self.brought_up.set()
 
     async def _prefetch_cold(
         self, prefetch: Callable[[ModelFiles, Cancellation], None], late: list[asyncio.Task[None]]

@@ -24,8 +24,11 @@ class Line:
         self.flags += ["--model", "m", "--engine", "deterministic", "--settle-s", "0"]
         self._stack = stack
 
+    def begin(self, *flags: str) -> WorkerProcess:
+        return self._stack.enter_context(WorkerProcess(*self.flags, *flags))
+
     def join(self, *flags: str) -> WorkerProcess:
-        worker = self._stack.enter_context(WorkerProcess(*self.flags, *flags))
+        worker = self.begin(*flags)
         worker.warm("m")
         return worker
 
@@ -56,6 +59,26 @@ def test_the_next_in_line_is_loaded_and_takes_over_at_once(tmp_path: Path) -> No
         second.terminate()
         until(lambda: answered_by(third) == "third", "the third answers")
         assert second.wait() == 0
+
+
+def test_one_that_still_loads_does_not_stand_by_and_takes_over_all_the_same(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        line = Line(tmp_path, stack)
+        first = line.join()
+        first.listening()
+        loaded = line.begin("--load-s", "0.3")
+        assert loaded.event("worker.stands_by")["warm"] == ["m@1"]
+        names = [one["event"] for one in loaded.events]
+        assert "model.warm" in names[: names.index("worker.stands_by")]
+        loaded.terminate()
+        assert loaded.wait() == 0
+        slow = line.begin("--load-s", "60")
+        slow.event("model.state", to="loading")
+        first.process.kill()
+        slow.event("worker.takes_over")
+        slow.listening()
+        assert slow.ask("/v2/health/ready")[0] == 503
+        assert "worker.stands_by" not in {one["event"] for one in slow.events}
 
 
 def test_one_that_stands_by_ends_when_it_is_told_to(tmp_path: Path) -> None:
