@@ -251,7 +251,15 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
         except OSError as error:
             log.error("worker.failed", error=f"--request-log {options.request_log}: {error.strerror or error}")
             return _USAGE
-    inference = Inference(models, executor, log=log, recorder=recorder, buffers=buffers, requests=requests)
+    inference = Inference(
+        models,
+        executor,
+        log=log,
+        recorder=recorder,
+        buffers=buffers,
+        requests=requests,
+        strict_readiness=options.strict_readiness,
+    )
     load = LoadProbe(executor, engine, cpu_load, inference.served, time.monotonic)
     alarms = Alarms()
     watch = AlarmWatch(alarms, lambda: tuple((r.name, r.version, r.state, r.content_hash) for r in models), log)

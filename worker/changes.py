@@ -172,8 +172,9 @@ class Changes:
             self.remove(replica)
 
     def put(self, files: ModelFiles) -> HeldReplica:
-        """Put a version into the table, cold; returns it."""
+        """Put a version into the table, cold; returns it. It counts for readiness as the model's others do."""
         replica = self._make(files)
+        replica.at_start = any(other.at_start for other in self._models.of(files.name))
         if self.is_lazy(files):
             replica.lay_to_rest(Rest.LAZY, "it is loaded when a request comes for it")
         self._models.put(replica)

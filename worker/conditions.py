@@ -63,6 +63,7 @@ class Conditions:
             if why != told:
                 self._log.warning("model.waits", model=files.name, version=files.version, reason=why)
                 replica.hold_back(f"it waits for what it depends on: {why}")
+                replica.put_off()
                 told = why
             await asyncio.sleep(self._every_s)
         replica.wait_no_more()

@@ -178,6 +178,11 @@ def make_parser() -> argparse.ArgumentParser:
         help=f"unload a model after so long without a request, and load it for the next; {IDLE_S:g} where S is not "
         "said; 0: never",
     )
+    add(
+        "--strict-readiness",
+        action="store_true",
+        help="be ready only while every model of the start is warm, not once one of all is and the others have failed",
+    )
     add("--listen", type=listen, default="127.0.0.1:0", metavar="HOST:PORT", help="where to accept; port 0: any free")
     add(
         "--advertise",

@@ -75,6 +75,7 @@ class Options:
     memory_wait_s: float
     request_log: Path | None
     request_log_bytes: int
+    strict_readiness: bool
 
 
 def parse(argv: list[str]) -> Options:
@@ -177,6 +178,7 @@ def parse(argv: list[str]) -> Options:
         memory_wait_s=given.memory_wait_s,
         request_log=given.request_log,
         request_log_bytes=given.request_log_bytes,
+        strict_readiness=given.strict_readiness,
         shard=None if given.shard is None else ShardPlace(given.shard, given.group or "", given.generation),
     )
 

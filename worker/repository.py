@@ -99,6 +99,8 @@ class Repository:
         conditions = Conditions(log, time.monotonic) if conditions is None else conditions
         self._changes = Changes(behaviour, models, make, log, conditions, turns)
         self._given_up = Cancellation()
+        self.brought_up = asyncio.Event()
+        """Set once every load of the start has ended, warm or failed."""
         models.on_wanted = self._wanted
 
     # --- its life -----------------------------------------------------------------------------------------------------
@@ -110,10 +112,10 @@ class Repository:
             replica = self._changes.put(files)
             if self.control is Control.EXPLICIT and "*" not in startup and files.name not in startup:
                 replica.lay_to_rest(Rest.UNLOADED, _unloaded(files.name))
-
-    async def find(self) -> None:
             elif replica.rest is None:
                 replica.start()
+
+    async def find(self) -> None:
         """Add what the repository holds; a model that is not as it should be is told of and passed over.
 
         Raises:
@@ -155,9 +157,9 @@ class Repository:
                 continue
             over = asyncio.Event()
             task = self._changes.start(self._changes.preload(replica, over), f"load {replica.name}@{replica.version}")
+            loads.append(task)
             if replica.name in beside or await _waits_for_others(replica.files):
                 beside.add(replica.name)
-            loads.append(task)
                 continue
             await ended_or(task, over)
             if not task.done():

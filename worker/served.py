@@ -98,6 +98,10 @@ class ServedReplica:
         self._began = clock()
         self._copy: LoadedCopy | None = None
         self.rest: Rest | None = None
+        self.at_start = False
+        """The worker was to bring it up as it started, and it has not been laid to rest since."""
+        self.starting = False
+        """That has not come to an end yet, one way or the other."""
         self._on_request = False
         self._failures = 0
         self._again_at: float | None = None
@@ -156,6 +160,11 @@ class ServedReplica:
         return sum(self._warmth.values()) / len(self._warmth)
 
     @property
+    def comes_on_request(self) -> bool:
+        """Requests have it loaded, now or later: it is lazy, or was unloaded for idleness."""
+        return self._on_request
+
+    @property
     def can_be_wanted(self) -> bool:
         """A request for it has it loaded: it rests until one comes, or the load for the last one failed a while ago."""
         if self.state is State.FAILED and self._again_at is not None:
@@ -174,8 +183,20 @@ class ServedReplica:
 
     # --- what is said of it -------------------------------------------------------------------------------------------
 
+    def start(self) -> None:
+        """Say that the worker is to bring it up as it starts."""
+        self.at_start = self.starting = True
+
+    def put_off(self) -> None:
+        """Say that the worker's start does not wait for it: what it waits for itself may never come."""
+        if self.starting:
+            self.starting = False
+            self._on_change()
+
     def lay_to_rest(self, rest: Rest, why: str) -> None:
         """Say that it is cold on purpose."""
+        self.put_off()
+        self.at_start = False
         self.rest = rest
         self._fell_back = ""
         self._on_request = rest is not Rest.UNLOADED
@@ -213,6 +234,8 @@ class ServedReplica:
     def _transition(self, step: Transition) -> None:
         if step.after in (State.LOADING, State.WARMING):
             self.gate.close(f"it is {step.after.value}")
+        elif step.after in (State.WARM, State.FAILED):
+            self.starting = False
         write = self._log.error if step.after is State.FAILED else self._log.info
         write(
             "model.state",

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sidecar.upstreams.adapters import Answer, SignalAdapter
 
 _V2: Final = {ProbeKind.TRITON: TRITON, ProbeKind.KSERVE: KSERVE, ProbeKind.MLSERVER: MLSERVER}
+_OUR_WORKER: Final = "warmroute-worker"
+"""It answers model by model as KServe's servers do."""
 _ENGINES: Final = {ProbeKind.VLLM: VLLM, ProbeKind.SGLANG: SGLANG, ProbeKind.NIM: NIM}
 
 _METADATA: Final = Question("/v2", body_bytes=BODY_BYTES)
@@ -47,6 +49,8 @@ def kind_of(probe: Probe, answers: Mapping[Question, Answer]) -> ProbeKind | Non
     for kind in _V2:
         if kind.value in name:
             return kind
+    if name == _OUR_WORKER:
+        return ProbeKind.KSERVE
     health = answers.get(_NIM_READY, NOT_ASKED)
     said = health.document()
     if isinstance(said, dict) and str(said.get("object", "")).startswith("health"):

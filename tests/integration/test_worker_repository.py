@@ -102,6 +102,51 @@ def test_models_are_loaded_and_unloaded_by_request(tmp_path: Path) -> None:
             assert worker.ask(f"/v2/repository/{path}", body)[:2] == (status, {"error": error})
 
 
+def test_a_request_for_a_bad_model_takes_no_other_model_of_its_worker_away(tmp_path: Path) -> None:
+    put(tmp_path, "good")
+    (put(tmp_path, "bad") / "model.yaml").write_text("engine: {inputs: 7}")
+    (tmp_path / "bad" / "model.yaml").write_text("lazy: true")
+    with WorkerProcess(*DETERMINISTIC, "--models", str(tmp_path)) as worker:
+        worker.listening()
+        worker.warm("good")
+        assert worker.ask("/v2/models/bad/infer", echo_body())[0] == 503
+        assert worker.ask("/v2/health/ready")[:2] == (200, {"ready": True})
+        worker.event("model.state", model="bad", to="failed")
+        assert worker.ask("/v2/models/bad/ready")[0] == 503
+        assert worker.ask("/v2/health/ready")[:2] == (200, {"ready": True})
+
+
+def test_strict_readiness_wants_every_model_of_the_start(tmp_path: Path) -> None:
+    put(tmp_path, "good")
+    directory = put(tmp_path, "bad")
+    (directory / "model.yaml").write_text("engine: {inputs: 7}")
+    flags = ("--models", str(tmp_path), "--model-control", "explicit", "--load-model", "*", "--strict-readiness")
+    with WorkerProcess(*DETERMINISTIC, *flags) as worker:
+        worker.listening()
+        worker.warm("good")
+        status, answer, _ = worker.ask("/v2/health/ready")
+        assert (status, answer["error"].startswith("model 'bad' is not ready: loading failed: ")) == (503, True)
+        (directory / "model.yaml").unlink()
+        assert worker.ask("/v2/repository/models/bad/load", {})[0] == 200
+        assert worker.ask("/v2/health/ready")[:2] == (200, {"ready": True})
+
+
+def test_a_newer_version_that_fails_is_named_where_the_older_one_is_ready(tmp_path: Path) -> None:
+    put(tmp_path, "a")
+    flags = ("--models", str(tmp_path), "--model-control", "explicit", "--load-model", "a")
+    with WorkerProcess(*DETERMINISTIC, *flags) as worker:
+        worker.listening()
+        worker.warm("a")
+        (put(tmp_path, "a", "2") / "model.yaml").write_text("engine: {inputs: 7}")
+        status, answer, _ = worker.ask("/v2/repository/models/a/load", {})
+        assert status == 500
+        why = answer["error"].removeprefix("model 'a' was not loaded: version 2: ")
+        said = {"name": "a", "ready": True, "reason": f"version 2 does not serve: {why}"}
+        assert worker.ask("/v2/models/a/ready")[:2] == (200, said)
+        assert worker.ask("/v2/models/a/versions/1/ready")[:2] == (200, {"name": "a", "ready": True})
+        assert row("a", "2", "UNAVAILABLE", why) in worker.ask("/v2/repository/index", {})[1]
+
+
 def test_a_version_that_serves_old_content_says_so_where_it_is_ready(tmp_path: Path) -> None:
     directory = put(tmp_path, "a")
     flags = ("--models", str(tmp_path), "--model-control", "explicit", "--load-model", "a")

@@ -81,6 +81,7 @@ def served(
             ModelFiles("m", "3", labels=labels), FixedEngine(echo), EmptyLoader(), log, lambda: 0.0, unnoticed
         )
         cold = HeldReplica(ModelFiles("cold", "1"), FixedEngine(echo), EmptyLoader(), log, lambda: 0.0, unnoticed)
+        cold.start()
         hold, echo.hold = echo.hold, None
         await warm.bring_up()
         echo.hold = hold

@@ -14,6 +14,7 @@ from worker.execution import DeadlineError, QueueFullError
 from worker.execution.queues import DEFAULT_TICKET
 from worker.gate import GateClosedError
 from worker.models import UnknownModelError
+from worker.readiness import not_ready
 from worker.served import AtLimitError, UnloadedError
 from worker.serving.errors import RequestError
 from worker.serving.terms import take_out, with_parameters
@@ -55,10 +56,13 @@ class Inference:
         recorder: Recorder | None = None,
         buffers: Buffers | None = None,
         requests: RequestLog | None = None,
+        *,
+        strict_readiness: bool = False,
     ) -> None:
         """``clock``: monotonic seconds, of the executor, too. ``recorder``: keeps what was asked.
 
         ``buffers``: memory for inputs and outputs; without it they have their own. ``requests``: gets a line of each.
+        ``strict_readiness``: be ready only while each model of the start is warm.
         """
         self._models = models
         self._executor = executor
@@ -67,6 +71,7 @@ class Inference:
         self._recorder = recorder
         self.buffers = buffers
         self._requests = requests
+        self._strict_readiness = strict_readiness
         self._batchers: WeakKeyDictionary[LoadedCopy, Batcher] = WeakKeyDictionary()
         self._last_active: float | None = None
         self._answered = self._failed = 0
@@ -84,16 +89,15 @@ class Inference:
         return self._answered, self._failed
 
     def check_ready(self) -> None:
-        """Do nothing where each model is proven warm or cold on purpose, and the worker is not draining.
+        """Do nothing where the worker as a whole takes requests (:func:`worker.readiness.not_ready`).
 
         Raises:
-            RequestError: otherwise; the text is the reason.
+            RequestError: it does not, or drains; the text is the reason.
         """
         self._check_draining()
-        for name in self._models.names:
-            replica = self._models.find(name)
-            if replica.rest is None:
-                pass_gate(replica)
+        replica = not_ready(self._models, strict=self._strict_readiness)
+        if replica is not None:
+            pass_gate(replica)
 
     def check_model_ready(self, name: str, version: str | None) -> HeldReplica:
         """Return the replica that a request would be for, where it is proven warm and the worker is not draining.
@@ -157,11 +161,11 @@ class Inference:
         version: str | None,
         ticket: Ticket = DEFAULT_TICKET,
         get: Callable[[str], str | None] | None = None,
+        came: float | None = None,
     ) -> AbstractContextManager[Admitted]:
         """Let a request in: past its model's gate and to a place, which it has until the end of the ``with`` block.
 
         Whatever becomes of it is counted. ``ticket``: what its head says of its turn and its time. ``get`` returns the
-        came: float | None = None,
         fields of its head, which was here at ``came``; now, where that is not said.
 
         Raises:

@@ -15,6 +15,7 @@ from aiohttp import web
 from worker.governor import Governor
 from worker.load_report import FORMAT_HEADER, TEXT, report_header
 from worker.metrics import CONTENT_TYPE, Metrics
+from worker.readiness import said_of
 from worker.serving.answer import write
 from worker.serving.description import Identity, configuration, metadata, statistics
 from worker.serving.errors import RequestError
@@ -172,7 +173,7 @@ class Serving:
         return _json({"live": True})
 
     async def ready(self, _: web.Request) -> web.Response:
-        """``GET /v2/health/ready``: each model is proven warm or cold on purpose, and the worker is not draining."""
+        """``GET /v2/health/ready``: all of the start has come up or failed, and the worker takes requests."""
         self.inference.check_ready()
         return _json({"ready": True})
 
@@ -180,8 +181,8 @@ class Serving:
         """``GET /v2/models/NAME/ready``: this model is proven warm, and the worker is not draining."""
         name, version = request.match_info["model"], request.match_info.get("version")
         replica = self.inference.check_model_ready(name, version)
-        said = {"name": replica.name, "ready": True}
-        return _json(said | {"reason": replica.reason} if replica.reason else said)
+        said, why = {"name": replica.name, "ready": True}, said_of(self._models, replica, newer=version is None)
+        return _json(said | {"reason": why} if why else said)
 
     async def server_metadata(self, _: web.Request) -> web.Response:
         """``GET /v2``: name, version and extensions."""

@@ -319,6 +319,7 @@ def test_sglang_and_nim_under_their_own_names() -> None:
         ({"v2": page('{"name": "mlserver"}')}, "mlserver"),
         ({"v2": page('{"name": "KServe-python"}')}, "kserve"),
         ({"v2": page('{"name": "warmroute"}'), "v2__health__ready": OK}, "http"),
+        ({"v2": page('{"name": "warmroute-worker"}'), "v2__health__ready": OK}, "kserve"),
         ({"v2": Answer(404), "v1__models": SERVES}, "vllm"),
         ({"v1__models": page('{"data": [{"id": "m", "owned_by": "sglang"}]}')}, "sglang"),
         ({"v1__health__ready": page('{"object": "health.response"}'), "v1__models": SERVES}, "nim"),
