@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_FILE_BYTES: Final = 1 << 30
+SWITCH_S: Final = 0.0005
+"""How long the thread that writes may keep the interpreter from what passes, but for one call into C."""
 
 
 def record(
@@ -156,11 +158,14 @@ def record(
         raise CliError(f"--out: {out}: is there already; name a new file", EXIT_REFUSED) from None
     except OSError as error:
         raise CliError(f"--out: {out}: {error.strerror}", EXIT_REFUSED) from None
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
     try:
         uvloop.run(_run(recorder, host, port, lambda: _say(terms, file)))
     except OSError as error:
         raise CliError(f"--listen: {listen}: {error.strerror}", EXIT_REFUSED) from None
     finally:
+        sys.setswitchinterval(interval_s)
         file.close()
         if not file.lines:
             out.unlink(missing_ok=True)

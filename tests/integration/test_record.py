@@ -19,7 +19,7 @@ import pytest
 
 from sidecar.cli.main import main
 from sidecar.traffic.recording.listener import Recorder
-from sidecar.traffic.recording.noting import Terms
+from sidecar.traffic.recording.noting import Terms, Told
 from sidecar.traffic.samples import Ended
 from tests.support.http_origin import Echo, HttpOrigin
 from tests.support.loops import in_loop, until
@@ -120,7 +120,7 @@ def test_a_full_disk_loses_lines_and_no_traffic(tmp_path: Path) -> None:
 
 @in_loop
 async def test_a_defect_of_the_listening_breaks_no_traffic() -> None:
-    def broken(_: Recorded) -> None:
+    def broken(_: Told) -> None:
         raise RuntimeError("a defect")
 
     terms = Terms(lambda: 0.5, broken)
@@ -175,7 +175,7 @@ class Rig:
 
     def __init__(self, to: str, **more: Any) -> None:
         self.taken: list[Recorded] = []
-        self.terms = Terms(lambda: 0.0, self.taken.append)
+        self.terms = Terms(lambda: 0.0, lambda told: self.taken.append(told.recorded()))
         self.recorder = Recorder(to, self.terms, asyncio.get_running_loop().time, **more)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -231,7 +231,7 @@ async def test_a_server_is_asked_over_tls_as_its_caller_chose(http2: bool, tmp_p
     async with http2_origin(origin_tls) if http2 else serving_http1(once, origin_tls) as origin:
         recorder = Recorder(
             f"https://127.0.0.1:{origin.port}",
-            Terms(lambda: 0.0, taken.append),
+            Terms(lambda: 0.0, lambda told: taken.append(told.recorded())),
             lambda: 1.0,
             callers_tls=server_context(["h2", "http/1.1"], Path(files[0]), Path(files[1])),
             tls=tls,

@@ -10,6 +10,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+import msgspec
+
 from sidecar.traffic.recording.redaction import Redaction
 from sidecar.traffic.requests import REQUEST_ID
 from sidecar.traffic.traces.recorded import Recorded, body_fields, message_fields
@@ -30,6 +32,10 @@ MAX_FLOWS: Final = 100_000
 """Flows whose end is remembered; of more, the one that was quiet longest begins anew."""
 MAX_HELD_BYTES: Final = 256 << 20
 """Bodies of requests under way, all together."""
+MAX_REDACTED_BYTES: Final = 1 << 20
+"""Fields of longer bodies are not looked for: the interpreter would be held for too long, by whichever thread."""
+OVERHEAD_BYTES: Final = 1024
+"""Of one request that waits to be written, about."""
 
 
 @dataclass(slots=True)
@@ -84,12 +90,49 @@ class Noted:
     protocol: Literal["", "h2", "grpc"] = ""
 
 
+class Told(NamedTuple):
+    """A request that has ended. What takes a while to say of it is said when it is written: traffic is not to wait."""
+
+    body: bytes
+    body_bytes: int
+    no_body: str
+    after_s: tuple[float, ...]
+    """When each message of a call came."""
+    redaction: Redaction
+    bare: Recorded
+    """It without its body, and with a target as it came."""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of memory it has."""
+        headers = sum(len(name) + len(value) for name, value in self.bare.headers)
+        return OVERHEAD_BYTES + len(self.bare.target) + headers + len(self.body)
+
+    def recorded(self) -> Recorded:
+        """Return what is written down of it."""
+        body, no_body = self.body, self.no_body
+        if body and not no_body and self.redaction.fields:
+            if len(body) > MAX_REDACTED_BYTES:
+                no_body = f"fields are to be redacted, and it is over {MAX_REDACTED_BYTES} bytes"
+            else:
+                redacted = self.redaction.of_body(body)
+                if redacted is None:
+                    no_body = "fields are to be redacted, and it is not JSON"
+                else:
+                    body = redacted
+        if no_body:
+            fields: dict[str, Any] = {"body_bytes": self.body_bytes, "no_body": no_body}
+        else:
+            fields = message_fields(body, self.after_s) if self.bare.protocol == "grpc" else body_fields(body)
+        return msgspec.structs.replace(self.bare, target=self.redaction.of_target(self.bare.target), **fields)
+
+
 @dataclass(slots=True)
 class Terms:
     """What is recorded and how; one for all connections of a recorder. ``draw`` gives numbers from [0, 1)."""
 
     draw: Callable[[], float]
-    take: Callable[[Recorded], None]
+    take: Callable[[Told], None]
     sample: float = 1.0
     max_body_bytes: int = 1 << 20
     redaction: Redaction = field(default_factory=Redaction)
@@ -183,40 +226,34 @@ class Terms:
         self.give_back(noted)
         no_body = noted.no_body
         if not noted.whole and not no_body:
-            no_body = "not sent whole"
-        elif body:
-            redacted = self.redaction.of_body(body)
-            if redacted is None:
-                no_body = "fields are to be redacted, and it is not JSON"
-            else:
-                body = redacted
-        if not noted.whole:
-            noted.no_body = no_body  # what still comes of it is not kept
+            no_body = noted.no_body = "not sent whole"  # and what still comes of it is not kept
         if not noted.sampled:
             return
-        if no_body:
-            fields: dict[str, Any] = {"body_bytes": noted.body_bytes, "no_body": no_body}
-        else:
-            fields = message_fields(body, noted.after_s) if noted.protocol == "grpc" else body_fields(body)
         self.take(
-            Recorded(
-                at_s=round(noted.began_s, 6),
-                protocol=noted.protocol,
-                method=noted.method,
-                target=self.redaction.of_target(noted.target),
-                headers=noted.headers,
-                request_id=noted.request_id or answer.request_id,  # what the sidecar called it
-                flow=flow.name if flow is not None and noted.chained else "",
-                think_s=None if noted.think_s is None else round(noted.think_s, 6),
-                hung_up_s=None if hung_up_s is None else round(hung_up_s, 6),
-                status=answer.status,
-                ended=ended,
-                first_byte_s=None if noted.first_byte_s is None else round(noted.first_byte_s - noted.began_s, 6),
-                took_s=round(now_s - noted.began_s, 6),
-                answer_bytes=answer.body_bytes,
-                grpc_status=answer.grpc_status,
-                answer_messages=answer.messages,
-                worker=answer.worker,
-                **fields,
+            Told(
+                body,
+                noted.body_bytes,
+                no_body,
+                tuple(noted.after_s),
+                self.redaction,
+                Recorded(
+                    at_s=round(noted.began_s, 6),
+                    protocol=noted.protocol,
+                    method=noted.method,
+                    target=noted.target,
+                    headers=noted.headers,
+                    request_id=noted.request_id or answer.request_id,  # what the sidecar called it
+                    flow=flow.name if flow is not None and noted.chained else "",
+                    think_s=None if noted.think_s is None else round(noted.think_s, 6),
+                    hung_up_s=None if hung_up_s is None else round(hung_up_s, 6),
+                    status=answer.status,
+                    ended=ended,
+                    first_byte_s=None if noted.first_byte_s is None else round(noted.first_byte_s - noted.began_s, 6),
+                    took_s=round(now_s - noted.began_s, 6),
+                    answer_bytes=answer.body_bytes,
+                    grpc_status=answer.grpc_status,
+                    answer_messages=answer.messages,
+                    worker=answer.worker,
+                ),
             )
         )

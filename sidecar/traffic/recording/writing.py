@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sidecar.traffic.traces.recorded import Opening, Recorded
+    from sidecar.traffic.recording.noting import Told
+    from sidecar.traffic.traces.recorded import Opening
 
 MAX_WAITING_BYTES: Final = 64 << 20
-"""Of lines that are not written yet."""
+"""Of requests that are not written yet."""
 CLOSE_S: Final = 30.0
 """How long the end waits for a disk that hangs."""
-_END: Final = b""
 
 
 class TraceFile:
@@ -41,7 +41,7 @@ class TraceFile:
         self._bytes = 0
         self._waiting = 0
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
         self._encode = msgspec.json.Encoder().encode
         self._full = False
         self._unwritten = 0
@@ -58,21 +58,21 @@ class TraceFile:
         """Lines that are not in the file."""
         return self._dropped + self._unwritten
 
-    def take(self, one: Recorded) -> None:
+    def take(self, one: Told) -> None:
         """Write a line, later."""
-        line = self._encode(one) + b"\n"
+        size = one.size
         with self._lock:
-            room = self._waiting + len(line) <= MAX_WAITING_BYTES
+            room = self._waiting + size <= MAX_WAITING_BYTES
             if room:
-                self._waiting += len(line)
+                self._waiting += size
             else:
                 self._dropped += 1
         if room:
-            self._queue.put(line)
+            self._queue.put(one)
 
     def close(self) -> None:
         """Write what waits. What a disk that hangs does not take in time is lost."""
-        self._queue.put(_END)
+        self._queue.put(None)
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             self.why = f"the disk took nothing for {CLOSE_S:g} s"
@@ -81,14 +81,22 @@ class TraceFile:
     # --- in the thread ----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while line := self._queue.get():
-            if self._append(line):
+        while (one := self._queue.get()) is not None:
+            if self._say(one):
                 self.lines += 1
             else:
                 self._unwritten += 1
             with self._lock:
-                self._waiting -= len(line)
+                self._waiting -= one.size
         os.close(self._file)
+
+    def _say(self, one: Told) -> bool:
+        try:
+            line = self._encode(one.recorded()) + b"\n"
+        except Exception as error:  # noqa: BLE001 (whatever it is: the others are to be written)
+            self.why = f"a defect of this command: {type(error).__name__}: {error}"
+            return False
+        return self._append(line)
 
     def _append(self, line: bytes) -> bool:
         try:

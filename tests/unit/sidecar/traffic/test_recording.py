@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.traffic.recording import writing
-from sidecar.traffic.recording.noting import Terms
+from sidecar.traffic.recording.noting import MAX_REDACTED_BYTES, Terms, Told
 from sidecar.traffic.recording.redaction import Redaction, RedactionError, path_of
 from sidecar.traffic.recording.tap import Tap
 from sidecar.traffic.recording.writing import TraceFile
@@ -35,8 +35,14 @@ ANSWERED = (
 
 def tapped(**more: Any) -> tuple[Tap, Terms, list[Recorded]]:
     taken: list[Recorded] = []
-    terms = Terms(lambda: 0.5, taken.append, **more)
+    terms = Terms(lambda: 0.5, lambda told: taken.append(told.recorded()), **more)
     return Tap(terms), terms, taken
+
+
+def told(one: Recorded, **more: Any) -> Told:
+    return Told(
+        **{"body": b"", "body_bytes": 0, "no_body": "", "after_s": (), "redaction": Redaction(), "bare": one, **more}
+    )
 
 
 def request(target: str, *fields: str, body: bytes = b"") -> bytes:
@@ -160,7 +166,7 @@ def test_sampling_leaves_out_requests_or_whole_flows() -> None:
 def test_flows_chain_what_does_not_overlap() -> None:
     terms = tapped(flow_header="x-session")[1]
     taken: list[Recorded] = []
-    terms.take = taken.append
+    terms.take = lambda told: taken.append(told.recorded())
     one, two = Tap(terms), Tap(terms)
     one.from_caller(request("/1", "X-Session: s"), 1.0)
     two.from_caller(request("/beside", "x-session: s"), 1.5)
@@ -237,7 +243,7 @@ def test_a_file_is_new_and_one_s_own_and_has_a_limit(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     file = TraceFile(path, lambda: Opening(1), 400)
     for number in range(20):
-        file.take(Recorded(at_s=float(number), target=f"/{number}"))
+        file.take(told(Recorded(at_s=float(number), target=f"/{number}")))
     file.close()
     assert 0 < file.lines < 20
     assert file.lines + file.lost == 20
@@ -253,8 +259,8 @@ def test_a_file_may_be_rotated(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     file = TraceFile(path, lambda: Opening(1), 400, rotate=True)
     for number in range(20):
-        file.take(Recorded(at_s=float(number), target=f"/{number}"))
-    file.take(Recorded(at_s=20.0, target="/" + 500 * "x"))
+        file.take(told(Recorded(at_s=float(number), target=f"/{number}")))
+    file.take(told(Recorded(at_s=20.0, target="/" + 500 * "x")))
     file.close()
     assert (file.lines, file.lost) == (20, 1)
     assert "a file may have 400" in file.why
@@ -265,7 +271,8 @@ def test_a_file_may_be_rotated(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_hangs_costs_lines_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "MAX_WAITING_BYTES", 500)
+    one = told(Recorded(at_s=0.0))
+    monkeypatch.setattr(writing, "MAX_WAITING_BYTES", 10 * one.size)
     hangs = threading.Event()
     opened = iter([True])
 
@@ -275,11 +282,28 @@ def test_a_disk_that_hangs_costs_lines_and_no_time(tmp_path: Path, monkeypatch: 
         return Opening(1)
 
     file = TraceFile(tmp_path / "trace.jsonl", opening, 400, rotate=True)
-    for number in range(100):  # the second file is not there until all of them were taken
-        file.take(Recorded(at_s=float(number), target=f"/{number}"))
-    waiting = 500 // len('{"at_s":0.0,"target":"/0"}')
-    assert file.lost >= 100 - 400 // 30 - waiting - 2
+    for _ in range(100):  # the second file is not there until all of them were taken
+        file.take(one)
+    assert file.lost >= 100 - 10 - 400 // len('{"at_s":0.0}')
     hangs.set()
     file.close()
     assert file.lines + file.lost == 100
     assert file.why == ""
+
+
+def test_a_defect_in_what_is_said_costs_its_line(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace.jsonl", lambda: Opening(1), 1 << 20)
+    file.take(told(Recorded(at_s=0.0), redaction=None))
+    file.take(told(Recorded(at_s=1.0)))
+    file.close()
+    assert (file.lines, file.lost) == (1, 1)
+    assert file.why.startswith("a defect of this command: AttributeError")
+
+
+def test_fields_of_long_bodies_are_not_looked_for() -> None:
+    fields = Redaction(fields=(("a",),))
+    body = b" " * (MAX_REDACTED_BYTES + 1)
+    long = told(Recorded(at_s=0.0), body=body, body_bytes=len(body), redaction=fields).recorded()
+    assert (long.body, long.body_bytes) == ("", len(body))
+    assert long.no_body == "fields are to be redacted, and it is over 1048576 bytes"
+    assert told(Recorded(at_s=0.0), body=body).recorded().body == body.decode()

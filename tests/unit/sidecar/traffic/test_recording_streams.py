@@ -61,7 +61,7 @@ DONE = (b"grpc-status", b"0")
 
 def tapped(**more: Any) -> tuple[EitherTap, Terms, list[Recorded]]:
     taken: list[Recorded] = []
-    terms = Terms(lambda: 0.5, taken.append, **more)
+    terms = Terms(lambda: 0.5, lambda told: taken.append(told.recorded()), **more)
     return EitherTap(terms), terms, taken
 
 
