@@ -32,8 +32,11 @@ class Beside:
     def __enter__(self) -> Beside:
         with contextlib.ExitStack() as stack:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmroute-beside-")))
-            write_model(root / NAME / "1", MODEL_BYTES)
-            self._worker = stack.enter_context(WorkerStart(("--models", str(root)), {}))
+            models, shared = root / "models", root / "shared"
+            write_model(models / NAME / "1", MODEL_BYTES)
+            shared.mkdir(mode=0o700)
+            flags = ("--models", str(models), "--shm-dir", str(shared))
+            self._worker = stack.enter_context(WorkerStart(flags, {}))
             self._worker.first_answer()
             thread = threading.Thread(target=self._ask, name="beside", daemon=True)
             thread.start()

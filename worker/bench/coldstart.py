@@ -34,6 +34,7 @@ from worker.store import ModelFiles
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from router.baseline_load import StartFeatures
     from worker.bench.model import BenchModel
     from worker.bench.samples import Steady
 
@@ -165,7 +166,7 @@ def _bench(model: BenchModel, rows: Sequence[Contender], given: argparse.Namespa
 
 def _runs(model: BenchModel, results: Results) -> Iterator[Run]:
     """Every measured start of a worker, as a run that a baseline can be fitted to."""
-    known = features(ModelFiles(model.directory.parent.name, "1", model.directory), None)
+    known = _known(model)
     for sample in results.samples:
         if sample.row != PLAIN and sample.cached_before is not None:
             yield Run(
@@ -177,6 +178,10 @@ def _runs(model: BenchModel, results: Results) -> Iterator[Run]:
                 sample.cached_before,
                 sample.warm_s,
             )
+
+
+def _known(model: BenchModel) -> StartFeatures:
+    return features(ModelFiles(model.directory.parent.name, "1", model.directory), None)
 
 
 def _fit(given: argparse.Namespace) -> None:
@@ -259,6 +264,8 @@ def measure(model: BenchModel, rows: Sequence[Contender], given: argparse.Namesp
         samples,
         loads,
         neighbours,
+        bool(model.packed),
+        _known(model).saved_percent,
     )
 
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import yaml
 
 from worker.bench.contenders import merged
+from worker.loading import LoadError
+from worker.loading.unpacking import check_plain, plain_name, unpacker
 from worker.loading.version_files import version_files
+from worker.paths import PACKED
 from worker.store import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from worker.loading.version_files import SourceFile
 
@@ -46,6 +50,11 @@ class BenchModel:
         return version_files(self.directory)
 
     @property
+    def packed(self) -> tuple[SourceFile, ...]:
+        """Those of its files that are unpacked as they are loaded."""
+        return tuple(file for file in self.files if file.path.suffix in PACKED)
+
+    @property
     def size_bytes(self) -> int:
         """What they take on disk."""
         return sum(file.size_bytes for file in self.files)
@@ -67,11 +76,11 @@ def find_model(
         ModelError: there is none.
     """
     directory = path.parent if path.is_file() else path
-    if not (directory / file_name).is_file() and directory.is_dir():
+    if _model_file(directory, file_name) is None and directory.is_dir():
         versions = [one for one in directory.iterdir() if VERSION.fullmatch(one.name) and one.is_dir()]
         directory = max(versions, key=lambda one: int(one.name), default=directory)
-    file = directory / file_name
-    if not file.is_file():
+    file = _model_file(directory, file_name)
+    if file is None:
         raise ModelError(f"{path}: no {file_name} there; give a version's directory, as models/synthetic/1")
     source = directory / _DESCRIPTION
     try:
@@ -89,7 +98,80 @@ def find_model(
         shapes = {**shapes, **given}
         classes = [{"name": "benched", "shapes": {name: list(shape) for name, shape in shapes.items()}}]
         description = {**description, "warmup": classes}
-    return BenchModel(directory, file, description, shapes)
+    found = BenchModel(directory, file, description, shapes)
+    _check_packed(found)
+    return found
+
+
+def _model_file(directory: Path, file_name: str) -> Path | None:
+    """Return the model's file, plain or packed, or None."""
+    names = (file_name, *(f"{file_name}{suffix}" for suffix in PACKED))
+    return next((path for name in names if (path := directory / name).is_file()), None)
+
+
+def _check_packed(model: BenchModel) -> None:
+    """Do nothing where what is packed can be unpacked, each file to a name of its own.
+
+    Raises:
+        ModelError: it cannot.
+    """
+    try:
+        check_plain(model.files, model.directory)
+        for file in model.packed:
+            unpacker(file.name)
+    except LoadError as error:
+        raise ModelError(str(error)) from error
+    except ValueError as error:
+        raise ModelError(f"{file.path}: {error}") from error
+
+
+class PlainFiles:
+    """Where a plain session finds a model: as it lies, or for a packed one in a directory of its own beside it.
+
+    There each start unpacks it anew, as one would who has no worker; files that are not packed are linked there.
+    """
+
+    def __init__(self, model: BenchModel) -> None:
+        """Make the directory, where one is needed.
+
+        Raises:
+            ModelError: links cannot be made beside the model.
+        """
+        self.file = model.file
+        self.unpacks: dict[str, str] = {}
+        """Packed files, and where to they are to be unpacked."""
+        self._place: Path | None = None
+        if not model.packed:
+            return
+        self._place = model.directory.parent / f".bench-{os.getpid()}-plain"
+        self.file = self._place / plain_name(model.file.name)
+        packed = {file.name for file in model.packed}
+        try:
+            for file in model.files:
+                place = self._place / plain_name(file.name)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if file.name in packed:
+                    self.unpacks[str(file.path)] = str(place)
+                else:
+                    place.hardlink_to(file.path)
+        except OSError as error:
+            self.close()
+            raise _no_links(self._place, error) from error
+
+    def clear(self) -> None:
+        """Take away what the last start has unpacked."""
+        for place in self.unpacks.values():
+            with suppress(FileNotFoundError):
+                Path(place).unlink()
+
+    def close(self) -> None:
+        """Take the directory away."""
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+
+
+def _no_links(place: Path, error: OSError) -> ModelError:
+    return ModelError(f"{place}: {error.strerror}: the bench links the model's files beside it")
 
 
 class Repository:
@@ -110,7 +192,7 @@ class Repository:
                 place.hardlink_to(file.path)
         except OSError as error:
             self.close()
-            raise ModelError(f"{self.root}: {error.strerror}: the bench links the model's files beside it") from error
+            raise _no_links(self.root, error) from error
         description = merged(model.description, changes)
         if description:
             (version / _DESCRIPTION).write_text(yaml.safe_dump(description))

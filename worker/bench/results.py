@@ -57,6 +57,10 @@ class Results(msgspec.Struct, frozen=True):
     samples: list[Sample]
     steady: list[Steady]
     beside: list[BesideSample]
+    packed: bool = False
+    """Whether files of the model are unpacked as it is loaded."""
+    saved_percent: float = 0.0
+    """How much smaller its files are than what they hold, as far as they say."""
 
     def rows(self) -> list[str]:
         """Return the rows in their order."""

@@ -13,12 +13,13 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from worker.bench import page_cache, plain
-from worker.bench.model import ModelError, Repository
+from worker.bench.model import ModelError, PlainFiles, Repository
 from worker.bench.worker_start import StartError, WorkerStart, spawn
 from worker.loading.mapping import cached_ratio
 from worker.loading.settings import SHARED_MEMORY
@@ -113,9 +114,8 @@ class Measuring:
         self._providers = providers
         self._repositories: dict[str, Repository] = {}
         self._kept = model.directory.parent / f".bench-{os.getpid()}-kept"
-        shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else self._kept
-        self._shared = shared / f"warmroute-bench-{os.getpid()}"
-        self._shared.mkdir(parents=True, mode=0o700)
+        self._plain = PlainFiles(model)
+        self._shared = shared_directory()
         try:
             for row in rows:
                 if row.change is not None:
@@ -131,8 +131,9 @@ class Measuring:
         """Take the repositories away."""
         for repository in self._repositories.values():
             repository.close()
-        for place in (self._kept, self._shared):
-            shutil.rmtree(place, ignore_errors=True)
+        self._plain.close()
+        self._shared.cleanup()
+        shutil.rmtree(self._kept, ignore_errors=True)
 
     def __enter__(self) -> Measuring:
         return self
@@ -154,7 +155,7 @@ class Measuring:
         before = cached_ratio(files)
         free = HostMemory().read()
         if row.change is None:
-            with PlainStart(self._model, self._providers) as started:
+            with PlainStart(self._plain, self._model.shapes, self._providers) as started:
                 answer_s, stages = started.first_answer()
                 warm_s, first_access_s = answer_s, stages["first_answer"]
                 memory = of_process(started.pid)
@@ -183,7 +184,7 @@ class Measuring:
         )
 
     def _worker(self, name: str, change: Change) -> WorkerStart:
-        flags = ["--models", str(self._repositories[name].root), "--shm-dir", str(self._shared)]
+        flags = ["--models", str(self._repositories[name].root), "--shm-dir", self._shared.name]
         flags += ["--threads", str(self._threads)]
         place, id_ = self._kept / name.replace(" ", "-"), f"bench-{name.replace(' ', '-')}"
         if any("{kept}" in flag for flag in change.flags):
@@ -237,7 +238,7 @@ class Measuring:
         """
         page_cache.warm(self._model.files)
         if row.change is None:
-            with PlainStart(self._model, self._providers) as started:
+            with PlainStart(self._plain, self._model.shapes, self._providers) as started:
                 started.first_answer()
                 took = started.run(seconds)
                 return _steady(row.name, number, None, None, took, started.pid)
@@ -256,8 +257,10 @@ class Measuring:
 class PlainStart:
     """A plain session in a fresh process, with the interface of a worker's start."""
 
-    def __init__(self, model: BenchModel, providers: Sequence[str] = ()) -> None:
-        argv = [sys.executable, plain.__file__, str(model.file), json.dumps(dict(model.shapes)), *providers]
+    def __init__(self, files: PlainFiles, shapes: Mapping[str, tuple[int, ...]], providers: Sequence[str] = ()) -> None:
+        self._files = files
+        argv = [sys.executable, plain.__file__, str(files.file), json.dumps(dict(shapes)), json.dumps(files.unpacks)]
+        argv += providers
         self.began = time.perf_counter()
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self._process.pid
@@ -267,6 +270,7 @@ class PlainStart:
 
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
+        self._files.clear()
 
     def _line(self) -> Any:
         line = "" if self._process.stdout is None else self._process.stdout.readline()
@@ -278,7 +282,7 @@ class PlainStart:
         """Wait for its first run; returns seconds from the spawn to its end, and its stages."""
         stages: dict[str, float] = self._line()
         answer_s = time.perf_counter() - self.began
-        stages["imports"] = answer_s - stages["create"] - stages["first_answer"]
+        stages["imports"] = answer_s - sum(took_s for stage, took_s in stages.items() if stage != "imports")
         return answer_s, stages
 
     def run(self, seconds: float) -> list[float]:
@@ -307,6 +311,13 @@ def _steady(
         memory["anonymous"],
         memory["peak"],
         device_bytes(pid),
+    )
+
+
+def shared_directory() -> TemporaryDirectory[str]:
+    """Return a directory of a bench's own for what its workers keep in memory; gone at the end of ``with``."""
+    return TemporaryDirectory(
+        prefix=f"warmroute-bench-{os.getpid()}-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     )
 
 

@@ -18,8 +18,8 @@ def report(results: Results) -> str:
     emptied = {"drop_caches": "drop_caches", "fadvise": "its files dropped by fadvise, libraries stay"}
     machine = results.machine
     head = (
-        f"{results.model}: {results.model_bytes / 1e6:,.0f} MB, asked with {results.shapes}, on {results.device};"
-        f" {results.rounds} rounds after {results.warm_ups} warm-ups, interleaved.\n"
+        f"{results.model}: {results.model_bytes / 1e6:,.0f} MB{_packed(results)}, asked with {results.shapes},"
+        f" on {results.device}; {results.rounds} rounds after {results.warm_ups} warm-ups, interleaved.\n"
         f"Cold page cache: {emptied.get(results.emptied, 'not measured')}. {machine.cores} cores ({machine.processor}),"
         f" {machine.memory_bytes / 1e9:.0f} GB, Linux {machine.kernel}, Python {machine.python},"
         f" ONNX Runtime {machine.onnxruntime}; {results.threads} threads within one execution of the workers."
@@ -36,6 +36,10 @@ def report(results: Results) -> str:
     if results.beside:
         parts.append("P99 of a load beside the start, ms (medians, warm page cache):\n\n" + beside(results))
     return "\n\n".join(parts) + "\n"
+
+
+def _packed(results: Results) -> str:
+    return f" packed ({results.saved_percent:.0f}% saved)" if results.packed else ""
 
 
 def answers(results: Results) -> str:

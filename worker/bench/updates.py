@@ -22,7 +22,7 @@ import msgspec
 import yaml
 
 from worker.bench.model import NAME, ModelError, Repository, find_model
-from worker.bench.samples import SWAP_S, cores, is_building, of_process
+from worker.bench.samples import SWAP_S, cores, is_building, of_process, shared_directory
 from worker.bench.tables import table
 from worker.bench.worker_start import START_S, StartError, WorkerStart
 from worker.flag_types import MAX_THREADS, count, number
@@ -107,12 +107,12 @@ class _Caller:
 class _Worker:
     """A worker whose one model can be changed."""
 
-    def __init__(self, model: BenchModel, repository: Repository, threads: int, *, idle: bool) -> None:
+    def __init__(self, model: BenchModel, repository: Repository, shared: str, threads: int, *, idle: bool) -> None:
         self._description = repository.root / NAME / "1" / "model.yaml"
         self._said = dict(model.description)
         self._turn = 0
         flags = ["--models", str(repository.root), "--model-control", "explicit", "--load-model", NAME]
-        flags += ["--threads", str(threads)]
+        flags += ["--threads", str(threads), "--shm-dir", shared]
         if idle:
             flags += ["--idle-unload-s", str(_IDLE_S)]
         self.start = WorkerStart(flags, model.shapes)
@@ -159,8 +159,8 @@ def measure(model: BenchModel, way: str, threads: int, span_s: float = SPAN_S) -
         StartError: the worker did not do it.
         ModelError: no repository can be made of the model.
     """
-    with Repository(model, {}) as repository:
-        worker = _Worker(model, repository, threads, idle=way == "lazy")
+    with shared_directory() as shared, Repository(model, {}) as repository:
+        worker = _Worker(model, repository, shared, threads, idle=way == "lazy")
         with worker.start as start:
             start.first_answer()
             address = start.event("worker.listening")["address"]

@@ -18,7 +18,7 @@ from worker.loading.places import IntoPlace, NamelessPlace
 from worker.loading.prefetch import Prefetch
 from worker.loading.sums import DamagedError
 from worker.loading.task import LoadTask
-from worker.loading.unpacking import plain_name
+from worker.loading.unpacking import check_plain, plain_name
 from worker.loading.verification import Verification
 from worker.loading.version_files import version_files
 from worker.stages import Stage
@@ -96,7 +96,7 @@ class ModelLoader:
             self._on_fetched(files, cancellation)
         with stages.measure(Stage.OPEN):
             found = version_files(files.directory)
-            _check_plain(found, files.directory)
+            check_plain(found, files.directory)
             entry, place = self._place(files, found)
         task = LoadTask(found, self._threads, progress, cancellation, stages)
         try:
@@ -253,15 +253,6 @@ def _put_bytes(file: SourceFile) -> int:
     """Return what a file takes where it is put: a packed one what it says it holds, as far as that is known."""
     told_bytes = held_bytes(file)
     return told_bytes if told_bytes <= MOST_PACKED * file.size_bytes else file.size_bytes  # else it is damaged
-
-
-def _check_plain(files: tuple[SourceFile, ...], directory: Path) -> None:
-    names: set[str] = set()
-    for file in files:
-        plain = plain_name(file.name)
-        if plain in names:
-            raise LoadError(f"{directory / plain}: is there packed and plain, or packed twice; take all but one away")
-        names.add(plain)
 
 
 def _model_file(files: ModelFiles, used: tuple[SourceFile, ...]) -> Path | None:

@@ -21,6 +21,7 @@ from worker.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from worker.loading.task import LoadTask
     from worker.loading.version_files import SourceFile
@@ -31,6 +32,20 @@ CHUNK_BYTES = 1 << 20
 def plain_name(name: str) -> str:
     """Return the name of what a file holds: without ``.gz`` or ``.zst``."""
     return name.rpartition(".")[0] if name.endswith(PACKED) else name
+
+
+def check_plain(files: Iterable[SourceFile], directory: Path) -> None:
+    """Do nothing where each file of a version has a name of its own once it is plain.
+
+    Raises:
+        LoadError: one is there twice.
+    """
+    names: set[str] = set()
+    for file in files:
+        plain = plain_name(file.name)
+        if plain in names:
+            raise LoadError(f"{directory / plain}: is there packed and plain, or packed twice; take all but one away")
+        names.add(plain)
 
 
 class Unpacker(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import re
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import zstandard
 
 from worker.bench.__main__ import main
 from worker.bench.coldstart import _caches, _shape, chosen
@@ -32,9 +34,10 @@ from worker.bench.contenders import (
     contenders,
     strategies,
 )
-from worker.bench.model import ModelError, Repository, find_model
+from worker.bench.model import ModelError, PlainFiles, Repository, find_model
 from worker.bench.plot import draw
 from worker.bench.results import REST, BesideSample, Machine, Results, quantile
+from worker.bench.runs import read_runs
 from worker.bench.samples import Sample, Steady
 from worker.bench.synthetic import write_model
 from worker.bench.tables import report, table
@@ -239,6 +242,81 @@ def test_a_real_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert {one["row"] for one in found["beside"]} == {PLAIN, ALL}
     assert ElementTree.parse(tmp_path / "b.svg").getroot().tag.endswith("svg")
     assert [path.name for path in (tmp_path / "s").iterdir()] == ["1"], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "packed"), [(".gz", ("model.onnx", "model.onnx.data")), (".zst", ("model.onnx.data",))]
+)
+def test_a_packed_model_is_unpacked_by_every_row(
+    suffix: str, packed: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = tmp_path / "s" / "1"
+    write_model(version, SMALL, levels=4)
+    for name in packed:
+        pack(version / name, suffix)
+    before = {path.name: path.read_bytes() for path in version.iterdir()}
+    arguments = ["coldstart", str(tmp_path / "s"), "--strategies", DEFAULT, "--rounds", "1", "--warm-ups", "0"]
+    arguments += ["--caches", "warm", "--steady-s", "0.05", "--no-beside", "--json", str(tmp_path / "b.json")]
+    assert main([*arguments, "--runs", str(tmp_path / "runs")]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^s@1: 0 MB packed \([6-9][0-9]% saved\), asked with", out)
+    assert re.search(r"^\| +\| imports \| decompress \|", out, re.MULTILINE)
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert [one["row"] for one in found["samples"]] == [PLAIN, DEFAULT]
+    assert all(one["stages"]["decompress"] > 0 for one in found["samples"])
+    assert sum(found["samples"][0]["stages"].values()) == pytest.approx(found["samples"][0]["answer_s"])
+    assert found["steady"][0]["after_rps"] > 0, "the plain session goes on"
+    (run,) = read_runs(tmp_path / "runs")
+    assert run.saved_percent == found["saved_percent"] > 60
+    assert {path.name: path.read_bytes() for path in version.iterdir()} == before
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["1"], "nothing is left behind"
+
+
+def test_what_a_plain_session_unpacks_lies_beside_what_is_linked(tmp_path: Path) -> None:
+    write_model(tmp_path / "1", SMALL)
+    plain = find_model(tmp_path / "1")
+    as_it_lies = PlainFiles(plain)
+    assert (as_it_lies.file, as_it_lies.unpacks) == (plain.file, {})
+    pack(tmp_path / "1" / "model.onnx.data", ".gz")
+    files = PlainFiles(find_model(tmp_path / "1"))
+    assert files.file.samefile(tmp_path / "1" / "model.onnx")
+    ((stored, place),) = files.unpacks.items()
+    assert stored == str(tmp_path / "1" / "model.onnx.data.gz")
+    Path(place).write_text("unpacked")
+    files.clear()
+    files.clear()
+    assert [path.name for path in files.file.parent.iterdir()] == ["model.onnx"], "links stay for the next start"
+    files.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+def test_a_model_that_is_packed_and_plain_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, SMALL)
+    kept = (tmp_path / "model.onnx").read_bytes()
+    pack(tmp_path / "model.onnx", ".gz")
+    (tmp_path / "model.onnx").write_bytes(kept)
+    with pytest.raises(
+        ModelError, match=r"model\.onnx: is there packed and plain, or packed twice; take all but one away"
+    ):
+        find_model(tmp_path)
+
+
+def test_a_packing_whose_library_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path, SMALL)
+    pack(tmp_path / "model.onnx", ".zst")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(
+        ModelError, match=r"model\.onnx\.zst: it needs the library zstandard; install warmroute\[zstd\]"
+    ):
+        find_model(tmp_path)
+
+
+def pack(path: Path, suffix: str) -> None:
+    """Put a packed file into the place of a plain one."""
+    data = path.read_bytes()
+    packed = gzip.compress(data) if suffix == ".gz" else zstandard.ZstdCompressor().compress(data)
+    path.with_name(path.name + suffix).write_bytes(packed)
+    path.unlink()
 
 
 def test_a_bench_that_is_told_to_end_leaves_nothing_behind(tmp_path: Path) -> None:

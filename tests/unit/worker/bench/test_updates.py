@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,21 @@ from worker.bench.__main__ import main
 from worker.bench.model import find_model
 from worker.bench.synthetic import write_model
 from worker.bench.updates import WAYS, Update, report
+from worker.bench.worker_start import WorkerStart
 
 
 def test_each_way_is_measured_and_only_the_hot_one_refuses_nobody(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shared: list[Path] = []
+
+    class Noted(WorkerStart):
+        def __init__(self, flags: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+            shared.append(Path(flags[flags.index("--shm-dir") + 1]))
+            assert shared[-1].is_dir()
+            super().__init__(flags, shapes)
+
+    monkeypatch.setattr("worker.bench.updates.WorkerStart", Noted)
     directory = tmp_path / "m" / "1"
     write_model(directory, 1 << 18)
     out = tmp_path / "updates.json"
@@ -31,6 +42,8 @@ def test_each_way_is_measured_and_only_the_hot_one_refuses_nobody(
         assert one["peak_bytes"] >= one["resident_bytes"] > 1 << 20
     assert "| hot " in capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["1"], "its repositories are gone"
+    assert len(shared) == len(WAYS)
+    assert not any(place.exists() for place in shared), "and what its workers keep in memory"
 
 
 def test_the_table_has_medians_by_way(tmp_path: Path) -> None:
