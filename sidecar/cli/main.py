@@ -34,7 +34,7 @@ _COMMANDS = (
     ("health", "sidecar.cli.health:health", _SEE, "Say whether a sidecar is alive and ready."),
     ("config", "sidecar.cli.config:app", _CONFIGURE, "Check, show and explain configuration."),
     ("version", "sidecar.cli.version:version", _CONFIGURE, "Print the version."),
-    ("models", "sidecar.cli.models:app", _CONFIGURE, "Split models over workers; recommend a number of shards."),
+    ("models", "sidecar.cli.models:app", _CONFIGURE, "Split models over workers; write down what they hash to."),
     ("record", "sidecar.cli.record:record", _MEASURE, "Pass requests through, and write them down for replay."),
     ("replay", "sidecar.cli.replay:replay", _MEASURE, "Send recorded requests again, with their original spacing."),
     ("compare", "sidecar.cli.compare:compare", _MEASURE, "Send one trace to two targets in turn; say what differs."),

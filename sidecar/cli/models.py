@@ -1,4 +1,4 @@
-"""``warmroute models``: hands over to the worker's tool that splits models, a program of its own."""
+"""``warmroute models``: hands over to the worker's tool for models, a program of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from sidecar.cli.worker import hand_over
 
 app = App(
     name="models",
-    help="Split models over workers. All arguments go to it: `warmroute models --help` is its own help.",
+    help="Split models over workers, read them ahead, write down what they hash to. All arguments go to it: "
+    "`warmroute models --help` is its own help.",
     help_flags=(),
     version_flags=(),
     end_of_options_delimiter="",

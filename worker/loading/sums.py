@@ -7,7 +7,9 @@ writes it; where there are both, both must hold.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,8 +18,10 @@ from worker.loading.version_files import DESCRIPTION, SUMS
 from worker.paths import within
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    from worker.loading.version_files import SourceFile
 
 MAX_SUMS_BYTES = 4 << 20
 _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
@@ -98,6 +102,57 @@ def parse_sums(text: str, where: str) -> dict[str, str]:
         if sums.setdefault(name, matched[1].lower()) != matched[1].lower():
             raise LoadError(f"{where}: line {number}: {name!r} is there twice, with different sums")
     return sums
+
+
+def make_sums(
+    files: Sequence[SourceFile], threads: int, told: Callable[[int, int], None] = lambda *_: None
+) -> dict[str, str]:
+    """Read ``files`` and return the SHA-256 of each, by name; each takes one of the ``threads``.
+
+    ``told`` hears of bytes read and bytes in all, after each file.
+
+    Raises:
+        LoadError: one cannot be read, changed meanwhile, or has a name that no line of SHA256SUMS can hold.
+    """
+    total_bytes, done_bytes = sum(file.size_bytes for file in files), 0
+    found: dict[str, str] = {}
+    with ThreadPoolExecutor(threads) as pool:
+        for file, sha256 in zip(files, pool.map(_sha256, files), strict=True):
+            found[file.name] = sha256
+            done_bytes += file.size_bytes
+            told(done_bytes, total_bytes)
+    return found
+
+
+def _sha256(file: SourceFile) -> str:
+    if "".join(file.name.splitlines()) != file.name or within(file.name) != file.name:
+        raise LoadError(f"{file.path!s:.200}: no line of {SUMS} can hold this name; give the file another one")
+    try:
+        with file.path.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise LoadError(f"{file.path}: {error.strerror}") from error
+    file.check()
+    return found
+
+
+def write_sums(directory: Path, sums: Mapping[str, str]) -> Path:
+    """Write SHA256SUMS into a version's directory, whole or not at all; returns where it is.
+
+    Raises:
+        LoadError: it cannot be written.
+    """
+    path = directory / SUMS
+    part = directory / f".{SUMS}.{os.getpid()}"
+    try:
+        try:
+            part.write_text("".join(f"{sha256}  {name}\n" for name, sha256 in sorted(sums.items())), encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except (OSError, UnicodeEncodeError) as error:
+        raise LoadError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    return path
 
 
 def compare_aside(path: Path, said: Said) -> None:

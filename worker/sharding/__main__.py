@@ -17,6 +17,8 @@ from worker.loading import LoadError, StrategyName
 from worker.loading.hash_cache import HashCache
 from worker.loading.model_loader import MAX_THREADS, ModelLoader
 from worker.loading.settings import SHARED_MEMORY
+from worker.loading.sums import compare_aside, make_sums, read_sums, write_sums
+from worker.loading.version_files import SUMS, version_files
 from worker.log import EventLog
 from worker.memory import HostMemory
 from worker.sharding import ShardError, onnx_file, safetensors
@@ -46,7 +48,8 @@ class _Rules(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 def main(argv: list[str]) -> int:
     """Run a command; returns 0, or 1 with the reason on standard error."""
     parser = argparse.ArgumentParser(
-        prog="warmroute models", description="Split models over workers, and read them ahead."
+        prog="warmroute models",
+        description="Split models over workers, read them ahead, and write down what they hash to.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     shard = commands.add_parser("shard", help="write manifest.json: what each shard of a model reads")
@@ -70,6 +73,13 @@ def main(argv: list[str]) -> int:
         "--shm-dir", type=Path, default=SHARED_MEMORY, metavar="DIR", help="where hashes are remembered (/dev/shm)"
     )
     prefetch.set_defaults(run=_prefetch)
+    sums = commands.add_parser(
+        "sums",
+        help="write SHA256SUMS, which a worker holds a version's files to; where it is there, hold them to it",
+    )
+    sums.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="a version's directory")
+    sums.add_argument("--replace", action="store_true", help="write it anew where it is there")
+    sums.set_defaults(run=_sums)
     arguments = parser.parse_args(argv)
     try:
         arguments.run(arguments)
@@ -89,6 +99,35 @@ def _prefetch(arguments: argparse.Namespace) -> None:
         loaded = loader.load(files, lambda *_: None, Cancellation(), Stages())
         took_s = time.perf_counter() - began
         print(f"{directory}: {loaded.bytes_total} bytes in {took_s:.2f} s, content hash {loaded.content_hash}")
+
+
+def _sums(arguments: argparse.Namespace) -> None:
+    shown = sys.stderr.isatty()
+
+    def told(done: int, of: int) -> None:
+        if shown:
+            print(f"\r{done:,} of {of:,} bytes", end="" if done < of else "\n", file=sys.stderr, flush=True)
+
+    for directory in arguments.directories:
+        _check_version(directory)
+        files = version_files(directory)
+        if not files:
+            raise ShardError(f"{directory}: holds no files; name a version's directory, such as models/magika/1")
+        path = directory / SUMS
+        said = {} if arguments.replace or not path.exists() else read_sums(directory, {})
+        found = make_sums(files, MAX_THREADS, told)
+        size_bytes = sum(file.size_bytes for file in files)
+        if not said:
+            write_sums(directory, found)
+            print(f"{path}: {len(found)} files, {size_bytes:,} bytes")
+            continue
+        for file in files:
+            if file.name not in said:
+                raise ShardError(f"{file.path}: {path} has no line for it; add one, or write it anew with --replace")
+            said[file.name].compare(file.path, found[file.name])
+        for name in sorted(said.keys() - found.keys()):
+            compare_aside(directory / name, said[name])  # such as model.yaml, which is no content
+        print(f"{path}: {len(said)} files, all as it says")
 
 
 def _add_choice(parser: argparse.ArgumentParser, group: argparse._MutuallyExclusiveGroup) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.tensors import arrays, write_safetensors
+from worker.loading.sums import read_sums
 from worker.sharding.__main__ import main
 from worker.sharding.manifest import read_manifest
 
@@ -106,3 +109,79 @@ def test_a_number_that_makes_no_sense_is_told_with_its_flag(
     assert end.value.code == 2
     said = f"argument {flag}: '{number}': expected a number above 0, up to {most}\n"
     assert capsys.readouterr().err.endswith(said)
+
+
+def test_what_a_version_hashes_to_is_written_down_and_then_held_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = tmp_path / "m" / "1"
+    (version / "parts").mkdir(parents=True)
+    files = {"model.onnx": b"graph", "parts/weights 1.bin": b"weights", "model.yaml": b"{}", ".hidden": b"x"}
+    for name, content in files.items():
+        (version / name).write_bytes(content)
+    sums = version / "SHA256SUMS"
+    assert main(["sums", str(version)]) == 0
+    assert capsys.readouterr().out == f"{sums}: 2 files, 12 bytes\n"
+    listed = [(hashlib.sha256(files[name]).hexdigest(), name) for name in ("model.onnx", "parts/weights 1.bin")]
+    assert sums.read_text() == "".join(f"{sha256}  {name}\n" for sha256, name in listed)
+    assert read_sums(version, {})["model.onnx"].sha256 == listed[0][0]
+    with sums.open("a") as file:
+        file.write(f"{hashlib.sha256(b'{}').hexdigest()}  model.yaml\n")
+    assert main(["sums", str(version)]) == 0
+    assert capsys.readouterr().out == f"{sums}: 3 files, all as it says\n"
+
+    (version / "model.onnx").write_bytes(b"grapi")
+    kept = sums.read_bytes()
+    assert main(["sums", str(version)]) == 1
+    assert f"{version}/model.onnx: its SHA-256 is " in capsys.readouterr().err
+    (version / "model.onnx").write_bytes(b"graph")
+    (version / "labels.txt").write_bytes(b"a")
+    assert main(["sums", str(version)]) == 1
+    said = f"error: {version}/labels.txt: {sums} has no line for it; add one, or write it anew with --replace\n"
+    assert capsys.readouterr().err == said
+    (version / "labels.txt").unlink()
+    (version / "parts" / "weights 1.bin").unlink()
+    assert main(["sums", str(version)]) == 1
+    assert "weights 1.bin: No such file or directory; " in capsys.readouterr().err
+    assert sums.read_bytes() == kept, "what was written down is not changed without a word"
+
+    assert main(["sums", "--replace", str(version)]) == 0
+    assert sums.read_text() == f"{listed[0][0]}  model.onnx\n"
+    assert sorted(path.name for path in version.iterdir()) == [
+        ".hidden",
+        "SHA256SUMS",
+        "model.onnx",
+        "model.yaml",
+        "parts",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda place: None, "/m/1: No such file or directory"),
+        (lambda place: place.mkdir(parents=True), "/m/1: holds no files; name a version's directory"),
+        (lambda place: (place / "2").mkdir(parents=True), "/m/1: is a model's directory, not a version's directory"),
+        (
+            lambda place: write(place / "a\nb", b""),
+            "no line of SHA256SUMS can hold this name; give the file another one",
+        ),
+        (lambda place: write(place / "SHA256SUMS", b"x"), "/m/1: holds no files"),
+        (
+            lambda place: [write(place / name, b"x") for name in ("SHA256SUMS", "a")],
+            "SHA256SUMS: line 1: 'x': expected SHA-256, two spaces, name",
+        ),
+    ],
+)
+def test_what_cannot_be_written_down(
+    make: Callable[[Path], object], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "m" / "1"
+    make(place)
+    assert main(["sums", str(place)]) == 1
+    assert text in capsys.readouterr().err
+
+
+def write(path: Path, content: bytes) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.write_bytes(content)
