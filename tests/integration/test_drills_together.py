@@ -38,7 +38,7 @@ def files(directory: Path, **flags: str) -> list[str]:
 def test_each_is_told_by_its_name_and_the_worst_counts(tmp_path: Path) -> None:
     names = files(tmp_path, one='["--no-such-flag"]', second='["--none-either"]')
     command = [WARMROUTE, "drill", "run", *names, "--jobs", "2", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, check=False, env=ENVIRON, timeout=60, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, env=ENVIRON, timeout=100, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     lines = done.stdout.splitlines()
     assert {"one    | one: Of one", "second | second: Of second"} <= set(lines)
