@@ -55,7 +55,7 @@ def of_models(models: Models) -> Callable[[], Iterator[Family]]:
         phases = Family("warmroute_worker_session_phase", _G, "1 for how far a model in two phases is, else 0.")
         for replica in models:
             labels = {"model": replica.name, "version": replica.version}
-            if replica.model is not None and "two_phase" in (facts := replica.model.facts()):
+            if "two_phase" in (facts := replica.engine_facts()):
                 for phase in Phase:
                     phases.add(float(facts["two_phase"]["phase"] == phase.value), **labels, phase=phase.value)
             for one in State:

@@ -8,7 +8,7 @@ import math
 import threading
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from router.baseline_load import remaining_s
 from router.model import Replica, State
@@ -138,6 +138,18 @@ class ServedReplica:
     def model(self) -> LoadedModel | None:
         """The loaded model, or None while there is none. Its tensors may be looked at; to run it, :meth:`hold` it."""
         return None if self._copy is None else self._copy.model
+
+    def engine_facts(self) -> dict[str, Any]:
+        """Return what its engine says of the loaded model; nothing while there is none.
+
+        Where the engine fails to say, ``error`` is what it raised.
+        """
+        if self.model is None:
+            return {}
+        try:
+            return dict(self.model.facts())
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - asked on the loop, for all models at once
+            return {"error": f"{type(error).__name__}: {error}"}
 
     @property
     def content_hash(self) -> str:

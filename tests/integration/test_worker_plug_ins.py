@@ -35,6 +35,9 @@ class Model:
             raise raised[parameters["do"]]
         return self.model.run(inputs, outputs, {}, cancellation)
 
+    def facts(self):
+        sys.exit("no facts")
+
     def unload(self):
         if self.kept:
             raise self.kept
@@ -105,6 +108,7 @@ def test_an_engine_that_would_end_the_process_ends_its_model_only(
             assert (status, answer) == (500, {"error": f"model 'well': the engine raised {said}, {ENDED}"})
         assert infer(worker, "well", do="stop")[0] == 500
         assert infer(worker, "well")[0] == 200
+        assert worker.ask("/stats")[1]["models"]["well"]["engine"] == {"error": "SystemExit: no facts"}
         worker.process.send_signal(number)
         assert worker.wait() == 0
         assert worker.event("worker.stopped")

@@ -273,7 +273,7 @@ def _stats(replica: HeldReplica) -> dict[str, Any]:
         "cancelled": counts.cancelled,
         "rejected": counts.rejected,
         "before_warm": counts.before_warm,
-        "engine": {} if replica.model is None else dict(replica.model.facts()),
+        "engine": replica.engine_facts(),
     }
 
 
