@@ -100,6 +100,14 @@ class StoreModes:
         """An endpoint said goodbye: it need not be waited for."""
         self._awaited.discard(id)
 
+    def paused(self, for_s: float, now: float) -> None:
+        """This process stood still for so long: what it did not hear meanwhile was not silent, or late, for it."""
+        self._heard_at = min(now, self._heard_at + for_s)
+        if now - for_s < self._settle_by < _NOT_YET:
+            self._settle_by += for_s
+        if now - for_s < self._believed_from < _NOT_YET:
+            self._believed_from += for_s
+
     def flowing(self, now: float) -> bool:
         """Whether the store is live and somebody was heard just now: only then does one endpoint's silence count."""
         return self.mode is StoreMode.LIVE and now - self._heard_at <= self._policy.full_s

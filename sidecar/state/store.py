@@ -95,6 +95,7 @@ class RedisSource:
         self._run_id = ""
         self._whole_at = float("inf")
         self._checked_at = clock()
+        self._stood_s = 0.0
         self._grace_s = policy.empty_store_grace_s
         self._emit: Emit = _nowhere
         self._wake = asyncio.Event()
@@ -224,9 +225,25 @@ class RedisSource:
             return "", self._grace_s
         return str(info.get("run_id", "")), float(info.get("uptime_in_seconds", self._grace_s))
 
+    def _stood(self) -> float:
+        """Return for how long this process stood still so far: nothing can be said to be silent meanwhile."""
+        late_s = self._clock() - self._checked_at - CHECK_S
+        return self._stood_s + (late_s if late_s >= PAUSED_S else 0.0)
+
+    async def _next_message(self, pubsub: PubSub) -> Any:
+        """Return the next message; None once there could have been one for QUIET_S and there was none."""
+        left_s = QUIET_S
+        while left_s > 0:
+            stood_s = self._stood()
+            message = await pubsub.get_message(timeout=left_s)
+            if message is not None:
+                return message
+            left_s = self._stood() - stood_s
+        return None
+
     async def _listen(self, pubsub: PubSub) -> None:
         while True:
-            message = await pubsub.get_message(timeout=QUIET_S)
+            message = await self._next_message(pubsub)
             if message is None:
                 raise TimeoutError(f"the subscription was silent for {QUIET_S} s")
             if message["type"] != "message":
@@ -247,11 +264,14 @@ class RedisSource:
     async def _ping(self, client: aioredis.Redis, pubsub: PubSub) -> None:
         while True:
             await asyncio.sleep(PING_S)
+            stood_s = self._stood()
             try:
                 async with asyncio.timeout(PING_TIMEOUT_S):
                     await client.ping()
                     await pubsub.ping()  # answered by a message, which _listen waits for
             except TimeoutError as error:
+                if self._stood() > stood_s:
+                    continue  # the answer may have been there all the time
                 raise TimeoutError(f"no answer to PING within {PING_TIMEOUT_S:g} s") from error
 
     async def _reads(self, client: aioredis.Redis) -> None:
@@ -335,7 +355,9 @@ class RedisSource:
         late_s = now - self._checked_at - CHECK_S
         self._checked_at = now
         if late_s >= PAUSED_S:
+            self._stood_s += late_s
             self.view.paused(late_s, now)
+            self.modes.paused(late_s, now)
         before = self.modes.mode
         if self.modes.check(now, self.view.ids, observed=self.observed):
             self._emit(StoreChanged(self.modes.mode, now))

@@ -213,3 +213,26 @@ def test_what_a_read_lacks_counts_once_the_connection_has_stood_for_long_enough(
     assert not fleet.modes.stands(fleet.now)
     fleet.wait(0.2)
     assert fleet.modes.stands(fleet.now)
+
+
+def test_what_could_not_be_heard_while_this_process_stood_still_is_no_silence() -> None:
+    fleet = Fleet()
+    fleet.wait(1.0, "a", "b")
+    fleet.now += 20.0
+    fleet.modes.paused(20.0, fleet.now)
+    assert fleet.check() is LIVE
+    assert fleet.modes.flowing(fleet.now)
+    assert fleet.wait(POLICY.ttl_s - 0.2) is LIVE
+    assert fleet.wait(0.4) is FROZEN
+
+
+def test_standing_still_takes_nothing_from_the_time_to_be_heard_again() -> None:
+    fleet = Fleet()
+    fleet.lose()
+    fleet.reconnect()
+    fleet.now += 20.0
+    fleet.modes.paused(20.0, fleet.now)
+    assert fleet.check() is FROZEN
+    assert not fleet.modes.stands(fleet.now)
+    assert fleet.wait(POLICY.ttl_s + 0.1, "a") is LIVE  # b did not come
+    assert fleet.modes.stands(fleet.now)
