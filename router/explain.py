@@ -15,16 +15,20 @@ from router.fits import Anyone
 from router.model import WHOLE, StoreMode
 from router.nobody import nobody
 from router.outcomes import Reason
-from router.outlier import PANIC_OVERLOOKS, panics
+from router.placing import places, stand
 from router.protocols import Compared
-from router.routes import UNMEASURED_MS, NoCandidate, Weighing, expected_wait, weigh
-from router.stats import median
+from router.routes import UNMEASURED_MS, NoCandidate, Weighing, expected_wait
+from router.turns import ROWS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from router.endpoint import Candidate
     from router.glance import Glance, View
-    from router.protocols import Balancer, Measure, Rng, Sample
+    from router.placing import Placed, RouteStanding, Standing
+    from router.protocols import Measure, Rng, Sample
     from router.routes import Route
+    from router.turns import Turns
 
 _PANIC = "; panic: so few are left that those which are ejected are picked too"
 _OLDEST = "{} are as good, with as much in flight and about as fast: the one picked longest ago wins"
@@ -183,47 +187,11 @@ class RouteRow:
     panic: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Standing:
-    """Those of a route that may be picked now, as its balancer sees them."""
-
-    balancer: Balancer  # a twin of the route's own
-    open: list[Glance]
-    out: list[tuple[Glance, Reason]]
-    all_busy: bool
-    panic: bool
-    weighing: Weighing
-    key: bytes | None
-
-
-def _look(view: View, route: Route, now: float, key: bytes | None) -> _Standing:
-    open_, out = view.look(route, now)
-    all_busy = not open_
-    ejected = [glance for glance, reason in out if reason in PANIC_OVERLOOKS and glance.entry]
-    panic = panics(len(open_), len(ejected), view.policies.outlier)
-    if panic:
-        open_ = [*open_, *ejected]
-        out = [(glance, reason) for glance, reason in out if reason not in PANIC_OVERLOOKS or not glance.entry]
-    open_, out = _overlook_busy(open_, out)
-    balancer = (route.busy_balancer if all_busy else route.balancer).twin()
-    if balancer.weighs(key):
-        weighing = weigh(open_, view.scorers, view.policies, view.mode)
-    else:
-        alike = [1.0] * len(open_)
-        weighing = Weighing(alike, alike, [], alike, 0.0)
-    middle = median(glance.candidate.known_ewma_ms() for glance in open_) or UNMEASURED_MS
-    for glance in open_:
-        known = glance.candidate.known_ewma_ms()
-        glance.prior_ms = middle if known is None else known
-    balancer.arrange(open_, weighing.weights)
-    return _Standing(balancer, open_, out, all_busy, panic, weighing, key)
-
-
-def explain(view: View, route: Route, now: float, rng: Rng, key: bytes | None = None) -> Explanation:
+def explain(view: View, route: Route, now: float, rng: Rng, key: bytes | None = None) -> Turns[Explanation]:
     """Lay open the decision that would be made on ``route`` now, for a request with ``key``."""
-    standing = _look(view, route, now, key)
+    standing = yield from stand(view, route, now, key)
     open_, balancer = standing.open, standing.balancer
-    rows = _rows(standing, now)
+    rows = yield from rows_of(places(standing), now)
     probe = next((row.endpoint for row in rows if row.probe_due), None)
     draw = None
     if open_ and probe is None:
@@ -246,56 +214,34 @@ def explain(view: View, route: Route, now: float, rng: Rng, key: bytes | None = 
     )
 
 
-def route_row(view: View, route: Route, now: float, *, default: bool) -> RouteRow:
-    """Show one route."""
-    standing = _look(view, route, now, None)
+def route_row(stood: RouteStanding, now: float) -> Turns[RouteRow]:
+    """Show one route with its candidates."""
+    route = stood.route
+    candidates = yield from rows_of(stood.places, now)
     return RouteRow(
         key=route.key,
         model=route.model,
         version=route.version,
         protocol=route.protocol,
-        default=default,
+        default=stood.default,
         idempotent=route.policy.idempotent,
-        balancer=standing.balancer.name,
-        candidates=_rows(standing, now),
+        balancer=stood.balancer,
+        candidates=candidates,
+        serve=stood.serve,
+        versions=stood.versions,
         entry=route.policy.shards.entry,
-        panic=standing.panic,
+        panic=stood.panic,
     )
 
 
-def _overlook_busy(
-    open_: list[Glance], out: list[tuple[Glance, Reason]]
-) -> tuple[list[Glance], list[tuple[Glance, Reason]]]:
-    """Let in those that pushed back where nobody else is left, as a choice does."""
-    if open_:
-        return open_, out
-    busy = [glance for glance, reason in out if reason is Reason.BUSY]
-    return busy, [(glance, reason) for glance, reason in out if reason is not Reason.BUSY]
-
-
-def _rows(standing: _Standing, now: float) -> tuple[CandidateRow, ...]:
-    weighing, open_ = standing.weighing, standing.open
-    middle = median(glance.candidate.known_ewma_ms() for glance in open_)
-    shares = standing.balancer.shares(standing.key)
-    measures = standing.balancer.measures(standing.key)
+def rows_of(placed: Sequence[Placed], now: float) -> Turns[tuple[CandidateRow, ...]]:
+    """Return a row for each, in their order."""
     rows: list[CandidateRow] = []
-    for index, glance in enumerate(open_):
-        weight = weighing.weights[index]
-        rows.append(
-            _row(
-                glance,
-                now,
-                middle,
-                freshness=weighing.freshness[index],
-                ramp=weighing.ramp[index],
-                weight=weight,
-                share=shares[index],
-                floored=weight == weighing.floor and weight > 0,
-                terms=(*_terms(glance, weighing, index, now), *map(_measured, measures[index])),
-            )
-        )
-    rows.sort(key=lambda row: (-row.share, row.endpoint, row.version))
-    return (*rows, *(_row(glance, now, middle, reason=reason, alone=not open_) for glance, reason in standing.out))
+    for count, place in enumerate(placed, 1):
+        rows.append(_row(place, now))
+        if count % ROWS == 0:
+            yield None
+    return tuple(rows)
 
 
 def _terms(glance: Glance, weighing: Weighing, index: int, now: float) -> tuple[Term, ...]:
@@ -321,24 +267,16 @@ def _measured(measure: Measure) -> Term:
     return Term(name, unit, value, None, False, None, None, 0.0)
 
 
-def _row(
-    glance: Glance,
-    now: float,
-    middle: float | None,
-    *,
-    reason: Reason | None = None,
-    freshness: float = 0.0,
-    ramp: float = 0.0,
-    weight: float = 0.0,
-    share: float = 0.0,
-    floored: bool = False,
-    terms: tuple[Term, ...] = (),
-    alone: bool = False,
-) -> CandidateRow:
+def _row(place: Placed, now: float) -> CandidateRow:
+    glance, standing, reason, at = place.glance, place.standing, place.reason, place.at
+    weighing, weight = standing.weighing, place.weight
+    terms: tuple[Term, ...] = ()
+    if at >= 0:
+        terms = (*_terms(glance, weighing, at, now), *map(_measured, standing.measures[at]))
     candidate = glance.candidate
     endpoint = candidate.endpoint
     known = candidate.known_ewma_ms()
-    ewma_ms = middle if known is None else known
+    ewma_ms = standing.middle_ms if known is None else known
     return CandidateRow(
         endpoint=endpoint.id,
         address=endpoint.address,
@@ -348,14 +286,14 @@ def _row(
         reason=reason,
         for_s=_for_s(candidate, reason, now),
         left_s=_left_s(candidate, reason, now),
-        probe_due=reason is Reason.QUARANTINED and endpoint.quarantine.probe_at(alone=alone) <= now,
+        probe_due=place.probe_due(now),
         age_s=glance.age_s,
         warm_for_s=glance.warm_for_s if -inf < candidate.warm_at < inf else None,
-        freshness=freshness,
-        ramp=ramp,
+        freshness=weighing.freshness[at] if at >= 0 else 0.0,
+        ramp=weighing.ramp[at] if at >= 0 else 0.0,
         weight=weight,
-        share=share,
-        floored=floored,
+        share=place.share,
+        floored=at >= 0 and weight == weighing.floor and weight > 0,
         terms=terms,
         p95_ms=glance.p95_ms,
         ewma_ms=ewma_ms,
@@ -370,7 +308,7 @@ def _row(
         proven_ago_s=_ago_s(candidate.replica.proven_at, now),
         shard=None if candidate.shard == WHOLE else candidate.shard,
         group=None if candidate.group is None else candidate.group.name,
-        lacks=(candidate.differs,) if reason is Reason.INCONSISTENT else tuple(map(str, glance.lacks)),
+        lacks=place.lacks,
         own_p95_ms=candidate.latency.own_p95_ms,
         sidecars=candidate.latency.sidecars,
         queue_time_ms=endpoint.record.queue_time_ms,
@@ -406,7 +344,7 @@ def _left_s(candidate: Candidate, reason: Reason | None, now: float) -> float | 
 
 
 def _draw(
-    sample: Sample, standing: _Standing, rows: dict[tuple[str, str], CandidateRow], *, decides: bool
+    sample: Sample, standing: Standing, rows: dict[tuple[str, str], CandidateRow], *, decides: bool
 ) -> SampleDraw:
     """Put a balancer's choice into words."""
     loads = {(glance.endpoint.id, glance.version): glance.load for glance in standing.open}
@@ -447,7 +385,7 @@ def _load_text(row: CandidateRow) -> str:
     return f"{row.endpoint}: {row.in_flight + row.peers_in_flight + 1} in flight with this one"
 
 
-def _law(view: View, standing: _Standing) -> str:
+def _law(view: View, standing: Standing) -> str:
     balancer, weighing = standing.balancer, standing.weighing
     if not balancer.weighs(standing.key):
         return f"{balancer.first}{balancer.name}: {balancer.goes_by}"

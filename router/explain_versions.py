@@ -6,10 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from router.explain import Explanation, RouteRow, VersionLack, VersionRow, explain, route_row
+from router.explain import Explanation, VersionLack, VersionRow, explain, rows_of
 from router.glance import EJECTED, TAKEN_UP, WARM_ALL_THE_SAME
 from router.groups import FEW
+from router.placing import RouteStanding, by_share, left_out, places, stand
 from router.policy import ServePolicy, ServeRule, VersionShare
+from router.turns import LOOKS
 from router.versions import (
     fullest,
     is_taken,
@@ -23,10 +25,11 @@ from router.versions import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from router.explain import CandidateRow
     from router.glance import View
+    from router.placing import Placed
     from router.protocols import Rng
     from router.routes import Route
+    from router.turns import Turns
 
 NOBODY: Final = "no replica that may be picked"
 """What a version has that lacks everything."""
@@ -211,51 +214,62 @@ def _weighty(serve: ServePolicy) -> int:
 
 def explained(
     view: View, route: Route, of_version: Mapping[str, Route], now: float, rng: Rng, key: bytes | None
-) -> Explanation:
+) -> Turns[Explanation]:
     """Lay open a decision on a route of all versions; ``of_version`` are the routes of each one.
 
     In a split, ``key`` is first what keeps a caller at its version, then what the balancer goes by.
     """
+    yield from view.look_in_turns(route, now)
     rows = version_rows(view, (route,), now)
     serve = route.serve
     takers = [VersionShare(row.version, row.share) for row in rows if row.share and row.version in of_version]
     if serve is None or serve.rule is not ServeRule.SPLIT or not takers:
-        return replace(explain(view, route, now, rng, key), serve=described(serve), versions=rows)
+        whole = yield from explain(view, route, now, rng, key)
+        return replace(whole, serve=described(serve), versions=rows)
     sticky = serve.header is not None and key is not None
     taken = takers[share_by_key(takers, key) if sticky and key is not None else share_at_random(takers, rng())]
-    chosen = explain(view, of_version[taken.version], now, rng, key)
+    chosen = yield from explain(view, of_version[taken.version], now, rng, key)
     why = "by its key" if sticky else "at random"
+    split = yield from split_places(view, route, of_version, rows, now)
+    shown = yield from rows_of(split, now)
     return replace(
         chosen,
         route=route.key,
         version="",
         law=f"version {taken.version} of the split, {why}; then {chosen.law}",
-        rows=split_rows(view, route, of_version, rows, now),
+        rows=shown,
         serve=described(serve),
         versions=rows,
     )
 
 
-def versions_row(view: View, route: Route, of_version: Mapping[str, Route], now: float, *, default: bool) -> RouteRow:
-    """Show a route of all versions, of which not all take its requests alike."""
-    rows = version_rows(view, (route,), now)
-    shown = route_row(view, route, now, default=default)
+def stand_on(
+    view: View, route: Route, of_version: Mapping[str, Route], now: float, *, default: bool
+) -> Turns[RouteStanding]:
+    """Look at a route, of all versions where ``of_version`` are the routes of each one."""
+    standing = yield from stand(view, route, now)
     serve = route.serve
-    if serve is not None and serve.rule is ServeRule.SPLIT:
-        shown = replace(shown, candidates=split_rows(view, route, of_version, rows, now))
-    return replace(shown, serve=described(serve), versions=rows)
+    versions: tuple[VersionRow, ...] = ()
+    placed = places(standing)
+    if len(placed) > LOOKS:
+        yield None
+    if serve is not None:
+        versions = version_rows(view, (route,), now)
+        if serve.rule is ServeRule.SPLIT:
+            placed = yield from split_places(view, route, of_version, versions, now)
+    return RouteStanding(route, default, standing.balancer.name, standing.panic, placed, versions, described(serve))
 
 
-def split_rows(
+def split_places(
     view: View, route: Route, of_version: Mapping[str, Route], versions: tuple[VersionRow, ...], now: float
-) -> tuple[CandidateRow, ...]:
+) -> Turns[list[Placed]]:
     """Return the candidates of a split: each one's share of its version's share, and those that are left out."""
-    taking: list[CandidateRow] = []
+    taking: list[Placed] = []
     for version in versions:
         share, own = version.share, of_version.get(version.version)
         if share and own is not None:
-            rows = route_row(view, own, now, default=False).candidates
-            taking += [replace(row, share=row.share * share) for row in rows if row.reason is None]
-    taking.sort(key=lambda row: (-row.share, row.endpoint, row.version))
-    rest = route_row(view, route, now, default=False).candidates
-    return (*taking, *(row for row in rest if row.reason is not None))
+            standing = yield from stand(view, own, now)
+            taking += [place.of_share(share) for place in places(standing) if place.reason is None]
+    taking.sort(key=by_share)
+    rest = yield from stand(view, route, now)
+    return [*taking, *left_out(rest)]

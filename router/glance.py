@@ -11,6 +11,7 @@ from router.groups import unfit
 from router.lasting import idle_s_of, lasting_at
 from router.outcomes import Reason
 from router.routes import UNMEASURED_MS
+from router.turns import LOOKS, at_once
 from router.versions import is_left_out, served_version, whole_versions
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from router.protocols import Candidate as CandidateView
     from router.protocols import Scorer
     from router.routes import Route
+    from router.turns import Turns
 
 EJECTED = frozenset({Reason.QUARANTINED, Reason.BREAKER_OPEN, Reason.OUTLIER})
 """Reasons that say how attempts went."""
@@ -195,15 +197,21 @@ class View:
 
     def look_at_all(self, route: Route, now: float) -> tuple[list[Glance], list[tuple[Glance, Reason]]]:
         """Return the same, whichever version takes the route's requests. It is looked once: a view is of one moment."""
-        found = self._looks.get(route)
-        if found is None:
-            found = self._looks[route] = self._look(route, now)
-        return found
+        if route not in self._looks:
+            at_once(self._look(route, now))
+        return self._looks[route]
 
-    def _look(self, route: Route, now: float) -> _Look:
+    def look_in_turns(self, route: Route, now: float) -> Turns[None]:
+        """Look at all that :meth:`look` will need to have seen, a few candidates at a time."""
+        whole = route.whole or route
+        for one in (route, *(whole.shards or (whole,))):
+            if one not in self._looks:
+                yield from self._look(one, now)
+
+    def _look(self, route: Route, now: float) -> Turns[None]:
         open_: list[Glance] = []
         out: list[tuple[Glance, Reason]] = []
-        for candidate in route.candidates:
+        for count, candidate in enumerate(tuple(route.candidates), 1):
             glance = self._glance(candidate, now)
             reason = self.verdict(glance)
             if (reason is None or reason is Reason.BUSY) and candidate.endpoint.full_everywhere():
@@ -212,7 +220,9 @@ class View:
                 open_.append(glance)
             else:
                 out.append((glance, reason))
-        return open_, out
+            if count % LOOKS == 0:
+                yield None
+        self._looks[route] = open_, out
 
     def _glance(self, candidate: Candidate, now: float) -> Glance:
         """Look at a candidate, and where it is asked for a group, at what that lacks and how its weakest does."""

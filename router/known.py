@@ -6,13 +6,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from router import explain as explaining
-from router.explain_versions import explained, version_rows, versions_row
+from router.explain_versions import explained, stand_on, version_rows
 from router.model import HTTP
 from router.outcomes import Reason
+from router.placing import RouteStanding, in_panic
 from router.routes import route_key
+from router.turns import at_once, in_order
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from router.endpoint import Candidate, Endpoint
     from router.fleet import Fleet
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
     from router.protocols import Rng
     from router.routes import Route
     from router.tables import Tables
+    from router.turns import Turns
+
+
+def _all(_route: Route) -> bool:
+    return True
 
 
 class Known:
@@ -133,6 +140,12 @@ class Known:
 
         ``key`` is that of a request, where the route's balancer goes by one.
         """
+        return at_once(self.explain_in_turns(route, now, rng, key))
+
+    def explain_in_turns(
+        self, route: Route, now: float, rng: Rng, key: bytes | None = None
+    ) -> Turns[explaining.Explanation]:
+        """Do the same in turns."""
         if key is not None:
             route = self.shard_route(route, key)
         view = self._tables.view()
@@ -140,31 +153,74 @@ class Known:
             return explaining.explain(view, route, now, rng, key)
         return explained(view, route, self._of_versions(route), now, rng, key)
 
-    def routes(self, now: float) -> tuple[explaining.RouteRow, ...]:
-        """Return every route with its candidates, their state, weight and share, in order of key.
+    def routes_by_key(self) -> Iterator[Route | None]:
+        """Yield every route in order of key, and None where a turn is over.
 
         Where each shard of a model answers for itself, the routes of those stand in its place.
         """
-        view = self._tables.view()
+        for route in in_order(self._fleet.all_routes(), _by_key):
+            if route is None:
+                yield None
+            elif not route.shards and (route.candidates or not self.is_held(route.model, route.version)):
+                yield route
+
+    def standings_in_turns(
+        self, now: float, wanted: Callable[[Route], bool] = _all, *, versions: bool = True
+    ) -> Iterator[RouteStanding | None]:
+        """Yield every route that is ``wanted`` in that order, with where each candidate stands; None likewise.
+
+        Without ``versions``, the routes of single ones come with their panic alone: they have the same candidates once
+        more.
+        """
+        view, looked_at = self._tables.view(), None
         default = self._fleet.default
-        return tuple(
-            self._row(view, route, now, default=default is not None and route.key == default.key)
-            for route in sorted(self._fleet.all_routes(), key=_by_key)
-            if not route.shards and (route.candidates or not self.is_held(route.model, route.version))
-        )
+        for route in self.routes_by_key():
+            if route is None:
+                yield None
+            elif wanted(route):
+                if looked_at is not (route.whole or route):  # shards of one model look at each other, nobody else does
+                    view, looked_at = self._tables.view(), route.whole or route
+                is_default = default is not None and route.key == default.key
+                yield from self._standing(view, route, now, default=is_default, whole=versions or not route.version)
+
+    def _standing(
+        self, view: View, route: Route, now: float, *, default: bool, whole: bool
+    ) -> Iterator[RouteStanding | None]:
+        if whole:
+            of_version = {} if route.serve is None else self._of_versions(route)
+            yield (yield from stand_on(view, route, of_version, now, default=default))
+        else:
+            panic = yield from in_panic(view, route, now)
+            yield RouteStanding(route, default, route.balancer.name, panic)
+
+    def routes_in_turns(self, now: float) -> Iterator[explaining.RouteRow | None]:
+        """Yield the same as whole rows."""
+        for stood in self.standings_in_turns(now):
+            if stood is None:
+                yield None
+            else:
+                yield (yield from explaining.route_row(stood, now))
+
+    def routes(self, now: float) -> tuple[explaining.RouteRow, ...]:
+        """Return every route with its candidates, their state, weight and share, in order of key."""
+        return tuple(row for row in self.routes_in_turns(now) if row is not None)
 
     def versions(self, model: str, now: float) -> tuple[explaining.VersionRow, ...] | None:
         """Return the versions of a model, newest first, with those that take requests which name none; None: no model.
 
         Where endpoints of several protocols hold it, those of all of them are counted together.
         """
-        found = [routes[model] for routes in self._fleet.routes_by.values() if model in routes]
-        return version_rows(self._tables.view(), found, now) if found else None
+        return at_once(self.versions_in_turns(model, now))
 
-    def _row(self, view: View, route: Route, now: float, *, default: bool) -> explaining.RouteRow:
-        if route.serve is None:
-            return explaining.route_row(view, route, now, default=default)
-        return versions_row(view, route, self._of_versions(route), now, default=default)
+    def versions_in_turns(self, model: str, now: float) -> Turns[tuple[explaining.VersionRow, ...] | None]:
+        """Do the same in turns."""
+        found = [routes[model] for routes in self._fleet.routes_by.values() if model in routes]
+        if not found:
+            return None
+        view = self._tables.view()
+        for route in found:
+            yield from view.look_in_turns(route, now)
+        return version_rows(view, found, now)
 
     def _of_versions(self, route: Route) -> dict[str, Route]:
         """Return the routes of single versions of a route's model."""

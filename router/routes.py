@@ -15,6 +15,7 @@ from router.policy import ServeRule
 from router.protocols import Scorer
 from router.scorers import NEUTRAL
 from router.stats import median
+from router.turns import LOOKS, at_once
 from router.versions import is_taken
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from router.policy import FreshnessPolicy, ModelPolicy, Policies, RampPolicy, ServePolicy
     from router.protocols import Balancer
     from router.protocols import Candidate as CandidateView
+    from router.turns import Turns
 
 REDRAWS: Final = 8
 """Draws that may hit replicas that are out, before all of the table is looked at."""
@@ -322,8 +324,18 @@ def weigh(
 
     With the store gone for long (``local``) only observed signals count; with nothing to go by (``uniform``) none.
     """
+    return at_once(weigh_in_turns(candidates, scorers, policies, mode))
+
+
+def weigh_in_turns(
+    candidates: Sequence[CandidateView], scorers: Sequence[tuple[Scorer, float]], policies: Policies, mode: StoreMode
+) -> Turns[Weighing]:
+    """Do the same in turns."""
     freshness = [freshness_at(candidate.age_s, policies.freshness) for candidate in candidates]
     ramp = [ramp_at(candidate.warm_for_s, policies.ramp) for candidate in candidates]
+    many = len(candidates) > LOOKS
+    if many:
+        yield None
     columns: list[Column] = []
     if mode is StoreMode.UNIFORM:
         return Weighing(freshness, ramp, columns, [1.0] * len(candidates), 0.0)
@@ -340,6 +352,8 @@ def weigh(
         columns.append(Column(scorer, coefficient, known, scores))
         for index, score in enumerate(scores):
             sums[index] += coefficient * score
+        if many:
+            yield None
     weights = [fresh * rise * total for fresh, rise, total in zip(freshness, ramp, sums, strict=True)]
     floor = policies.scoring.exploration_floor_ratio * sum(weights) / len(weights) if weights else 0.0
     return Weighing(freshness, ramp, columns, [max(weight, floor) for weight in weights], floor)

@@ -112,6 +112,7 @@ class DataProcess:
         rng = random.Random(secrets.randbits(64))  # noqa: S311  routing, not secrets
         now = self._clock()
         self._page.begin(os.getpid(), now)
+        self._page.reserve_models(model.name for model in settings.models)
         self._cluster = Cluster(router_policies(settings), model_policies(settings), now, rng=rng.random)
         policies = settings.policies
         ladders = Ladders(settings.models, policies.ladder, self._page, now, policies.admission)
@@ -307,6 +308,7 @@ class DataProcess:
             self._listening = self._loop.create_task(self._listen_later(), name="listen later")
         if plan.sequence == before.sequence:
             return
+        self._page.reserve_models(model.name for model in plan.settings.models)
         self._membership.configure(plan.settings, tuple(held.listener for held in plan.listeners), now)
         self._bury()
         self._plane.recogniser = Recogniser(plan.settings.recognise)

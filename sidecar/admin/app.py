@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from sidecar.admin import guard
+from sidecar.admin.answers import Answers
 from sidecar.admin.handlers import Handlers
 from sidecar.admin.versions import VersionHandlers
 
@@ -32,8 +33,10 @@ def make_app(context: Context) -> web.Application:
             guard.write_guard(lambda: context.settings.admin.token_file),
         ],
     )
-    app.add_routes(Handlers(context).routes())
-    app.add_routes(VersionHandlers(context).routes())
+    app.on_response_prepare.append(guard.uncached)
+    answers = Answers()
+    app.add_routes(Handlers(context, answers).routes())
+    app.add_routes(VersionHandlers(context, answers).routes())
     return app
 
 

@@ -1,8 +1,10 @@
-"""What the admin API shows, as plain values that turn into JSON. Pure: from the context and a moment."""
+"""What the admin API shows, as plain values that turn into JSON. Pure: from the context and a moment.
+
+What grows with the fleet is made in turns (``router.turns``), or written in pieces with None where a turn is over.
+"""
 
 from __future__ import annotations
 
-import itertools
 import os
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -16,22 +18,36 @@ from router.model import HTTP, WHOLE
 from router.outcomes import Reason
 from router.overload import Level
 from router.policy import OnNoCandidate
+from router.turns import LOOKS, ROWS
 from router.urls import masked_url
 from sidecar.admin.ladders import ladder_of, ladders
 from sidecar.admin.moments import moment
 from sidecar.admin.queues import endpoint_limits, queues
+from sidecar.admin.written import Rows, spread, write
 from sidecar.faults.checking import document_of
 from sidecar.telemetry.page import OVERLOAD_NOW, Scalar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router.explain import CandidateRow, RouteRow
+    from router.endpoint import Endpoint
+    from router.model import EndpointRecord, Replica
+    from router.placing import Placed
+    from router.turns import Turns
     from sidecar.admin.context import Context
 
 
+MOST_CAUSES = 8
+"""Models of which it is said why nobody serves them."""
+MOST_KNOWN = 256
+"""Routes that are named where none was found."""
 MOST_BREAKERS = 256
 """Breakers that are named in a health document at most; the others are counted."""
+
+
+_Judged = dict[tuple[str, str, str, int], tuple[Reason | None, tuple[str, ...]]]
+"""Why a replica may not be picked, and what its group lacks, by endpoint, model, version and shard."""
+_PICKED: tuple[None, tuple[str, ...]] = None, ()
 
 
 class UnknownModelError(LookupError):
@@ -57,17 +73,21 @@ def health(context: Context, now: float) -> dict[str, Any]:
     }
 
 
-def breakers(context: Context, now: float) -> dict[str, Any]:
+def breakers(context: Context, now: float) -> Turns[dict[str, Any]]:
     """Return how many breakers are in which state, and each that is not closed, with what it opened on."""
     states = dict.fromkeys((state.value for state in GuardState), 0)
     out: list[dict[str, Any]] = []
+    looked = 0
     for id, endpoint in sorted(context.keeper.cluster.endpoints.items()):  # noqa: A001
-        for candidate in endpoint.candidates.values():
+        for candidate in tuple(endpoint.candidates.values()):
             row = breaker_row(candidate, now)
             states[row.state.value] += 1
             if row.state is not GuardState.CLOSED and len(out) < MOST_BREAKERS:
                 where = {"endpoint": id, "model": candidate.model, "version": candidate.version}
                 out.append(where | msgspec.to_builtins(row))
+            looked += 1
+            if looked % LOOKS == 0:
+                yield None
     return {"states": states, "not_closed": out}
 
 
@@ -89,7 +109,7 @@ def processes(context: Context, now: float) -> list[dict[str, Any]]:
     ]
 
 
-def not_ready(context: Context, now: float) -> list[str]:
+def not_ready(context: Context, now: float) -> Turns[list[str]]:
     """Return why this sidecar should get no traffic; nothing where it should. The store alone is never a reason.
 
     A worker whose quarantine is over counts: only a request finds out whether it answers again. So does one at its
@@ -102,21 +122,25 @@ def not_ready(context: Context, now: float) -> list[str]:
     if not any(process.speaks(now) for process in context.keeper.processes):
         reasons.append("no data process speaks")
     reasons += _overloaded(context, now)
-    routes = context.keeper.cluster.routes(now)
     lazy = {model.name for model in context.settings.models if model.on_no_candidate is OnNoCandidate.LAZY}
-    if not any(_routable(row, lazy=_loads(route, lazy)) for route in routes for row in route.candidates):
-        reasons.append(f"no routable worker for any model ({_why_nobody(routes)})")
-    return reasons
+    causes: list[str] = []
+    for stood in context.keeper.cluster.standings_in_turns(now):
+        if stood is None:
+            yield None
+            continue
+        loads = stood.route.model in lazy and stood.route.protocol == HTTP
+        if any(_routable(place, now, lazy=loads) for place in stood.places):
+            return reasons
+        if not stood.route.version and len(causes) < MOST_CAUSES:
+            why = sorted({str(place.reason) for place in stood.places})
+            causes.append(f"{stood.route.key}: {', '.join(why) or 'no endpoints'}")
+    return [*reasons, f"no routable worker for any model ({'; '.join(causes) or 'no model known'})"]
 
 
-def _loads(route: RouteRow, lazy: set[str]) -> bool:
-    return route.model in lazy and route.protocol == HTTP
-
-
-def _routable(row: CandidateRow, *, lazy: bool) -> bool:
-    if lazy and row.reason is Reason.NOT_WARM:
+def _routable(place: Placed, now: float, *, lazy: bool) -> bool:
+    if lazy and place.reason is Reason.NOT_WARM:
         return True
-    return row.reason is None or row.reason is Reason.AT_LIMIT or row.probe_due
+    return place.reason is None or place.reason is Reason.AT_LIMIT or place.probe_due(now)
 
 
 def _overloaded(context: Context, now: float) -> Iterator[str]:
@@ -134,29 +158,26 @@ def _overloaded(context: Context, now: float) -> Iterator[str]:
             yield f"overload: no data process of {listener.address} takes new requests ({names})"
 
 
-def _why_nobody(routes: tuple[RouteRow, ...]) -> str:
-    parts = []
-    for route in itertools.islice((route for route in routes if not route.version), 8):
-        causes = sorted({str(row.reason) for row in route.candidates})
-        parts.append(f"{route.key}: {', '.join(causes) or 'no endpoints'}")
-    return "; ".join(parts) or "no model known"
-
-
-def routes(context: Context, now: float) -> dict[str, Any]:
-    """Return every route with its candidates, weights and reasons."""
-    return {
+def routes(context: Context, now: float) -> Iterator[bytes | None]:
+    """Write every route with its candidates, weights and reasons."""
+    limits = yield from endpoint_limits(context)
+    document = {
         "store_mode": context.keeper.roster.mode.value,
         "draining": context.draining,
         "listeners": list(context.listen_addresses),
-        "routes": context.keeper.cluster.routes(now),
+        "routes": Rows(
+            row if row is None or len(row.candidates) <= ROWS else {**spread(row), "candidates": Rows(row.candidates)}
+            for row in context.keeper.cluster.routes_in_turns(now)
+        ),
         "ladders": ladders(context, now),
         "queues": queues(context),
-        "endpoint_limits": endpoint_limits(context),
+        "endpoint_limits": limits,
     }
+    yield from write(document)
 
 
-def explain(context: Context, model: str, now: float, key: str = "") -> dict[str, Any]:
-    """Return the decision that would be made now for ``NAME[@VERSION][#SHARD]``, and a request with ``key``.
+def explain(context: Context, model: str, now: float, key: str = "") -> Iterator[bytes | None]:
+    """Write the decision that would be made now for ``NAME[@VERSION][#SHARD]``, and a request with ``key``.
 
     ``ladder`` is how far the model is degraded, where it has steps for that. ``queue`` is what waits for it. ``faults``
     are those in force that may strike such a request.
@@ -174,15 +195,15 @@ def explain(context: Context, model: str, now: float, key: str = "") -> dict[str
     if route is not None and shard:
         route = next((one for one in route.shards if str(one.shard) == shard), None)
     if route is None:
-        raise UnknownModelError(model, list(dict.fromkeys(row.key for row in cluster.routes(now))))
+        known = yield from _known(context)
+        raise UnknownModelError(model, known)
     if route.shards and not key:
         shards = [one.key for one in route.shards]
         raise UnknownModelError(model, shards, " itself, as each shard answers for itself: name one, or a key")
     raw = key.encode("utf-8", "surrogatepass") or None
     if raw is not None and not route.shards and route.policy.affinity is not None:
         raw = blocks_of(raw, route.policy.affinity)
-    explanation = cluster.explain(route, now, context.rng, raw)
-    document: dict[str, Any] = msgspec.to_builtins(explanation)
+    explanation = yield from cluster.explain_in_turns(route, now, context.rng, raw)
     queue = next((row for row in queues(context) if row["model"] == route.model), None)
     concerned = [
         document_of(rule, now)
@@ -191,49 +212,77 @@ def explain(context: Context, model: str, now: float, key: str = "") -> dict[str
         and (not rule.version or not route.version or rule.version == route.version)
         and (rule.shard is None or route.shard in (None, rule.shard))
     ]
-    return document | {"ladder": ladder_of(context, route.model, now), "queue": queue, "faults": concerned}
+    document = {**spread(explanation), "rows": Rows(explanation.rows)}
+    yield from write(document | {"ladder": ladder_of(context, route.model, now), "queue": queue, "faults": concerned})
 
 
-def endpoints(context: Context, now: float) -> dict[str, Any]:
-    """Return what each endpoint last reported, and what this sidecar thinks of it."""
+def _known(context: Context) -> Turns[list[str]]:
+    """Return the routes that could have been asked for, the first so many."""
+    known: dict[str, None] = {}
+    for route in context.keeper.cluster.routes_by_key():
+        if route is None:
+            yield None
+        elif len(known) < MOST_KNOWN:
+            known[route.key] = None
+    return list(known)
+
+
+def endpoints(context: Context, now: float) -> Iterator[bytes | None]:
+    """Write what each endpoint last reported, and what this sidecar thinks of it."""
     keeper = context.keeper
-    shown_as = {
-        (row.endpoint, row.model, row.version, row.shard): row
-        for route in keeper.cluster.routes(now)
-        if not route.version
-        for row in route.candidates
-    }
-    rows = []
-    for record, source, heard_at in keeper.roster.records():
-        endpoint = keeper.cluster.endpoints.get(record.id)
-        row = msgspec.to_builtins(record if endpoint is None else endpoint.record)  # with load reports in answers
-        for replica in row["replicas"]:
-            at = replica.pop("proven_at")
-            replica["proven_ago_s"] = None if at is None or at == -inf else round(max(0.0, now - at), 3)
-        row |= {
-            "source": source,
-            "age_s": None if record.static else round(max(0.0, now - heard_at), 3),
-            "held": record.id in keeper.roster.held,
-        }
-        if endpoint is not None:
-            row |= {
-                "quarantined": endpoint.quarantine.active,
-                "in_flight": endpoint.in_flight + endpoint.peers_in_flight,
-            }
-            for replica in row["replicas"]:
-                of = (replica["model"], replica["version"])
-                candidates = endpoint.candidates
-                candidate = candidates.get((*of, WHOLE)) or candidates.get((*of, replica["shard"]))
-                if candidate is not None:
-                    shown = msgspec.to_builtins(breaker_row(candidate, now))
-                    replica |= {"breaker": shown, "p95_ms": candidate.latency.p95_ms}
-                    shard = None if candidate.shard == WHOLE else candidate.shard
-                    judged = shown_as.get((record.id, *of, shard))
-                    if judged is not None:
-                        replica |= {"out": judged.reason, "lacks": judged.lacks}
-        rows.append(row)
+    judged: _Judged = {}
+    for stood in keeper.cluster.standings_in_turns(now, versions=False):
+        yield None
+        for place in () if stood is None else stood.places:
+            candidate = place.glance.candidate
+            of = candidate.endpoint.id, candidate.model, candidate.version, candidate.shard
+            judged[of] = _PICKED if place.reason is None else (place.reason, place.lacks)
     away = sorted(held for held in keeper.roster.held if held not in keeper.roster)
-    return {"endpoints": rows, "held_and_away": away}
+    rows = Rows(
+        _endpoint(context, now, record, source, heard_at, judged)
+        for record, source, heard_at in tuple(keeper.roster.records())
+    )
+    yield from write({"endpoints": rows, "held_and_away": away})
+
+
+def _endpoint(
+    context: Context,
+    now: float,
+    record: EndpointRecord,
+    source: str,
+    heard_at: float,
+    judged: _Judged,
+) -> dict[str, Any]:
+    keeper = context.keeper
+    endpoint = keeper.cluster.endpoints.get(record.id)
+    said = record if endpoint is None else endpoint.record  # with load reports in answers
+    row = spread(said) | {
+        "replicas": Rows(_replica(replica, endpoint, now, judged) for replica in said.replicas),
+        "source": source,
+        "age_s": None if record.static else round(max(0.0, now - heard_at), 3),
+        "held": record.id in keeper.roster.held,
+    }
+    if endpoint is not None:
+        row |= {
+            "quarantined": endpoint.quarantine.active,
+            "in_flight": endpoint.in_flight + endpoint.peers_in_flight,
+        }
+    return row
+
+
+def _replica(said: Replica, endpoint: Endpoint | None, now: float, judged: _Judged) -> dict[str, Any]:
+    row: dict[str, Any] = msgspec.to_builtins(said)
+    at = row.pop("proven_at")
+    row["proven_ago_s"] = None if at is None or at == -inf else round(max(0.0, now - at), 3)
+    if endpoint is None:
+        return row
+    of, candidates = (said.model, said.version), endpoint.candidates
+    candidate = candidates.get((*of, WHOLE)) or candidates.get((*of, said.shard))
+    if candidate is None:
+        return row
+    row |= {"breaker": msgspec.to_builtins(breaker_row(candidate, now)), "p95_ms": candidate.latency.p95_ms}
+    why = judged.get((endpoint.id, *of, candidate.shard))
+    return row if why is None else row | {"out": why[0], "lacks": why[1]}
 
 
 def cache(context: Context, now: float) -> dict[str, Any]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+JSON = "application/json"
 READS = frozenset({"GET", "HEAD"})
 _log = get_log("admin")
 _UCRED = struct.Struct("3i")
@@ -37,7 +38,7 @@ class RefusedError(Exception):
 def json_response(document: object, status: int = 200) -> web.Response:
     """Return ``document`` as JSON, for a person's eyes too."""
     body = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-    return web.Response(body=body, status=status, content_type="application/json")
+    return web.Response(body=body, status=status, content_type=JSON)
 
 
 def _peer_socket(request: web.Request) -> Any:
@@ -78,7 +79,7 @@ def is_loopback_name(text: str) -> bool:
 
 @web.middleware
 async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn everything that goes wrong into ``{"error": ...}``, and let no answer be cached or guessed at."""
+    """Turn everything that goes wrong into ``{"error": ...}``."""
     try:
         response = await handler(request)
     except RefusedError as error:
@@ -92,9 +93,13 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception:  # noqa: BLE001  the boundary: logged whole, told in brief
         _log.error("admin.failed", exc_info=True, method=request.method, path=request.path)
         response = json_response({"error": "internal error; see the log of the control process"}, 500)
+    return response
+
+
+async def uncached(_request: web.Request, response: web.StreamResponse) -> None:
+    """Let no answer be cached or guessed at; called when its head is about to be sent."""
     response.headers["Cache-Control"] = "no-store"
     response.headers["X-Content-Type-Options"] = "nosniff"
-    return response
 
 
 def let_go(handed_over: Callable[[], bool]) -> Any:

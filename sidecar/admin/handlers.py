@@ -10,15 +10,19 @@ import msgspec
 from aiohttp import web
 
 from sidecar.admin import documents, status_page
-from sidecar.admin.guard import RefusedError, json_response
+from sidecar.admin.guard import JSON, RefusedError, json_response
 from sidecar.channel import CacheCleared
 from sidecar.faults.checking import document_of, problems, rule_of
 from sidecar.settings import Fault
 from sidecar.state.roster import RosterError
 from sidecar.telemetry import exposition, prometheus
+from sidecar.telemetry.bounds import Bounds
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sidecar.admin.answers import Answers
     from sidecar.admin.context import Context
 
 RELOAD_S = 4.0
@@ -29,8 +33,10 @@ _FAULT = msgspec.json.Decoder(Fault)
 class Handlers:
     """All of them, over one context."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, answers: Answers) -> None:
         self._context = context
+        self._answers = answers
+        self._bounds = Bounds()
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """Return the table of paths."""
@@ -56,48 +62,61 @@ class Handlers:
 
     # --- reads --------------------------------------------------------------------------------------------------
 
-    async def page(self, _request: web.Request) -> web.Response:
-        """The status page."""
-        html = status_page.render(self._context, self._context.clock())
-        headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-        return web.Response(text=html, content_type="text/html", headers=headers)
+    async def _written(self, request: web.Request, make: Callable[[], Iterator[bytes | None]]) -> web.StreamResponse:
+        return await self._answers.answer(request, request.path_qs, make, {"Content-Type": JSON})
 
-    async def healthz(self, request: web.Request) -> web.Response:
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        """The status page."""
+        headers = {
+            "Content-Type": "text/html; charset=utf-8",
+            "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+        }
+        context = self._context
+        return await self._answers.answer(
+            request, "page", lambda: status_page.render(context, context.clock()), headers
+        )
+
+    async def healthz(self, request: web.Request) -> web.StreamResponse:
         """200 as long as this process answers at all; with ``?detail`` the breakers too."""
         context, now = self._context, self._context.clock()
         document = documents.health(context, now)
         if "detail" in request.query:
-            document["breakers"] = documents.breakers(context, now)
+            document["breakers"] = await self._answers.work(documents.breakers(context, now))
         return json_response(document)
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """200, or 503 with the reasons."""
-        reasons = documents.not_ready(self._context, self._context.clock())
+        reasons = await self._answers.work(documents.not_ready(self._context, self._context.clock()))
         return json_response({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
-    async def metrics(self, _request: web.Request) -> web.Response:
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
         """The Prometheus exposition."""
-        body = exposition.render(self._context, self._context.clock())
-        return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE})
+        context = self._context
+        headers = {"Content-Type": prometheus.CONTENT_TYPE}
+        return await self._answers.answer(
+            request, "metrics", lambda: exposition.render(context, context.clock(), self._bounds), headers
+        )
 
-    async def route_table(self, _request: web.Request) -> web.Response:
+    async def route_table(self, request: web.Request) -> web.StreamResponse:
         """Every route with its candidates."""
-        return json_response(documents.routes(self._context, self._context.clock()))
+        context = self._context
+        return await self._written(request, lambda: documents.routes(context, context.clock()))
 
-    async def explain(self, request: web.Request) -> web.Response:
+    async def explain(self, request: web.Request) -> web.StreamResponse:
         """One decision, laid open."""
         model = request.query.get("model", "")
         if not model:
             raise RefusedError(400, "name a model: /routes/explain?model=NAME or NAME@VERSION")
-        key = request.query.get("key", "")
+        key, context = request.query.get("key", ""), self._context
         try:
-            return json_response(documents.explain(self._context, model, self._context.clock(), key))
+            return await self._written(request, lambda: documents.explain(context, model, context.clock(), key))
         except documents.UnknownModelError as error:
             raise RefusedError(404, str(error), known=error.known) from error
 
-    async def endpoints(self, _request: web.Request) -> web.Response:
+    async def endpoints(self, request: web.Request) -> web.StreamResponse:
         """Every endpoint as it last reported."""
-        return json_response(documents.endpoints(self._context, self._context.clock()))
+        context = self._context
+        return await self._written(request, lambda: documents.endpoints(context, context.clock()))
 
     async def config(self, _request: web.Request) -> web.Response:
         """The effective settings."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from router.turns import LOOKS
 from sidecar.telemetry.page import (
     ENDPOINT_LIMIT,
     MAGIC,
@@ -15,6 +16,7 @@ from sidecar.telemetry.page import (
 )
 
 if TYPE_CHECKING:
+    from router.turns import Turns
     from sidecar.admin.context import Context
     from sidecar.settings import Model
     from sidecar.telemetry.page import Page
@@ -50,14 +52,16 @@ def _row(model: str, sums: list[int], limit: int, rules: Model | None) -> dict[s
     }
 
 
-def endpoint_limits(context: Context) -> dict[str, int]:
+def endpoint_limits(context: Context) -> Turns[dict[str, int]]:
     """Return how much may be in flight at each endpoint, over all processes, where that follows latency."""
     limits: dict[str, int] = {}
     for page in _written(context):
-        for endpoint, row in page.endpoints():
+        for count, (endpoint, row) in enumerate(page.endpoints(), 1):
             limit = page.words[row + ENDPOINT_LIMIT]
             if limit:
                 limits[endpoint] = limits.get(endpoint, 0) + limit
+            if count % LOOKS == 0:
+                yield None
     return limits
 
 

@@ -6,14 +6,15 @@ import os
 from html import escape
 from typing import TYPE_CHECKING
 
-from router.model import StoreMode
+from router.model import WHOLE, StoreMode
 from sidecar.admin import documents
 from sidecar.admin.ladders import ladders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from router.explain import CandidateRow
+    from router.placing import Placed
+    from router.routes import Route
     from sidecar.admin.context import Context
 
 REFRESH_S = 2
@@ -33,14 +34,19 @@ th { font-weight: 600; opacity: .7 } .n { font-variant-numeric: tabular-nums; te
 _STATES = {"warm": "good", "failed": "bad"}
 
 
-def render(context: Context, now: float) -> str:
-    """Return the page as of ``now`` (monotonic seconds)."""
-    return "".join(_parts(context, now))
+MOST_ROWS = 1024
+"""Rows of the page's tables at most: it is loaded again every two seconds."""
 
 
-def _parts(context: Context, now: float) -> Iterator[str]:
+def render(context: Context, now: float) -> Iterator[bytes | None]:
+    """Yield the page as of ``now`` (monotonic seconds) in pieces, and None where a turn of work is over."""
+    reasons = yield from documents.not_ready(context, now)
+    for part in _parts(context, now, reasons):
+        yield None if part is None else part.encode()
+
+
+def _parts(context: Context, now: float, reasons: list[str]) -> Iterator[str | None]:
     mode = context.keeper.roster.mode
-    reasons = documents.not_ready(context, now)
     yield "<!doctype html><html lang=en><meta charset=utf-8>"
     yield f'<meta http-equiv=refresh content={REFRESH_S}><meta name=viewport content="width=device-width">'
     yield f"<title>warmroute {escape(context.sidecar_id)}</title><style>{_STYLE}</style>"
@@ -57,17 +63,7 @@ def _parts(context: Context, now: float) -> Iterator[str]:
         yield f" <b class=warn>needs an upgrade or a restart for {escape(paths)}</b>"
     if config.would_break:
         yield f" <b class=bad>nothing of it is in force yet</b>: {escape('; '.join(config.would_break[:3]))}"
-    for route in context.keeper.cluster.routes(now):
-        if route.version and len({row.version for row in route.candidates}) <= 1:
-            continue  # the same table as that of its model
-        yield f"<h2>{escape(route.key)} <span class=quiet>{'default' if route.default else ''}</span></h2>"
-        yield "<table><tr><th>endpoint<th>state<th class=n>weight<th class=n>share<th>"
-        yield "<th class=n>p95 ms<th class=n>in flight<th>out because</tr>"
-        for row in route.candidates:
-            yield _candidate(row)
-        if not route.candidates:
-            yield "<tr><td colspan=8 class=warn>no endpoint serves this</tr>"
-        yield "</table>"
+    yield from _routes(context, now)
     degraded = [one for one in ladders(context, now) if one["step"] != "replica"]
     if degraded:
         yield "<h2>Degraded</h2><table><tr><th>model<th>answered by<th>for<th class=n>kept answers</tr>"
@@ -90,14 +86,47 @@ def _parts(context: Context, now: float) -> Iterator[str]:
     yield f"<tr><td>control<td class=n>{os.getpid()}<td><span class=good>up</span><td>{uptime}</tr></table>"
 
 
-def _candidate(row: CandidateRow) -> str:
-    state = f"<span class={_STATES.get(row.state, 'warn')}>{escape(row.state)}</span>"
-    p95 = NONE if row.p95_ms is None else f"{row.p95_ms:.1f}"
-    bar = f'<div class=bar><i style="width:{100 * row.share:.0f}%"></i></div>'
-    name = row.endpoint + (f" @{row.version}" if row.version else "") + ("" if row.shard is None else f" #{row.shard}")
-    out = "; ".join(([row.reason.value] if row.reason else []) + list(row.lacks[:1]))
+def _routes(context: Context, now: float) -> Iterator[str | None]:
+    rows = left_out = 0
+
+    def wanted(route: Route) -> bool:
+        nonlocal left_out
+        left_out += rows >= MOST_ROWS
+        return rows < MOST_ROWS
+
+    for stood in context.keeper.cluster.standings_in_turns(now, wanted):
+        if stood is None:
+            yield None
+            continue
+        route, places = stood.route, stood.places
+        if route.version and len({place.glance.version for place in places}) <= 1:
+            continue  # the same table as that of its model
+        yield f"<h2>{escape(route.key)} <span class=quiet>{'default' if stood.default else ''}</span></h2>"
+        yield "<table><tr><th>endpoint<th>state<th class=n>weight<th class=n>share<th>"
+        yield "<th class=n>p95 ms<th class=n>in flight<th>out because</tr>"
+        for place in places[: MOST_ROWS - rows]:
+            yield _candidate(place)
+        if not places:
+            yield "<tr><td colspan=8 class=warn>no endpoint serves this</tr>"
+        yield "</table>"
+        if len(places) > MOST_ROWS - rows:
+            yield f"<p class=quiet>and {len(places) - MOST_ROWS + rows} more"
+        rows += max(1, len(places))
+    if left_out:
+        yield f"<p class=quiet>and {left_out} more routes: <code>warmroute routes</code> shows all"
+
+
+def _candidate(place: Placed) -> str:
+    candidate = place.glance.candidate
+    of, version, endpoint = candidate.replica.state.value, candidate.version, candidate.endpoint
+    state = f"<span class={_STATES.get(of, 'warn')}>{escape(of)}</span>"
+    p95 = NONE if place.glance.p95_ms is None else f"{place.glance.p95_ms:.1f}"
+    bar = f'<div class=bar><i style="width:{100 * place.share:.0f}%"></i></div>'
+    shard = "" if candidate.shard == WHOLE else f" #{candidate.shard}"
+    name = endpoint.id + (f" @{version}" if version else "") + shard
+    out = "; ".join(([place.reason.value] if place.reason else []) + list(place.lacks[:1]))
     return (
-        f"<tr><td>{escape(name)}<td>{state}<td class=n>{row.weight:.3f}<td class=n>{100 * row.share:.1f}%<td>{bar}"
-        f"<td class=n>{p95}<td class=n>{row.in_flight + row.peers_in_flight}"
+        f"<tr><td>{escape(name)}<td>{state}<td class=n>{place.weight:.3f}<td class=n>{100 * place.share:.1f}%<td>{bar}"
+        f"<td class=n>{p95}<td class=n>{endpoint.in_flight + endpoint.peers_in_flight}"
         f"<td class=warn>{escape(out)}</tr>"
     )

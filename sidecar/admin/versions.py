@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -11,13 +12,17 @@ from msgspec import Meta
 from router.explain_versions import described
 from router.policy import VersionShare
 from router.rollout import Sample, in_force
-from sidecar.admin.guard import RefusedError, json_response, who
+from router.versions import version_key
+from sidecar.admin.guard import JSON, RefusedError, json_response, who
 from sidecar.admin.moments import moment
+from sidecar.admin.written import Rows, write
 from sidecar.state.steering import SteeringError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from router.turns import Turns
+    from sidecar.admin.answers import Answers
     from sidecar.admin.context import Context
     from sidecar.state.steering import Progress, Steered, Steering
 
@@ -50,8 +55,9 @@ _SPLIT = msgspec.json.Decoder(SplitRequest)
 class VersionHandlers:
     """All of them, over one context."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, answers: Answers) -> None:
         self._context = context
+        self._answers = answers
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """Return the table of paths."""
@@ -63,34 +69,51 @@ class VersionHandlers:
             web.post("/versions/{model}/reset", self.reset),
         ]
 
-    async def versions(self, request: web.Request) -> web.Response:
+    async def versions(self, request: web.Request) -> web.StreamResponse:
         """Every model's versions, or those of ``?model=NAME``."""
-        context = self._context
         wanted = request.query.get("model", "")
-        names = [wanted] if wanted else context.keeper.cluster.models
-        return json_response({"models": [self._model(name) for name in names]})
+        return await self._answers.answer(
+            request, request.path_qs, lambda: self._written(wanted), {"Content-Type": JSON}
+        )
+
+    def _written(self, wanted: str) -> Iterator[bytes | None]:
+        models = self._models()
+        if wanted:
+            models = iter([(yield from self._model(wanted))])
+        yield from write({"models": Rows(models)})
+
+    def _models(self) -> Iterator[dict[str, Any] | None]:
+        for name in self._context.keeper.cluster.models:
+            with suppress(RefusedError):  # it left since
+                yield (yield from self._model(name))
 
     async def promote(self, request: web.Request) -> web.Response:
         """Have one version take all requests that name none."""
         asked = await _body(request, _VERSION.decode, VersionRequest())
-        return self._steered(request, lambda steering, model, by, now: steering.promote(model, asked.version, by, now))
+        return await self._steered(
+            request, lambda steering, model, by, now: steering.promote(model, asked.version, by, now)
+        )
 
     async def rollback(self, request: web.Request) -> web.Response:
         """Have the version from before take them."""
         asked = await _body(request, _VERSION.decode, VersionRequest())
-        return self._steered(request, lambda steering, model, by, now: steering.rollback(model, asked.version, by, now))
+        return await self._steered(
+            request, lambda steering, model, by, now: steering.rollback(model, asked.version, by, now)
+        )
 
     async def split(self, request: web.Request) -> web.Response:
         """Divide them by weights."""
         asked = await _body(request, _SPLIT.decode, SplitRequest(()))
         shares = tuple(VersionShare(share.version, share.weight) for share in asked.split)
-        return self._steered(request, lambda steering, model, by, now: steering.split(model, shares, by, now))
+        return await self._steered(request, lambda steering, model, by, now: steering.split(model, shares, by, now))
 
     async def reset(self, request: web.Request) -> web.Response:
         """Go by the configuration again."""
-        return self._steered(request, lambda steering, model, by, _now: steering.reset(model, by))
+        return await self._steered(request, lambda steering, model, by, _now: steering.reset(model, by))
 
-    def _steered(self, request: web.Request, change: Callable[[Steering, str, str, float], object]) -> web.Response:
+    async def _steered(
+        self, request: web.Request, change: Callable[[Steering, str, str, float], object]
+    ) -> web.Response:
         model = request.match_info["model"]
         keeper = self._context.keeper
         try:
@@ -99,16 +122,20 @@ class VersionHandlers:
             status = 404 if keeper.cluster.versions(model, self._context.clock()) is None else 409
             raise RefusedError(status, str(error), known=error.known) from error
         keeper.steered()
-        return json_response(self._model(model))
+        return json_response(await self._answers.work(self._model(model)))
 
-    def _model(self, model: str) -> dict[str, Any]:
-        """Return all about one model's versions."""
+    def _model(self, model: str) -> Turns[dict[str, Any]]:
+        """Return all about one model's versions.
+
+        Raises:
+            RefusedError: there is no such model.
+        """
         now = self._context.clock()
-        steering = self._context.keeper.steering
-        try:
-            rows = steering.rows(model, now)
-        except SteeringError as error:
-            raise RefusedError(404, str(error), known=error.known) from error
+        keeper = self._context.keeper
+        steering = keeper.steering
+        rows = yield from keeper.cluster.versions_in_turns(model, now)
+        if rows is None:
+            raise RefusedError(404, f"no model {model!r}", known=sorted(keeper.cluster.models, key=version_key))
         record = steering.records.get(model)
         configured = steering.serve_of(model)
         stage = steering.stage_of(model)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from router.cluster import Cluster
     from router.explain import VersionLack, VersionRow
     from router.model import PeerObserved
+    from router.turns import Turns
 
 MAX_STEERED: Final = 256
 """Models that may be steered at once."""
@@ -167,9 +168,10 @@ class Steering:
         spoken = {name for name, policy in self._models.items() if policy.serve.rule is not ServeRule.ANY}
         return sorted(spoken | self.records.keys())
 
-    def shown(self, model: str, now: float) -> tuple[VersionRow, ...]:
+    def shown_in_turns(self, model: str, now: float) -> Turns[tuple[VersionRow, ...]]:
         """Return the versions of a model, none where there is no such model."""
-        return self._cluster.versions(model, now) or ()
+        rows = yield from self._cluster.versions_in_turns(model, now)
+        return rows or ()
 
     def rows(self, model: str, now: float) -> tuple[VersionRow, ...]:
         """Return the versions of a model.

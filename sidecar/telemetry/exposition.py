@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import platform
-from collections import Counter
-from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from router.admission import Refusal
-from router.breaker import GuardState
 from router.hints import REASONS as HINT_REASONS
-from router.model import HTTP, StoreMode
+from router.model import StoreMode
 from router.outcomes import AttemptResult, Outcome
 from router.sketches import Refused as RefusedRow
+from router.turns import ROWS
 from router.wire import REASONS as WIRE_REASONS
 from sidecar.cache.terms import Refused
 from sidecar.faults import KINDS
-from sidecar.http1.reports import REFUSED
 from sidecar.http1.sorting import kinds_of
 from sidecar.loading import RESULTS
-from sidecar.state.steering import Stage
 from sidecar.state.view import Count
 from sidecar.telemetry import families as f
+from sidecar.telemetry import fleet
+from sidecar.telemetry.bounds import BOUNDED
 from sidecar.telemetry.ladder_words import BY_STEP
 from sidecar.telemetry.page import (
     BUCKETS_S,
@@ -52,14 +50,12 @@ from sidecar.telemetry.page import (
     admitted_shares,
 )
 from sidecar.telemetry.prometheus import Exposition, Family
-from sidecar.upstreams.metrics_page import REFUSALS
-from sidecar.upstreams.orca import REASONS
 from sidecar.version import is_compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from router.explain import RouteRow
+    from router.turns import Turns
     from sidecar.config.state import ConfigState
     from sidecar.discovery.dns import DnsSource
     from sidecar.discovery.load_streams import LoadStreams
@@ -69,8 +65,8 @@ if TYPE_CHECKING:
     from sidecar.settings import Settings
     from sidecar.state.answers import SharedAnswers
     from sidecar.state.keeper import Keeper
-    from sidecar.state.steering import Steering
     from sidecar.state.store import RedisSource
+    from sidecar.telemetry.bounds import Bounds, Names
     from sidecar.tls.expiry import ExpiryWatch
     from sidecar.upstreams.probes import Costs
 
@@ -82,7 +78,6 @@ _BUCKETS = len(BUCKETS_S) + 1
 _OUTCOMES = [outcome.value for outcome in Outcome]
 _REFUSALS = [refusal.value for refusal in Refusal]
 _RESULTS = [result.value for result in AttemptResult]
-_GUARD = {GuardState.CLOSED: 0, GuardState.OPEN: 1, GuardState.HALF_OPEN: 2}
 
 _SUMMED: dict[Scalar, Family] = {
     Scalar.CONNECTIONS_TOTAL: f.CONNECTIONS,
@@ -196,17 +191,32 @@ class Seen(Protocol):
     settings: Settings
 
 
-def render(seen: Seen, now: float) -> bytes:
-    """Return the whole exposition as of ``now`` (monotonic seconds)."""
+def render(seen: Seen, now: float, bounds: Bounds) -> Iterator[bytes | None]:
+    """Yield the exposition as of ``now`` (monotonic seconds) in pieces, and None where a turn of work is over.
+
+    All of it is collected before the first piece, so who reads slowly holds nothing up, and what is slow to read is of
+    one moment as far as that goes: each row of a data process is, each route is, and ``now`` is for all.
+    """
     out = Exposition(f.FAMILIES)
     pages = [page for page in seen.pages if page.words[0] == MAGIC]
-    models = _model_sums(pages)
-    _models(out, models)
-    _ladders(out, seen.pages, models)
-    _queues(out, models, seen)
-    _endpoints(out, pages, seen)
+    models: dict[str, list[int]] = {}
+    endpoints: dict[str, list[int]] = {}
+    yield from _add_up(models, ((page, page.models()) for page in pages), MODEL_WORDS)
+    yield from _add_up(endpoints, ((page, page.endpoints()) for page in pages), ENDPOINT_WORDS)
+    if seen.keeper.complete:  # a process that died cannot delete its rows; what we do not know yet may well be there
+        endpoints = {key: row for key, row in endpoints.items() if key in seen.keeper.roster or key == OVERFLOW_KEY}
+    yield from bounds.settle(seen, models, endpoints)
+    models = _bounded(models, bounds.models)
+    yield from _models(out, models)
+    yield from _ladders(out, seen.pages, models, bounds)
+    yield from _queues(out, models, seen)
+    yield from _endpoints(out, _bounded(endpoints, bounds.endpoints))
     _scalars(out, seen, now)
-    _fleet(out, seen, now)
+    yield None
+    yield from fleet.records(out, seen, now, bounds)
+    yield from fleet.routes(out, seen, now, bounds)
+    yield from fleet.versions(out, seen.keeper.steering, now, bounds)
+    fleet.sources(out, seen, now, bounds)
     _store(out, seen)
     for ending in seen.certificates.endings:
         out.add(f.TLS_NOT_AFTER, ending.not_after, ending.of, ending.kind)
@@ -214,7 +224,9 @@ def render(seen: Seen, now: float) -> bytes:
     _config(out, seen.config)
     out.add(f.CONTROL_UPTIME, now - seen.started_at)
     out.add(f.DRAINING, seen.draining)
-    return out.render()
+    for kind in BOUNDED:
+        out.add(f.LEFT_OUT, bounds.left_out[kind], kind)
+    yield from out.pieces()
 
 
 def _config(out: Exposition, state: ConfigState) -> None:
@@ -227,16 +239,30 @@ def _config(out: Exposition, state: ConfigState) -> None:
         out.add(f.CONFIG_RELOADS, getattr(state, result), result)
 
 
-def _model_sums(pages: Sequence[Page]) -> dict[str, list[int]]:
-    """Return each model's row, added up over the processes, in order of name."""
-    sums: dict[str, list[int]] = {}
-    for page in pages:
-        for key, row in page.models():
-            _add_row(sums, key, page.words[row : row + MODEL_WORDS].tolist())
-    return dict(sorted(sums.items()))
+def _add_up(
+    sums: dict[str, list[int]], pages: Iterable[tuple[Page, Iterator[tuple[str, int]]]], width: int
+) -> Turns[None]:
+    """Add up the rows of one kind over the data processes."""
+    for page, rows in pages:
+        for count, (key, row) in enumerate(rows, 1):
+            words = page.words[row : row + width].tolist()
+            before = sums.get(key)
+            sums[key] = words if before is None else [a + b for a, b in zip(before, words, strict=True)]
+            if count % ROWS == 0:
+                yield None
 
 
-def _models(out: Exposition, sums: dict[str, list[int]]) -> None:
+def _bounded(sums: dict[str, list[int]], names: Names) -> dict[str, list[int]]:
+    """Return the rows in order of name, those that have no series of their own added up."""
+    found: dict[str, list[int]] = {}
+    for key, words in sorted(sums.items()):
+        label = names.label(key)
+        before = found.get(label)
+        found[label] = words if before is None else [a + b for a, b in zip(before, words, strict=True)]
+    return found
+
+
+def _models(out: Exposition, sums: dict[str, list[int]]) -> Turns[None]:
     for key, row_sum in sums.items():
         for index, outcome in enumerate(_OUTCOMES):
             if row_sum[index] or index == 0:
@@ -244,16 +270,18 @@ def _models(out: Exposition, sums: dict[str, list[int]]) -> None:
         _histogram(out, f.REQUEST_DURATION, row_sum, MODEL_OUTCOMES, key)
         if any(row_sum[MODEL_FIRST_BYTE : MODEL_FIRST_BYTE + _BUCKETS]):
             _histogram(out, f.FIRST_BYTE, row_sum, MODEL_FIRST_BYTE, key)
+        yield None
 
 
-def _ladders(out: Exposition, pages: Sequence[Page], sums: dict[str, list[int]]) -> None:
+def _ladders(out: Exposition, pages: Sequence[Page], sums: dict[str, list[int]], bounds: Bounds) -> Turns[None]:
     for index, page in enumerate(pages):
         if page.words[0] != MAGIC:
             continue
         for key, row in page.models():
             step = page.words[row + MODEL_LADDER + LadderWord.STEP_NOW]
-            if step:
+            if step and key in bounds.models:
                 out.add(f.LADDER_STEP, step, str(index), key)
+        yield None
     for key, row_sum in sums.items():
         words = row_sum[MODEL_LADDER : MODEL_LADDER + LADDER_WORDS]
         if not any(words):
@@ -268,11 +296,13 @@ def _ladders(out: Exposition, pages: Sequence[Page], sums: dict[str, list[int]])
         for why in Refused:
             if words[LadderWord.REFUSED + why]:
                 out.add(f.CACHE_REFUSED, words[LadderWord.REFUSED + why], key, why.name.lower())
+        yield None
 
 
-def _queues(out: Exposition, sums: dict[str, list[int]], seen: Seen) -> None:
+def _queues(out: Exposition, sums: dict[str, list[int]], seen: Seen) -> Turns[None]:
     kinds = kinds_of(seen.settings.policies.admission)
     shares = admitted_shares(seen.pages, seen.keeper.alive)
+    yield None
     for key, row_sum in sums.items():
         waited = any(row_sum[MODEL_QUEUED : MODEL_QUEUED + _BUCKETS])
         refused = any(row_sum[MODEL_TURNED_AWAY:MODEL_TURNED_AWAY_END])
@@ -287,20 +317,13 @@ def _queues(out: Exposition, sums: dict[str, list[int]], seen: Seen) -> None:
         if row_sum[MODEL_ADMITTED_SHARE]:
             out.add(f.ADMITTED, row_sum[MODEL_ADMITTED_NOW], key)
             out.add(f.ADMITTED_LIMIT, shares[key], key)
+        yield None
     for result in RESULTS:
         out.add(f.LOADS, seen.loader.counts[result], result)
 
 
-def _endpoints(out: Exposition, pages: Sequence[Page], seen: Seen) -> None:
-    sums: dict[str, list[int]] = {}
-    for page in pages:
-        for key, row in page.endpoints():
-            _add_row(sums, key, page.words[row : row + ENDPOINT_WORDS].tolist())
-    there = seen.keeper.roster
-    for key, row_sum in sorted(sums.items()):
-        # a process that died cannot delete its rows; and what we do not know yet, after a start, may well be there
-        if key not in there and key != OVERFLOW_KEY and seen.keeper.complete:
-            continue
+def _endpoints(out: Exposition, sums: dict[str, list[int]]) -> Turns[None]:
+    for key, row_sum in sums.items():
         for index, result in enumerate(_RESULTS):
             if row_sum[index] or index == 0:
                 out.add(f.ATTEMPTS, row_sum[index], key, result)
@@ -310,11 +333,7 @@ def _endpoints(out: Exposition, pages: Sequence[Page], seen: Seen) -> None:
         if row_sum[ENDPOINT_LIMIT]:
             out.add(f.ENDPOINT_LIMIT, row_sum[ENDPOINT_LIMIT], key)
         _histogram(out, f.ATTEMPT_DURATION, row_sum, ENDPOINT_HISTOGRAM, key)
-
-
-def _add_row(sums: dict[str, list[int]], key: str, words: list[int]) -> None:
-    before = sums.get(key)
-    sums[key] = words if before is None else [a + b for a, b in zip(before, words, strict=True)]
+        yield None
 
 
 def _histogram(out: Exposition, family: Family, row: list[int], at: int, key: str) -> None:
@@ -348,120 +367,6 @@ def _scalars(out: Exposition, seen: Seen, now: float) -> None:
         out.add(f.CHANNEL_BEHIND, port.behind, label)
         out.add(f.CHANNEL_BEHIND_TOTAL, port.behind_total, label)
         out.add(f.CHANNEL_TOO_LARGE, port.too_large_total, label)
-
-
-def _fleet(out: Exposition, seen: Seen, now: float) -> None:
-    keeper = seen.keeper
-    sources = {source.name: 0 for source in keeper.sources}
-    looked_up = {endpoint.id for endpoint in seen.dns.endpoints}
-    for record, source, heard_at in keeper.roster.records():
-        sources[seen.dns.name if source == seen.static.name and record.id in looked_up else source] += 1
-        if not record.static:
-            out.add(f.ENDPOINT_AGE, max(0.0, now - heard_at), record.id)
-        out.add(f.HELD, record.id in keeper.roster.held, record.id)
-        endpoint = keeper.cluster.endpoints.get(record.id)
-        if endpoint is not None:
-            for candidate in endpoint.candidates.values():
-                of = (record.id, candidate.model, candidate.version, _shard(candidate.shard))
-                out.add(f.BREAKER, _GUARD[candidate.breaker.state], *of)
-                out.add(f.OUTLIER, candidate.ejection.active, *of)
-            for (model, version, shard, rule), count in keeper.guards.opened.get(record.id, {}).items():
-                if (model, version, shard) in endpoint.candidates:
-                    out.add(f.BREAKER_OPENED, count, record.id, model, version, _shard(shard), rule.value)
-            out.add(f.QUARANTINED, endpoint.quarantine.active, record.id)
-            if endpoint.record.queue_time_ms is not None:
-                out.add(f.QUEUE_TIME, endpoint.record.queue_time_ms / 1000, record.id)
-    for source, count in sources.items():
-        out.add(f.ENDPOINTS, count, source)
-    groups: dict[tuple[str, str], Counter[bool]] = {}
-    for route in keeper.cluster.routes(now):
-        out.add(f.PANIC, route.panic, route.key if route.protocol == HTTP else f"{route.protocol}:{route.key}")
-        if not route.version:  # the routes of single versions show the same replicas again
-            _replicas(out, route)
-            _count_groups(groups, route)
-    for (model, version), found in sorted(groups.items()):
-        for state, whole in (("complete", True), ("incomplete", False)):
-            out.add(f.GROUPS, found[whole], model, version, state)
-    for (name, kind), followed in seen.dns.followed.items():
-        label = f"{kind.value}:{name}"
-        for result in ("found", "empty", "failed"):
-            out.add(f.DNS_LOOKUPS, getattr(followed, f"{result}_total"), label, result)
-        out.add(f.DNS_SECONDS, followed.seconds_total, label)
-        out.add(f.DNS_ENDPOINTS, len(followed.places or ()), label)
-        out.add(f.DNS_PASSED_OVER, followed.passed_over, label)
-        if followed.good_at > -inf:
-            out.add(f.DNS_AGE, now - followed.good_at, label)
-    for endpoint_id, failures in sorted(seen.static.failures.items()):
-        out.add(f.PROBE_FAILURES, failures, endpoint_id)
-    costs = seen.probe_costs
-    out.add(f.PROBE_QUESTIONS, costs.questions)
-    out.add(f.PROBE_SECONDS, costs.seconds)
-    out.add(f.PROBE_BYTES, costs.read_bytes)
-    out.add(f.PROBE_LATE, seen.static.pace.late)
-    for labels, count in sorted(seen.warmed.results.items()):
-        out.add(f.WARMUPS, count, *labels)
-    for (model, shape_class), seconds in sorted(seen.warmed.seconds.items()):
-        out.add(f.WARMUP_SECONDS, seconds, model, shape_class)
-    for model, count in seen.warmed.warming.items():
-        out.add(f.WARMING, count, model)
-    out.add(f.LOAD_STREAMS, seen.streams.open_now)
-    out.add(f.LOADS_STREAMED, seen.streams.taken)
-    for reason in REASONS:
-        out.add(f.SIGNALS_REFUSED, seen.streams.refused[reason], "stream", reason)
-    for reason in REFUSALS:
-        out.add(f.SIGNALS_REFUSED, seen.static.refused[reason], "probe", reason)
-    for reason, scalar in zip(REASONS, REFUSED, strict=True):
-        out.add(f.SIGNALS_REFUSED, sum(page.words[page.scalar(scalar)] for page in seen.pages), "answer", reason)
-    _versions(out, keeper.steering, now)
-    out.add(f.FAULTS_ACTIVE, len(keeper.roster.faults))
-
-
-def _versions(out: Exposition, steering: Steering, now: float) -> None:
-    for model in steering.models:
-        for row in steering.shown(model, now):
-            if row.share is not None:
-                out.add(f.VERSION_SHARE, row.share, model, row.version)
-        stage = steering.stage_of(model)
-        if stage is not None:
-            for each in Stage:
-                out.add(f.ROLLOUT_STAGE, stage[0] is each, model, each.value)
-    for (model, version), (passed, failed) in sorted(steering.attempts.items()):
-        out.add(f.VERSION_ATTEMPTS, passed, model, version, "ok")
-        out.add(f.VERSION_ATTEMPTS, failed, model, version, "failed")
-    for (model, cause), count in sorted(steering.changes.items()):
-        out.add(f.VERSION_CHANGES, count, model, cause)
-
-
-def _replicas(out: Exposition, route: RouteRow) -> None:
-    for row in route.candidates:
-        labels = (row.endpoint, row.model, row.version, _shard(row.shard or 0))
-        out.add(f.REPLICA_STATE, 1, *labels, row.state)
-        out.add(f.REPLICA_WEIGHT, row.weight, *labels)
-        out.add(f.REPLICA_SHARE, row.share, *labels)
-        if row.p95_ms is not None:
-            out.add(f.REPLICA_P95, row.p95_ms / 1000, *labels)
-        if row.reason is not None:
-            out.add(f.REPLICA_OUT, 1, *labels, row.reason.value)
-
-
-def _shard(number: int) -> str:
-    """Return a shard's label; what is whole is all of shard 0."""
-    return str(max(0, number))
-
-
-def _count_groups(groups: dict[tuple[str, str], Counter[bool]], route: RouteRow) -> None:
-    """Count the groups of each model and version: complete where whoever is asked for one lacks nothing.
-
-    Those of its protocols are counted together.
-    """
-    complete: dict[tuple[str, str], bool] = {}
-    for row in route.candidates:
-        if row.group is not None:
-            whole = row.shard == route.entry and not row.lacks
-            of = row.version, row.group
-            complete[of] = complete.get(of, False) or whole
-    for (version, _), whole in complete.items():
-        groups.setdefault((route.model, version), Counter())[whole] += 1
 
 
 def _store(out: Exposition, seen: Seen) -> None:

@@ -334,6 +334,12 @@ CONFIG_NEEDS_RESTART = Family(
     "warmroute_config_needs_restart", _G, "Changed fields that only an upgrade or a restart puts in force."
 )
 CONFIG_RELOADS = Family("warmroute_config_reloads_total", _C, "Looks at the source by result.", ("result",))
+LEFT_OUT = Family(
+    "warmroute_series_left_out",
+    _G,
+    "Names that have no series of their own, because as many as are shown have, by what they name.",
+    ("kind",),
+)
 CONTROL_UPTIME = Family("warmroute_control_uptime_seconds", _G, "Time since the control process started.")
 DRAINING = Family("warmroute_draining", _G, "1 from the first SIGTERM on.")
 PROCESS_UP = Family("warmroute_process_up", _G, "1 while the data process speaks.", _PROCESS)

@@ -25,7 +25,7 @@ from router.outcomes import AttemptResult, Outcome
 from router.overload import Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 MAGIC = 0x77726D3100000000
 LAYOUT = 2
@@ -257,6 +257,11 @@ class Page:
     def model_row(self, key: str) -> int:
         """Return the offset of a model's counters, making the row where it is new."""
         return self._row(0, key, _MODELS_AT, _MODEL_STRIDE, MODEL_ROWS)
+
+    def reserve_models(self, keys: Iterable[str]) -> None:
+        """Make the rows of these models, so that they have some before others take all there are."""
+        for key in keys:
+            self.model_row(key)
 
     def endpoint_row(self, key: str) -> int:
         """Return the offset of an endpoint's counters, making the row where it is new."""

@@ -8,7 +8,7 @@ from math import inf, isnan
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -31,58 +31,71 @@ class Family:
     labels: tuple[str, ...] = ()
 
 
+LINES = 512
+"""Lines that are put together at once: about 64 KiB."""
+
+
 class Exposition:
-    """Collects samples; :meth:`render` writes families in the order of their declaration, each with HELP and TYPE."""
+    """Collects samples; :meth:`pieces` gives families in the order of their declaration, each with HELP and TYPE."""
 
     def __init__(self, families: Sequence[Family]) -> None:
         self._lines: dict[str, list[str]] = {family.name: [] for family in families}
         self._families = families
+        self._bounds: dict[Sequence[float], list[str]] = {}
 
     def add(self, family: Family, value: float, *labels: str) -> None:
         """Add one sample of a counter or gauge; ``labels`` are the values of the family's labels, in order."""
-        self._lines[family.name].append(f"{family.name}{_labels(family.labels, labels)} {number(value)}")
+        pairs = label_text(family.labels, labels)
+        self._lines[family.name].append(f"{family.name}{f'{{{pairs}}}' if pairs else ''} {number(value)}")
+
+    def add_labelled(self, family: Family, value: float, pairs: str) -> None:
+        """Add one sample whose labels are spelled already (:func:`label_text`): many families share them."""
+        self._lines[family.name].append(f"{family.name}{{{pairs}}} {number(value)}")
 
     def add_histogram(
         self, family: Family, bounds: Sequence[float], counts: Sequence[int], total: float, *labels: str
     ) -> None:
         """Add one histogram: ``counts`` per bucket, not cumulative, the last one above all ``bounds``; and its sum."""
         lines = self._lines[family.name]
-        names = (*family.labels, "le")
+        spelled = self._bounds.get(bounds)
+        if spelled is None:
+            spelled = self._bounds[bounds] = [f'le="{number(bound)}"' for bound in (*bounds, inf)]
+        pairs = label_text(family.labels, labels)
+        start = f"{family.name}_bucket{{{pairs}{',' if pairs else ''}"
         cumulative = 0
-        for bound, count in zip((*bounds, inf), counts, strict=True):
+        for bound, count in zip(spelled, counts, strict=True):
             cumulative += count
-            lines.append(f"{family.name}_bucket{_labels(names, (*labels, number(bound)))} {cumulative}")
-        plain = _labels(family.labels, labels)
+            lines.append(f"{start}{bound}}} {cumulative}")
+        plain = f"{{{pairs}}}" if pairs else ""
         lines.append(f"{family.name}_sum{plain} {number(total)}")
         lines.append(f"{family.name}_count{plain} {cumulative}")
 
-    def render(self) -> bytes:
-        """Return the exposition. Families without samples are left out."""
-        out: list[str] = []
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the exposition in pieces of a bounded number of lines. Families without samples are left out."""
         for family in self._families:
             lines = self._lines[family.name]
             if lines:
-                out.append(f"# HELP {family.name} {_escape_help(family.help)}")
-                out.append(f"# TYPE {family.name} {family.kind.value}")
-                out.extend(lines)
-        out.append("")
-        return "\n".join(out).encode()
+                yield f"# HELP {family.name} {_escape_help(family.help)}\n# TYPE {family.name} {family.kind}\n".encode()
+            for start in range(0, len(lines), LINES):
+                yield "\n".join([*lines[start : start + LINES], ""]).encode()
 
 
 def number(value: float) -> str:
     """Return a sample value as the format spells it."""
+    if isinstance(value, int):
+        return str(int(value))
     if value == inf:
         return "+Inf"
     if value == -inf:
         return "-Inf"
     if isnan(value):
         return "NaN"
-    return str(int(value)) if isinstance(value, bool) or value == int(value) else repr(value)
+    return str(int(value)) if value == int(value) else repr(value)
 
 
-def _labels(names: Iterable[str], values: Sequence[str]) -> str:
-    pairs = ",".join(f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True))
-    return f"{{{pairs}}}" if pairs else ""
+def label_text(names: Iterable[str], values: Sequence[str]) -> str:
+    """Return labels as the format spells them, without the braces."""
+    return ",".join([f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True)])
 
 
 def _escape(value: str) -> str:

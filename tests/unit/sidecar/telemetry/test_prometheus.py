@@ -21,7 +21,7 @@ def test_families_come_in_order_with_help_and_type_and_only_where_they_have_samp
     out.add(REQUESTS, 3, "m", "ok")
     out.add(REQUESTS, 1, "m", "busy")
     out.add(UP, True)
-    assert out.render().decode() == (
+    assert b"".join(out.pieces()).decode() == (
         "# HELP up Whether.\n# TYPE up gauge\nup 1\n"
         "# HELP requests_total How many.\\nSecond line.\n# TYPE requests_total counter\n"
         'requests_total{model="m",outcome="ok"} 3\nrequests_total{model="m",outcome="busy"} 1\n'
@@ -31,13 +31,13 @@ def test_families_come_in_order_with_help_and_type_and_only_where_they_have_samp
 def test_label_values_are_escaped() -> None:
     out = Exposition((REQUESTS,))
     out.add(REQUESTS, 1, 'a"b\\c\nd', "ok")
-    assert 'requests_total{model="a\\"b\\\\c\\nd",outcome="ok"} 1' in out.render().decode().splitlines()
+    assert 'requests_total{model="a\\"b\\\\c\\nd",outcome="ok"} 1' in b"".join(out.pieces()).decode().splitlines()
 
 
 def test_histogram_buckets_are_cumulative_and_end_in_infinity() -> None:
     out = Exposition((DURATION,))
     out.add_histogram(DURATION, (0.1, 1.0), (2, 0, 3), 4.25, "m")
-    assert out.render().decode().splitlines()[2:] == [
+    assert b"".join(out.pieces()).decode().splitlines()[2:] == [
         'duration_seconds_bucket{model="m",le="0.1"} 2',
         'duration_seconds_bucket{model="m",le="1"} 2',
         'duration_seconds_bucket{model="m",le="+Inf"} 5',
