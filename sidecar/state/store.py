@@ -9,6 +9,7 @@ is stopped keeps its connections open.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,9 @@ QUIET_S = 3.0
 
 READ_GAP_S = 0.25
 """Least time between two full reads: a burst of gaps costs one read."""
+
+BURST = 32
+"""Messages that are taken in one after the other before everything else has its turn."""
 
 CHECK_S = 0.1
 PAUSED_S = 0.5
@@ -242,7 +246,9 @@ class RedisSource:
         return None
 
     async def _listen(self, pubsub: PubSub) -> None:
-        while True:
+        for count in itertools.count(1):
+            if count % BURST == 0:  # those that are there already are taken without a wait
+                await asyncio.sleep(0)
             message = await self._next_message(pubsub)
             if message is None:
                 raise TimeoutError(f"the subscription was silent for {QUIET_S} s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from router.admission import Refusal
@@ -209,7 +210,7 @@ def render(seen: Seen, now: float, bounds: Bounds) -> Iterator[bytes | None]:
     models = _bounded(models, bounds.models)
     yield from _models(out, models)
     yield from _ladders(out, seen.pages, models, bounds)
-    yield from _queues(out, models, seen)
+    yield from _queues(out, models, seen, bounds)
     yield from _endpoints(out, _bounded(endpoints, bounds.endpoints))
     _scalars(out, seen, now)
     yield None
@@ -299,9 +300,11 @@ def _ladders(out: Exposition, pages: Sequence[Page], sums: dict[str, list[int]],
         yield None
 
 
-def _queues(out: Exposition, sums: dict[str, list[int]], seen: Seen) -> Turns[None]:
+def _queues(out: Exposition, sums: dict[str, list[int]], seen: Seen, bounds: Bounds) -> Turns[None]:
     kinds = kinds_of(seen.settings.policies.admission)
-    shares = admitted_shares(seen.pages, seen.keeper.alive)
+    shares: Counter[str] = Counter()
+    for model, share in admitted_shares(seen.pages, seen.keeper.alive).items():
+        shares[bounds.models.label(model)] += share
     yield None
     for key, row_sum in sums.items():
         waited = any(row_sum[MODEL_QUEUED : MODEL_QUEUED + _BUCKETS])

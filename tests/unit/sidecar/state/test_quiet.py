@@ -10,8 +10,8 @@ import pytest
 from router.policy import FreshnessPolicy
 from sidecar.settings import StateStore
 from sidecar.state import store
-from sidecar.state.store import CHECK_S, QUIET_S, RedisSource
-from tests.support.loops import in_loop, turns
+from sidecar.state.store import BURST, CHECK_S, QUIET_S, RedisSource
+from tests.support.loops import beside, in_loop, turns
 
 
 class Bench:
@@ -64,6 +64,23 @@ async def test_the_time_that_the_loop_stood_still_is_waited_for_again() -> None:
     assert await bench.next_message() is None
     lived_s = bench.now - 100.0 - (2.0 + 1.0)
     assert lived_s == pytest.approx(QUIET_S, abs=2.5 * CHECK_S)
+
+
+@in_loop
+async def test_a_burst_of_messages_takes_turns_with_everything_else() -> None:
+    bench = Bench()
+    taken = 0
+
+    class Burst:
+        async def get_message(self, timeout: float) -> object:  # noqa: ASYNC109
+            nonlocal taken
+            taken += 1
+            return {"type": "pong"}
+
+    async with beside(bench.source._listen(cast("Any", Burst()))):
+        for turn in range(1, 5):
+            await turns(1)
+            assert taken == turn * BURST - 1
 
 
 @in_loop

@@ -13,7 +13,7 @@ from sidecar.telemetry import bounds as limits
 from sidecar.telemetry.bounds import BOUNDED, Bounds, Names
 from sidecar.telemetry.exposition import render
 from sidecar.telemetry.families import FAMILIES
-from sidecar.telemetry.page import MODEL_ROWS
+from sidecar.telemetry.page import MODEL_ADMITTED_SHARE, MODEL_ROWS
 from tests.support.control_by_hand import ControlByHand, control_by_hand
 from tests.support.metrics_text import doubled
 
@@ -96,6 +96,7 @@ def test_counts_of_strangers_beyond_the_bound_are_added_up(control: ControlByHan
     for number in range(200):  # two pages hold more names together than there may be
         for page, name in ((one, f"one-{number}"), (other, f"other-{number}")):
             page.words[page.model_row(name)] += 3
+            page.words[page.model_row(name) + MODEL_ADMITTED_SHARE] = 1
     one.words[one.model_row("zz")] += 5
     lines = page_of(control, Bounds())
     names = values([line for line in lines if line.startswith("warmroute_requests_total")], "model")
@@ -105,6 +106,7 @@ def test_counts_of_strangers_beyond_the_bound_are_added_up(control: ControlByHan
     assert total == 200 * 2 * 3 + 5
     beyond = 400 - (limits.MODELS - 1 - 3)  # _other, and zz, zy, _none
     assert value(lines, 'warmroute_requests_total{model="_other",outcome="ok"}') == beyond * 3
+    assert value(lines, 'warmroute_model_requests_limit{model="_other"}') == beyond
     assert left_out(lines)["model"] == beyond
 
 
