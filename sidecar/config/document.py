@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Final, NoReturn, Protocol
 
 import yaml
 
@@ -151,15 +151,33 @@ def parse(text: str, name: str, *, where: Where | None = None) -> tuple[Node, li
     return root, builder.problems
 
 
+_REMEDIES: Final = (
+    ("character '\\t'", "indent with spaces, not tabs"),
+    ("scanning a quoted scalar", "close the quote"),
+    ("escape", "in double quotes a backslash begins an escape: double it, or use single quotes"),
+    ("that cannot start any token", "put the text in quotes"),
+    (
+        "mapping values are not allowed here",
+        "put text that holds a colon and a space in quotes, or indent it as a field",
+    ),
+    ("flow sequence", "close each [ with a ], with commas between the items"),
+    ("flow mapping", "close each { with a }, with commas between the fields"),
+    ("flow node", "close each [ and { that was opened"),
+    ("scanning an alias", "put text that begins with * in quotes"),
+    ("scanning an anchor", "put text that begins with & in quotes"),
+    ("expected <block end>", "indent fields and items of one level alike"),
+)
+"""What to do, by what PyYAML's reason holds; the first that fits."""
+
+
 def _not_yaml(text: str, where: Where, reason: str) -> Problem:
+    remedy = next((remedy for sign, remedy in _REMEDIES if sign in reason), "check quotes, brackets and indentation")
+    told = f"not valid YAML: {reason}: {remedy}"
     lines = text.splitlines()
     if not where.line:
-        value = "***" if may_be_secret(where.name) else shown(text)
-        return Problem(where, "", value, f"not valid YAML: {reason}")
+        return Problem(where, "", "***" if may_be_secret(where.name) else shown(text), told)
     line = lines[where.line - 1].strip() if 0 < where.line <= len(lines) else ""
-    return Problem(
-        where, "", "***" if may_be_secret(line) else shown(line) if line else "", f"not valid YAML: {reason}"
-    )
+    return Problem(where, "", "***" if may_be_secret(line) else shown(line) if line else "", told)
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from msgspec import inspect
 from router.policy import PolicyError
 from sidecar.config.document import Node
 from sidecar.config.problems import Path, Problem, dotted, may_be_secret, nearest
-from sidecar.config.schema import Object, bare, described
+from sidecar.config.schema import Object, described
 from sidecar.settings import Settings
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -58,7 +58,7 @@ class _Comparison:
         if isinstance(kind, inspect.UnionType):
             if node.value is None and any(isinstance(one, inspect.NoneType) for one in kind.types):
                 return None
-            return self.of(node, bare(kind), path, meta)
+            return self.of(node, next(one for one in kind.types if not isinstance(one, inspect.NoneType)), path, meta)
         if isinstance(kind, inspect.StructType | inspect.DataclassType):
             return self._object(node, kind, path)
         if isinstance(kind, inspect.VarTupleType):

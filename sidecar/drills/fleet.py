@@ -129,11 +129,11 @@ class Fleet:
         command += ["--workers", str(up.workers), "--processes", str(up.processes)]
         command += ["--parent-pid", str(os.getpid())]
         for model in up.models:
-            command += ["--model", model]
+            command.append(f"--model={model}")  # in one word, so that nothing is taken for another option
         if up.engine is not None:
-            command += ["--engine", up.engine]
+            command.append(f"--engine={up.engine}")
         if up.models_dir is not None:
-            command += ["--models", up.models_dir]
+            command.append(f"--models={up.models_dir}")
         config = self._dir / "warmroute.yaml"
         config.write_text(written({"version": 1, **settings}), encoding="utf-8")
         command += ["--config", str(config)]

@@ -56,6 +56,11 @@ def problems(load: Load) -> Iterator[Finding]:
     except ValueError as error:
         yield Finding(("to",), str(error).partition(": ")[2])
         return
+    if load.http2 and not load.to:
+        yield Finding(
+            ("http2",),
+            "a listener without TLS speaks HTTP/1.1 alone: leave it out, or add to with the https:// address of one",
+        )
     if is_call(load):
         yield from _problems_of_call(load)
     elif load.message_base64:

@@ -15,6 +15,7 @@ from sidecar.config.structure import conform
 from sidecar.drills.examine import examine
 from sidecar.drills.faulting import read_fault
 from sidecar.drills.scenario import Drill, named
+from sidecar.drills.versions import unknown_versions
 from sidecar.up.settings import checked
 
 if TYPE_CHECKING:
@@ -31,12 +32,18 @@ def load_drill(path: str | os.PathLike[str]) -> Drill:
     """
     name = str(path)
     root, drill = _parsed(read(path, "name a drill that exists and can be read"), name)
-    if drill.start is None or drill.start.up.models_dir is None:
+    if drill.start is None:
         return drill
-    models_dir = Path(path).parent / drill.start.up.models_dir
-    if not models_dir.is_dir():
+    said = drill.start.up.models_dir
+    models_dir = None if said is None else Path(path).parent / said
+    if models_dir is not None and not models_dir.is_dir():
         where = ("start", "up", "models_dir")
         raise SettingsError([placed(root, drill, Finding(where, f"there is no directory {models_dir}: name one"))])
+    problems = [placed(root, drill, finding) for finding in unknown_versions(drill, models_dir)]
+    if problems:
+        raise SettingsError(in_order(problems))
+    if models_dir is None:
+        return drill
     up = msgspec.structs.replace(drill.start.up, models_dir=str(models_dir))
     return msgspec.structs.replace(drill, start=msgspec.structs.replace(drill.start, up=up))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from sidecar.drills.traffic import Figures
     from sidecar.drills.verdict import Verdict
 
-_CONTROL = {code: None for code in range(32) if code not in (9, 10, 13)}
+_UNFIT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 does not allow, escaped neither (its production 2, Char)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,7 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
 
 def _quoted(text: str) -> str:
     """Return ``text`` as the value of an XML attribute, without what XML cannot hold."""
-    return f'"{escape(text.translate(_CONTROL))}"'
+    return f'"{escape(_UNFIT.sub("", text))}"'
 
 
 _STYLE = """

@@ -25,6 +25,22 @@ Name = Annotated[
         extra={"form": "1 to 64 letters, digits, dots, underscores or hyphens"},
     ),
 ]
+PhaseName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9._-]{0,64}\Z",
+        extra={"form": "at most 64 letters, digits, dots, underscores or hyphens"},
+    ),
+]
+"""A fault without an id goes by it, so it has the form of one; "" is for what a phase is called by default."""
+Word = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z",
+        extra={"form": "1 to 64 letters, digits, dots, underscores or hyphens, the first a letter or digit"},
+    ),
+]
+"""What a command line could take for an option is none."""
 Text = Annotated[str, Meta(extra={LINES: True})]
 Seconds = Annotated[float, Meta(gt=0, le=MAX_S)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
@@ -154,7 +170,7 @@ class Do(Base, frozen=True):
 class Phase(Base, frozen=True):
     """One step of the script: exactly one of load, fault, end, do, wait, expect."""
 
-    name: str = ""
+    name: PhaseName = ""
     load: Load | None = None
     fault: dict[str, Any] | None = None
     end: End | None = None
@@ -220,9 +236,9 @@ class Up(Base, frozen=True):
 
     workers: Annotated[int, Meta(ge=1, le=64)] = 3
     processes: Annotated[int, Meta(ge=1, le=64)] = 1
-    models: Annotated[tuple[Name, ...], Meta(min_length=1)] = ("drill",)
+    models: Annotated[tuple[Word, ...], Meta(min_length=1)] = ("drill",)
     models_dir: str | None = None
-    engine: str | None = "deterministic"
+    engine: Word | None = "deterministic"
     worker_flags: tuple[str, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
     ready_s: Seconds = 60.0
@@ -255,7 +271,9 @@ class Start(Base, frozen=True):
     @property
     def models(self) -> list[str]:
         """The names of its models: of its workers, of its stand-ins, and of its configuration."""
-        configured = [str(one.get("name")) for one in self.up.config.get("models", ()) if isinstance(one, dict)]
+        said = self.up.config.get("models")
+        listed = said if isinstance(said, list) else []  # what else it may be the configuration's own check tells
+        configured = [str(one.get("name")) for one in listed if isinstance(one, dict)]
         return sorted({*self.up.models, *configured, *([self.streams.model] if self.streams else [])})
 
 

@@ -105,6 +105,7 @@ class StreamConnection(Connection):
     __slots__ = (
         "_authority",
         "_going",
+        "_greeted",
         "_later",
         "_made",
         "_now",
@@ -138,6 +139,7 @@ class StreamConnection(Connection):
         self._waiting: dict[Call, None] = {}  # until the connection stands
         self._made = False
         self._going = False  # it takes no more
+        self._greeted = False  # the server has sent its settings, so it speaks HTTP/2
         self._quiet_at = 0.0
         self.idle_since = inf
         self.listed = False
@@ -280,7 +282,7 @@ class StreamConnection(Connection):
         """The server broke the protocol."""
         super().fail(code, detail)
         self._going = True
-        self._fail_all(Ended.WRONG, detail)
+        self._fail_all(Ended.WRONG, detail, before=Ended.CUT if self._greeted else Ended.NO_CONNECTION)
         self.transport.close()
 
     def crashed(self, error: Exception) -> None:
@@ -289,6 +291,7 @@ class StreamConnection(Connection):
         self.transport.abort()
 
     def _settings(self) -> None:
+        self._greeted = True
         self._tell_room()
 
     def _closed(self, stream: Stream) -> None:
@@ -316,14 +319,16 @@ class StreamConnection(Connection):
             self._tell_room()
             reading.call.failed(ended, error, reading)
 
-    def _fail_all(self, ended: Ended, error: str) -> None:
+    def _fail_all(self, ended: Ended, error: str, before: Ended | None = None) -> None:
+        """Fail everything; ``before`` is how those end of whose answer nothing had come, where that is another way."""
+        unanswered = before or ended
         readings, self._readings = self._readings, {}
         for reading in readings.values():
             reading.over()
-            reading.call.failed(ended, error, reading)
+            reading.call.failed(unanswered if reading.call.first_byte_at is None else ended, error, reading)
         waiting, self._waiting = self._waiting, {}
         for call in waiting:
-            call.failed(ended, error, StreamReading(call))
+            call.failed(unanswered, error, StreamReading(call))
 
     def _tell_room(self) -> None:
         """Say that there is room, and since when nothing is under way."""

@@ -206,9 +206,9 @@ class Up:
         if self._options.models_dir.is_dir():
             command += ["--models", str(self._options.models_dir.absolute())]
         for model in self._models:
-            command += ["--model", model]
+            command.append(f"--model={model}")  # in one word, so that nothing is taken for another option
         if self._options.engine is not None:
-            command += ["--engine", self._options.engine]
+            command.append(f"--engine={self._options.engine}")
         command += self._options.worker_flags
         return self._watched(name, command, WorkerView(name))
 

@@ -129,7 +129,10 @@ ENVIRONMENT: list[tuple[str, str, str]] = [
     (
         "WARMROUTE__ADMIN",
         "[",
-        "\"[\": not valid YAML: while parsing a flow node expected the node content, but found '<stream end>'",
+        (
+            "\"[\": not valid YAML: while parsing a flow node expected the node content, but found '<stream end>': "
+            "close each [ and { that was opened"
+        ),
     ),
     (
         "WARMROUTE__LIMITS",

@@ -139,7 +139,8 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
         [
             (
                 'w.yaml:3:1: "admin: {}": not valid YAML: '
-                "while parsing a flow sequence expected ',' or ']', but got '<scalar>'"
+                "while parsing a flow sequence expected ',' or ']', but got '<scalar>': "
+                "close each [ with a ], with commas between the items"
             )
         ],
     ),
@@ -149,7 +150,8 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
         [
             (
                 'w.yaml:2:1: "listeners: 1": not valid YAML: '
-                "while scanning for the next token found character '\\t' that cannot start any token"
+                "while scanning for the next token found character '\\t' that cannot start any token: "
+                "indent with spaces, not tabs"
             )
         ],
     ),
@@ -211,7 +213,7 @@ MALFORMED: list[tuple[str, str | bytes, list[str]]] = [
     (
         "nor where they stop being YAML",
         "version: 1\npassword: 'hunter2\n",
-        ["w.yaml:3:1: not valid YAML: while scanning a quoted scalar found unexpected end of stream"],
+        ["w.yaml:3:1: not valid YAML: while scanning a quoted scalar found unexpected end of stream: close the quote"],
     ),
 ]
 

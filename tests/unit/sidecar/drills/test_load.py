@@ -46,6 +46,7 @@ def test_calls_have_one_message_each() -> None:
         ({"to": "grpc://h:1", "body": "x"}, ("body",), "a gRPC call has message_base64 instead"),
         ({"to": "grpc://h:1", "ends_with": "x"}, ("ends_with",), "a gRPC call has message_base64 instead"),
         ({"to": "grpc://h:1", "method": "PUT"}, ("method",), "a gRPC call is a POST: leave it out"),
+        ({"http2": True}, ("http2",), "a listener without TLS speaks HTTP/1.1 alone: leave it out, or add to with"),
         ({"to": "grpc://h:1", "http2": True}, ("http2",), "gRPC is over HTTP/2 anyway: leave it out"),
         ({"tls": Trust()}, ("tls",), "needs a to that begins with https:// or grpcs://"),
         ({"to": "http://h:1", "tls": Trust()}, ("tls",), "needs a to that begins with https:// or grpcs://"),

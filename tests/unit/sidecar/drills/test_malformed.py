@@ -107,10 +107,40 @@ def changed(old: str, new: str) -> str:
             "fault: [{id: slow,",
             (
                 '7:82: "- {name: slow, fault: [{id: slow, kind: delay, delay_ms: 5, endpoint: worker-1}}": '
-                "not valid YAML: while parsing a flow sequence expected ',' or ']', but got '}'"
+                "not valid YAML: while parsing a flow sequence expected ',' or ']', but got '}': "
+                "close each [ with a ], with commas between the items"
+            ),
+        ),
+        (
+            "title: One\n",
+            "\ttitle: One\n",
+            (
+                '3:1: "title: One": not valid YAML: while scanning for the next token found character '
+                "'\\t' that cannot start any token: indent with spaces, not tabs"
             ),
         ),
         # what it starts
+        (
+            "{models: [{name: drill, idempotent: true}, {name: chat}]}",
+            "{models: 5}",
+            "4:43: config.models: 5: must be a list: start each item with a hyphen, or write [a, b]",
+        ),
+        (
+            "workers: 2",
+            "workers: 2, engine: --help",
+            (
+                '4:34: start.up.engine: "--help": '
+                "must be 1 to 64 letters, digits, dots, underscores or hyphens, the first a letter or digit"
+            ),
+        ),
+        (
+            "workers: 2",
+            'workers: 2, models: ["--help"]',
+            (
+                '4:35: start.up.models[0]: "--help": '
+                "must be 1 to 64 letters, digits, dots, underscores or hyphens, the first a letter or digit"
+            ),
+        ),
         ("{up: {workers: 2", "{up: {workers: 0", "4:23: start.up.workers: 0: must be at least 1"),
         ("workers: 2", "workers: 2, models: []", "4:34: start.up.models: an empty list: must hold at least one item"),
         ("workers: 2", "workers: 2, ready_s: .nan", "4:35: start.up.ready_s: .nan: must be a finite number"),
@@ -162,7 +192,23 @@ def changed(old: str, new: str) -> str:
             "path: '/a b'",
             '6:31: phases[0].load.path: "/a b": must begin with / and hold no spaces',
         ),
+        (
+            ', to: "https://h:1", tls: {insecure: true}',
+            ", http2: true",
+            (
+                "6:111: phases[0].load.http2: true: a listener without TLS speaks HTTP/1.1 alone: "
+                "leave it out, or add to with the https:// address of one"
+            ),
+        ),
         # faults of requests and of signals
+        (
+            "name: slow, fault: {id: slow,",
+            'name: "hello world/../?x", fault: {',
+            (
+                '7:12: phases[1].name: "hello world/../?x": '
+                "must be at most 64 letters, digits, dots, underscores or hyphens"
+            ),
+        ),
         (DELAY, "delay_ms: 5", '7:25: phases[1].fault.kind: missing: add "kind" (what it does, see docs/faults.md)'),
         (DELAY, "kind: delay, delay_ms: sixty", '7:59: phases[1].fault.delay_ms: "sixty": must be a number'),
         (
@@ -375,3 +421,54 @@ def test_a_directory_of_models_must_be_there(tmp_path: Path) -> None:
     drill = load_drill(file)
     assert drill.start is not None
     assert drill.start.up.models_dir == str(there)
+
+
+VERSIONS = changed(DRAIN, "act: split, model: drill, split: {'2': 5}")
+
+
+def test_versions_that_no_worker_will_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where the fleet looks for models that is told nothing else
+    file = tmp_path / "d.yaml"
+    file.write_text(VERSIONS)
+    assert refused(file) == ("FILE:12:62: phases[6].do.split.2: 5: no worker will have version 2 of drill: there is 1")
+    (tmp_path / "models" / "drill" / "2").mkdir(parents=True)
+    load_drill(file)
+    (tmp_path / "own" / "drill" / "10").mkdir(parents=True)
+    (tmp_path / "own" / "drill" / "9").mkdir()
+    file.write_text(VERSIONS.replace("workers: 2", "workers: 2, models_dir: own"))
+    assert refused(file).endswith("no worker will have version 2 of drill: there are 9, 10")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path"),
+    [
+        (DRAIN, "act: promote, model: drill, version: '2'", "phases[6].do.version"),
+        (DELAY, f"{DELAY}, model: drill, version: '2'", "phases[1].fault.version"),
+        (OUT, "model: drill, version: '2', share_at_most: 0.5", "phases[4].expect.version"),
+    ],
+)
+def test_every_field_that_names_a_version_is_looked_at(
+    old: str, new: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "d.yaml"
+    file.write_text(changed(old, new))
+    assert f'{path}: "2": no worker will have version 2 of drill: there is 1' in refused(file)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("workers: 2", "workers: 2, worker_flags: [--models, elsewhere]"),
+        ("config: {models", "config: {endpoints: [{url: 'http://h:1', models: [drill]}], models"),
+        ("workers: 2", "workers: 2, engine: another"),
+        ("model: drill, split", "model: chat, split"),
+    ],
+)
+def test_versions_that_cannot_be_known_are_left_to_the_sidecar(
+    old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "d.yaml"
+    file.write_text(VERSIONS.replace(old, new, 1))
+    load_drill(file)

@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
+
 from sidecar.drills.drawing import runs, state_of
 from sidecar.drills.reading import parse_drill
 from sidecar.drills.record import Accounts, Call, Check, FaultSpan, Look, Record, Scrape, Seen, Share, Span
@@ -62,6 +64,13 @@ def test_junit_has_a_case_for_each_question_and_says_what_failed() -> None:
     assert failed == ["p95_ms at most 1 ms", "later: a is out within 1 s"]
     assert (suite.get("tests"), suite.get("failures")) == (str(len(cases)), "2")
     assert suite.get("timestamp") == OUTCOME.started
+
+
+def test_junit_is_xml_whatever_a_text_holds() -> None:
+    unfit = "".join(map(chr, [0, 8, 11, 27, 0xD800, 0xDFFF, 0xFFFE, 0xFFFF]))
+    outcome = replace(OUTCOME, drill=msgspec.structs.replace(OUTCOME.drill, name=f"a{unfit}b\U0001f525\ufffd"))
+    names = [str(one.get("name")) for one in ElementTree.fromstring(as_junit(outcome)).iter("testsuite")]
+    assert names == ["drill.ab\U0001f525\ufffd"]
 
 
 class Page(HTMLParser):

@@ -164,7 +164,11 @@ def test_the_end_of_a_body_is_kept_as_far_as_it_is_asked_for(bench: Bench) -> No
             (Ended.CUT, "the connection took no more (ENHANCE_YOUR_CALM)"),
         ),
         (lambda server: server.head(1, [(b"x", b"y")]), (Ended.WRONG, "a head without a status")),
-        (lambda server: server.send(b"HTTP/1.1 400 Bad"), (Ended.WRONG, "a frame of 4740180 bytes, at most 16384")),
+        (lambda server: server.send(b"HTTP/1.1 400 Bad"), (Ended.CUT, "a frame of 4740180 bytes, at most 16384")),
+        (
+            lambda server: (server.head(1, [(b":status", b"200")]), server.send(b"HTTP/1.1 400 Bad")),
+            (Ended.WRONG, "a frame of 4740180 bytes, at most 16384"),
+        ),
         (lambda server: server.protocol.connection_lost(None), (Ended.CUT, "closed")),
         (lambda server: server.protocol.connection_lost(OSError()), (Ended.CUT, "OSError")),
     ],
@@ -174,6 +178,13 @@ def test_a_request_that_gets_no_whole_answer(bench: Bench, ends: Any, ended: tup
     asked = bench.ask()
     ends(bench.server)
     assert asked.ended == ended
+
+
+def test_to_a_server_that_speaks_no_http2_there_is_no_connection(bench: Bench) -> None:
+    asked = bench.ask()
+    bench.server.protocol.connection_made(bench.server.transport)
+    bench.server.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    assert asked.ended == (Ended.NO_CONNECTION, "a frame of 4740180 bytes, at most 16384")
 
 
 def test_letting_go_of_a_call_resets_its_stream_alone(bench: Bench) -> None:
