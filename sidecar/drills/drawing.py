@@ -21,10 +21,15 @@ RIGHT = 20
 TOP = 34
 CHART = 120
 LANE = 18
-GAP = 34
+GAP = 44
+KEY_ROW = 13
+KEY_LETTER = 6.2
+MOST_LETTERS = 24
 MOST_SLICES = 600
 MOST_LANES = 24
 COLOURS = ("#3b6fb6", "#b5651d", "#4b8b3b", "#8b4a8b", "#a33", "#2a8a8a", "#777", "#a08000")
+PERCENTILES = (("P50", COLOURS[0]), ("P95", COLOURS[3]), ("P99", "#c9b8d8"))
+ANSWERS = (("answered", "#9fb8d8"), ("degraded", "#e8c35a"), ("failed", "#c0504d"))
 STATES = {
     "picked": "#9fc89f",
     "half_open": "#e8c35a",
@@ -62,15 +67,18 @@ def timeline(record: Record) -> str:
     endpoints = _endpoints(record.looks)
     y = TOP
     drawn: list[str] = []
-    for title, unit, draw in (
-        ("latency", "ms", _latency(axis, parts, width_s)),
-        ("requests", "/s", _requests(axis, parts, width_s)),
-        ("share of picks", "", _shares(axis, record.looks, endpoints)),
+    of_endpoints = [(endpoint, COLOURS[number % len(COLOURS)]) for number, endpoint in enumerate(endpoints)]
+    for title, unit, key, draw in (
+        ("latency", "ms", PERCENTILES, _latency(axis, parts, width_s)),
+        ("requests", "/s", ANSWERS, _requests(axis, parts, width_s)),
+        ("share of picks", "", of_endpoints, _shares(axis, record.looks, endpoints)),
     ):
         drawn += draw(y)
         drawn.append(_text(4, y + 12, title, "title"))
         drawn += [_text(4, y + 26, unit, "small")] if unit else []
-        y += CHART + GAP
+        rows = _key(y + CHART + KEY_ROW, key)
+        drawn += [part for row in rows for part in row]
+        y += CHART + GAP + KEY_ROW * max(0, len(rows) - 1)
     drawn.append(_text(4, y - 6, "routes and breakers", "title"))
     for endpoint in endpoints:
         drawn += _lane(axis, record.looks, endpoint, y)
@@ -108,13 +116,13 @@ def _latency(axis: Axis, parts: Sequence[tuple[float, Figures]], width_s: float)
 
     def draw(y: int) -> list[str]:
         drawn = _frame(axis, y, top)
-        for name, colour in (("p99_ms", "#c9b8d8"), ("p95_ms", COLOURS[3]), ("p50_ms", COLOURS[0])):
+        for name, colour in reversed(PERCENTILES):
             points = [
                 (axis.x(begin + width_s / 2), _y(y, value, top))
                 for begin, part in parts
-                if (value := getattr(part, name)) is not None
+                if (value := getattr(part, f"{name.lower()}_ms")) is not None
             ]
-            drawn += [_line(points, colour, name.replace("_ms", "").upper())]
+            drawn += [_line(points, colour, name)]
         return drawn
 
     return draw
@@ -129,11 +137,7 @@ def _requests(axis: Axis, parts: Sequence[tuple[float, Figures]], width_s: float
             x, wide = axis.x(begin), max(0.5, axis.x(begin + width_s) - axis.x(begin) - 0.5)
             below = 0.0
             well = part.requests - part.errors - part.degraded
-            for count, colour, what in (
-                (well, "#9fb8d8", "answered"),
-                (part.degraded, "#e8c35a", "degraded"),
-                (part.errors, "#c0504d", "failed"),
-            ):
+            for count, (what, colour) in zip((well, part.degraded, part.errors), ANSWERS, strict=True):
                 if count > 0:
                     upper = below + count / width_s
                     high = _y(y, below, top) - _y(y, upper, top)
@@ -210,6 +214,22 @@ def _ticks(axis: Axis, y: int) -> Iterator[str]:
     for at in axis.ticks():
         yield f'<line class="grid" x1="{axis.x(at):.1f}" x2="{axis.x(at):.1f}" y1="{TOP}" y2="{y}"/>'
         yield _text(axis.x(at) - 6, y + 14, f"{at:.0f} s", "small")
+
+
+def _key(y: float, entries: Sequence[tuple[str, str]]) -> list[list[str]]:
+    """Return what names a chart's colours, by rows, below it."""
+    rows: list[list[str]] = []
+    x = float(WIDTH)
+    for name, colour in entries:
+        text = name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 1]}…"
+        wide = 26 + KEY_LETTER * len(text)
+        if x + wide > WIDTH - RIGHT:
+            rows.append([])
+            x = float(LEFT)
+        level = y + KEY_ROW * (len(rows) - 1)
+        rows[-1] += [_rect(x, level - 8, 10, 8, colour, name), _text(x + 14, level, text, "small key")]
+        x += wide
+    return rows
 
 
 def _frame(axis: Axis, y: int, top: float) -> list[str]:

@@ -51,6 +51,8 @@ def examine(drill: Drill) -> Iterator[Finding]:
         if abort.measure not in ABORTING:
             known = ", ".join(sorted(ABORTING))
             yield Finding(("abort", number, "measure"), f"cannot be told while the drill runs: one of {known}")
+        elif abort.measure in SHARES and abort.above >= 1:
+            yield Finding(("abort", number, "above"), "is a share, and none is above it: from 0 to less than 1")
     yield from _whole(drill)
 
 

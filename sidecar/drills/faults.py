@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sidecar.drills.faulting import OfProcess, endpoint_of, of_process, process_fault, rule, told
+from sidecar.drills.faulting import OfProcess, endpoint_of, of_process, pid_of, process_fault, rule, told
 from sidecar.drills.place import PlaceError
 from sidecar.drills.record import FaultSpan
 from sidecar.faults.processes import FaultKeeper, ProcessFaultError
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 LEASE_S = 10.0
 """A fault that the sidecar injects ends by itself so long after the drill was heard of last."""
 RENEW_S = 2.5
+KILL = "kill"
+THERE_S = 0.2
+"""How often it is looked whether a process that was killed is there again."""
 MAX_ID = 64
 """Longest id of a fault that a sidecar takes."""
 END_TRIES = 5
@@ -44,6 +47,7 @@ class Faults:
         self._now = now
         self._held: dict[str, tuple[dict[str, Any], float]] = {}
         self._kept: dict[str, KeptFault] = {}
+        self._killed: dict[str, tuple[str, int]] = {}
         self._keeper: FaultKeeper | None = None
         self.spans: list[FaultSpan] = []
 
@@ -115,13 +119,31 @@ class Faults:
             await asyncio.to_thread(self._keeper.close)
         return left
 
+    async def watch_killed(self) -> None:
+        """Note when each process that a fault killed is there again, until cancelled."""
+        while True:
+            await asyncio.sleep(THERE_S)
+            if self._killed and self._places is not None:
+                with suppress(OSError, msgspec.DecodeError):  # the ready file is being written, or the fleet is gone
+                    self._note_there(self._places())
+
+    def _note_there(self, places: Places) -> None:
+        for id_, (process, killed) in list(self._killed.items()):
+            if pid_of(process, places) not in {None, killed}:
+                del self._killed[id_]
+                number = max(number for number, span in enumerate(self.spans) if span.id == id_)
+                self.spans[number] = replace(self.spans[number], there_again=self._now())
+
     def _begin_of_process(self, id_: str, fault: dict[str, Any]) -> None:
         if self._places is None:
             raise PlaceError(f"fault {id_}: only processes that the drill started itself are touched")
         if self._keeper is None:
             self._keeper = FaultKeeper()
         try:
-            self._kept[id_] = self._keeper.begin(process_fault(msgspec.convert(fault, OfProcess), self._places()))
+            struck = process_fault(msgspec.convert(fault, OfProcess), self._places())
+            self._kept[id_] = self._keeper.begin(struck)
+            if struck.kind == KILL:
+                self._killed[id_] = (str(fault["process"]), struck.pid)
         except (ProcessFaultError, OSError) as error:  # the ready file is gone where the fleet is
             raise PlaceError(f"fault {id_}: {error}") from None
 

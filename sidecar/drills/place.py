@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from msgspec.structs import replace
+from urllib.parse import quote
 
 from sidecar.cli.client import decoded, segment
 from sidecar.cli.outcome import CliError
-from sidecar.cli.shapes import Endpoints, Fault, Faults, Routes
-from sidecar.drills.scenario import Act
+from sidecar.cli.shapes import Endpoints, Fault, Faults, Routes, VersionsDocument
+from sidecar.drills.scenario import Act, Do
 from sidecar.drills.watching import look_of, scrape_of
 
 if TYPE_CHECKING:
-    from sidecar.cli.client import Admin
-    from sidecar.drills.record import Look, Scrape
-    from sidecar.drills.scenario import Do
+    from collections.abc import Sequence
 
+    from sidecar.cli.client import Admin
+    from sidecar.cli.shapes import ModelVersions
+    from sidecar.drills.record import Look, Scrape
 
 T = TypeVar("T")
 
@@ -82,6 +82,15 @@ class Place:
                 if any(one.id == id_ for one in await self.faults()):
                     raise
 
+    async def as_before(self, do: Do) -> Do:
+        """Return what an operator would do to bring back what is so now, and ``do`` is about to change."""
+        if do.act in {Act.DRAIN, Act.RESUME}:
+            found = await self._read("/endpoints", Endpoints)
+            held = {one.id for one in found.endpoints if one.held}.union(found.held_and_away)
+            return Do(act=Act.DRAIN if do.endpoint in held else Act.RESUME, endpoint=do.endpoint)
+        versions = (await self._read(f"/versions?model={quote(do.model, safe='')}", VersionsDocument)).models
+        return steered_as(do.model, versions)
+
     async def act(self, do: Do) -> None:
         """Do what an operator does."""
         if do.act in {Act.DRAIN, Act.RESUME}:
@@ -120,8 +129,21 @@ class Place:
             raise PlaceError(str(error)) from None
 
 
-def undoing(do: Do) -> Do | None:
-    """Return what takes ``do`` back at the drill's end: a drained endpoint is resumed, versions go by configuration."""
-    if do.act is Act.RESUME or do.act is Act.RESET:
-        return None
-    return replace(do, act=Act.RESUME if do.act is Act.DRAIN else Act.RESET)
+def undoing(do: Do, before: Do) -> Do | None:
+    """Return what takes ``do`` back at the drill's end; None where it changes nothing that is to be taken back.
+
+    ``before`` is what brings about how it was before the drill: an endpoint that an operator had drained stays drained,
+    or is again, and versions that were steered by hand are steered so again.
+    """
+    return None if do == before else before
+
+
+def steered_as(model: str, versions: Sequence[ModelVersions]) -> Do:
+    """Return what steers a model's versions as they are now: by their configuration, or as somebody has by hand."""
+    found = next((one for one in versions if one.model == model), None)
+    if found is None or found.steered is None or found.rollout is not None:
+        return Do(act=Act.RESET, model=model)
+    split = {one.version: one.weight for one in found.versions if one.weight is not None}
+    if split:
+        return Do(act=Act.SPLIT, model=model, split=split)
+    return Do(act=Act.PROMOTE, model=model, version=found.serve.removeprefix("version "))

@@ -32,7 +32,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class FaultSpan:
-    """One fault, and when it was in force."""
+    """One fault, and when it was in force.
+
+    ``there_again`` is, of a fault that a process did not survive, when the next one was there.
+    """
 
     id: str
     kind: str
@@ -40,6 +43,7 @@ class FaultSpan:
     begin: float
     end: float
     about: str = ""
+    there_again: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the sidecar showed at one moment."""
+    """What the sidecar showed. ``at`` is when its answer came: it shows nothing of what was after that."""
 
     at: float
     endpoints: dict[str, Seen]

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sidecar.drills.examine import faults_of
@@ -65,7 +66,9 @@ class Running:
         self._scraping = asyncio.Lock()
         self._measured = {name for objective in drill.objectives for name in objective.during}
         self._look: Look | None = None
+        self._asked_at = 0.0
         self._undo: list[Do] = []
+        self._before: dict[str, Do] = {}
         self._stop: asyncio.Future[str]
         self._background: list[asyncio.Task[None]] = []
         self._with_ready = any(phase.expect and phase.expect.ready is not None for phase in drill.phases)
@@ -85,7 +88,10 @@ class Running:
         cut_short = ""
         left_behind: list[str] = []
         try:
-            for work in (self._keep_looking(), self._keep_scraping(), self._faults.keep(), self._guard(), self._tell()):
+            await self._look_once()  # how it is before anything is done to it
+            for work in (self._keep_looking(), self._keep_scraping(), self._guard(), self._tell()):
+                self._spawn(work)
+            for work in (self._faults.keep(), self._faults.watch_killed()):
                 self._spawn(work)
             cut_short = await self._until_over()
         finally:
@@ -180,7 +186,10 @@ class Running:
         elif phase.end is not None:
             await self._faults.end(phase.end.fault)
         elif phase.do is not None:
-            undo = undoing(phase.do)
+            of = phase.do.endpoint or phase.do.model
+            if of not in self._before:
+                self._before[of] = await self._place.as_before(phase.do)
+            undo = undoing(phase.do, self._before[of])
             if undo is not None and undo not in self._undo:
                 self._undo.append(undo)
             await self._place.act(phase.do)
@@ -194,7 +203,7 @@ class Running:
         """Wait for what is expected; it must be seen after the phase began."""
         begin = self._now()
         while True:
-            fresh = self._look if self._look is not None and self._look.at >= begin else None
+            fresh = self._look if self._asked_at >= begin else None
             missing = unmet(expect, fresh)
             took_s = self._now() - begin
             if not missing or took_s >= expect.within_s:
@@ -206,14 +215,20 @@ class Running:
     async def _keep_looking(self) -> None:
         while True:
             begin = self._now()
-            try:
-                self._look = await self._place.look(begin, with_ready=self._with_ready)
-                self._looks.append(self._look)
-            except PlaceError:
-                self._look = None
+            await self._look_once()
             if self._fleet is not None and self._fleet.gone() and not self._stop.done():
                 self._stop.set_result("warmroute up ended")
             await asyncio.sleep(max(0.0, LOOK_S - (self._now() - begin)))
+
+    async def _look_once(self) -> None:
+        asked_at = self._now()
+        try:
+            look = await self._place.look(asked_at, with_ready=self._with_ready)
+        except PlaceError:
+            self._look = None
+            return
+        self._look, self._asked_at = replace(look, at=self._now()), asked_at
+        self._looks.append(self._look)
 
     async def _keep_scraping(self) -> None:
         while True:

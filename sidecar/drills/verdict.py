@@ -79,8 +79,8 @@ def to_abort(abort: Abort, seen: Figures) -> str:
     return f"{abort.measure} {said(abort.measure, value)} over {abort.over_s:g} s, above {bound}"
 
 
-def measured(drill: Drill, record: Record, objective: Objective) -> float | None:
-    """Return the value that an objective is about; None where there is none: it never happened, nobody asked."""
+def measured(drill: Drill, record: Record, objective: Objective) -> float | str | None:
+    """Return the value that an objective is about; None, or why, where there is none."""
     measure = objective.measure
     if measure in _OF_FIGURES:
         value = getattr(figures(record, _intervals(record, objective)), _OF_FIGURES[measure])
@@ -91,7 +91,7 @@ def measured(drill: Drill, record: Record, objective: Objective) -> float | None
         return None if record.accounts is None else float(getattr(record.accounts, measure.value))
     fault = next((one for one in record.faults if one.id == fault_meant(drill, objective)), None)
     if fault is None:
-        return None
+        return "cannot be measured: the fault never began"
     if measure is Measure.RECOVER_S:
         return moments.recover_s(record, fault, objective.slow_ms)
     endpoint = endpoint_meant(drill, objective)
@@ -130,11 +130,13 @@ def said(measure: Measure, value: float | None) -> str:
 
 
 def _result(drill: Drill, record: Record, objective: Objective) -> Result:
-    value = measured(drill, record, objective)
+    found = measured(drill, record, objective)
+    value = None if isinstance(found, str) else found
     most, least = objective.at_most, objective.at_least
     passed = value is not None and (most is None or value <= most) and (least is None or value >= least)
     text = asked(objective)
-    return Result(objective.measure.value, text, value, said(objective.measure, value), passed)
+    shown = found if isinstance(found, str) else said(objective.measure, value)
+    return Result(objective.measure.value, text, value, shown, passed)
 
 
 def _intervals(record: Record, objective: Objective) -> list[Interval]:

@@ -298,6 +298,11 @@ def changed(old: str, new: str) -> str:
                 "cannot be told while the drill runs: one of error_ratio, p50_ms, p95_ms, p99_ms"
             ),
         ),
+        (
+            "measure: p95_ms, above: 500",
+            "measure: error_ratio, above: 5",
+            "16:35: abort[0].above: 5: is a share, and none is above it: from 0 to less than 1",
+        ),
         # variants
         (
             "{breaker: {config",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -108,6 +109,8 @@ def test_html_is_one_page_that_loads_nothing() -> None:
     assert ("class", "fault") in page.attributes
     assert "One &amp; &lt;only&gt;" in text
     assert "a breaker_open 3.0 to 6.0 s" in text
+    for name in ("P50", "P95", "P99", "answered", "failed", "a"):  # the lines are named without pointing at them
+        assert re.search(f'<text class="small key"[^>]*>{name}</text>', text), name
 
 
 def test_a_drill_in_which_nothing_was_seen_has_reports_too() -> None:
