@@ -85,7 +85,7 @@ system-packages:
 test:
 	@$(MAKE) --no-print-directory -j2 --output-sync=target check system-packages model $(CLIENTS)/clients.stamp
 	$(BIN)/pytest -n $(TEST_JOBS) -m "not serial"
-	$(BIN)/pytest -m serial
+	$(BIN)/pytest -m serial tests/acceptance tests/bench tests/chaos tests/conformance
 	$(MAKE) --no-print-directory drills
 	$(MAKE) --no-print-directory test-compiled
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -16,6 +17,8 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 HERE = Path(__file__).parent
 ALONE = (HERE / "bench", HERE / "chaos")
+SERIAL = (*ALONE, HERE / "acceptance", HERE / "conformance")
+"""Where ``make test`` looks for serial tests: to collect all the others once more takes a quarter of a minute."""
 
 # No property here is about time: what one example takes on a busy machine fails none. Else as usual, or as in CI.
 settings.register_profile("suite", settings.default, deadline=None)
@@ -47,3 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if item.get_closest_marker("acceptance") or any(folder in item.path.parents for folder in ALONE):
             item.add_marker(pytest.mark.serial)
+        if item.get_closest_marker("serial") and not any(folder in item.path.parents for folder in SERIAL):
+            raise pytest.UsageError(f"{item.nodeid} is serial, and stands where make test looks for none such")
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of each full collection what lasts: nine thousand tests, a quarter of a second each time."""
+    gc.collect()
+    gc.freeze()
