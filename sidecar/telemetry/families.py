@@ -34,7 +34,7 @@ GRPC_REFUSED = Family(
 )
 TUNNELS = Family("warmroute_tunnels_total", _C, "Requests that became a tunnel (WebSocket, Upgrade).")
 TUNNELS_NOW = Family("warmroute_tunnels", _G, "Tunnels open.", _PROCESS)
-RETRIES = Family("warmroute_retries_total", _C, "Attempts made because one before had failed.")
+RETRIES = Family("warmroute_retries_total", _C, "Retries after an attempt that failed; also those with nobody left.")
 RETRIES_DENIED = Family("warmroute_retries_denied_total", _C, "Retries that the budget did not allow.")
 HEDGES = Family("warmroute_hedges_total", _C, "Attempts made while the first was waited for.")
 HEDGES_WON = Family("warmroute_hedges_won_total", _C, "Of these, those whose answer came first and was passed on.")
