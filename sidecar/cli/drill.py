@@ -83,6 +83,7 @@ def run(
             )
         if drill.start is None and jobs > 1:
             raise CliError(f"{path}: starts nothing: --jobs is for drills with fleets of their own", EXIT_REFUSED)
+    _try_out(out)
     if jobs > 1 and len(drills) > 1:
         flags = ["--out", str(out), *(["--short"] if short else []), *(["--without", without] if without else [])]
         codes = _apart([(drill.name, (str(path), *flags)) for path, drill in drills], jobs)
@@ -92,6 +93,17 @@ def run(
         for (_, drill), code in zip(drills, codes, strict=True):
             print(f"{_WORDS.get(code, 'could not begin'):<15} {drill.name}")
     return max(EXIT_FAILED if code is None else code for code in codes)
+
+
+def _try_out(out: Path) -> None:
+    """Refuse a place for reports where none can be written, before a drill that would have none touches anything."""
+    from sidecar.drills.reports import try_out
+
+    try:
+        try_out(out)
+    except OSError as error:
+        remedy = "name a directory that can be written to"
+        raise CliError(f"--out: {out}: {error.strerror}: {remedy}", EXIT_REFUSED) from None
 
 
 _WORDS = {EXIT_OK: "passed", EXIT_FAILED: "FAILED", None: "not run"}
@@ -166,6 +178,7 @@ def matrix(
     made_from = {drill.name: digest(path.read_bytes()) for path, drill in drills}
     runs = [(path, drill.name, feature) for path, drill in drills for feature in ("", *drill.without)]
     forms = [Form(short=True, without=feature) for _, _, feature in runs]
+    _try_out(out)
     parts, reports = [], []
     for (path, name, feature), form in zip(runs, forms, strict=True):
         flags = ["--short", "--out", str(out), *(["--without", feature] if feature else [])]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sidecar.drills.aside import aside
 from sidecar.drills.faulting import OfProcess, endpoint_of, of_process, pid_of, process_fault, rule, told
 from sidecar.drills.place import PlaceError
 from sidecar.drills.record import FaultSpan
@@ -49,7 +50,10 @@ class Faults:
         self._kept: dict[str, KeptFault] = {}
         self._killed: dict[str, tuple[str, int]] = {}
         self._keeper: FaultKeeper | None = None
+        self._refusals: dict[str, str] = {}
         self.spans: list[FaultSpan] = []
+        self.left: list[str] = []
+        """What could not be ended, in words."""
 
     @property
     def in_force(self) -> list[str]:
@@ -67,7 +71,7 @@ class Faults:
         self._held[id_] = (fault, begin + for_s)  # before it is there: whatever happens now, it will be ended
         self.spans.append(FaultSpan(id_, str(fault["kind"]), endpoint_of(fault), begin, begin, told(fault)))
         if of_process(fault):
-            await asyncio.to_thread(self._begin_of_process, id_, fault)
+            await aside(self._begin_of_process, id_, fault)
         else:
             await self._place.put_fault(rule(self._named(id_), fault, min(LEASE_S, for_s)))
 
@@ -83,7 +87,7 @@ class Faults:
             kept = self._kept.get(id_)
             if kept is not None:
                 try:
-                    await asyncio.to_thread(kept.end)
+                    await aside(kept.end)
                 except ProcessFaultError as error:
                     raise PlaceError(str(error)) from None
         else:
@@ -102,22 +106,37 @@ class Faults:
                     with suppress(PlaceError):  # it may be starting again; the next turn tries it again
                         await self._place.put_fault(rule(self._named(id_), fault, min(LEASE_S, left_s)))
 
-    async def end_all(self) -> list[str]:
-        """End all of them; return what could not be ended."""
-        left = []
-        for id_ in list(self._held):
-            for number in range(END_TRIES):
-                try:
-                    await self.end(id_)
-                    break
-                except PlaceError as error:
-                    if number == END_TRIES - 1:
-                        left.append(f"fault {id_}: {error}; it ends by itself")
-                        self._ended(id_)
+    async def end_all(self) -> None:
+        """End all of them, together; what is still held after it, or when it is cancelled, could not be ended."""
+        closing = None
+        try:
+            await asyncio.gather(*(self._end_surely(id_) for id_ in list(self._held)))
+        finally:  # cancelled, too: the keeper ends what it keeps, whether or not somebody waits
+            if self._keeper is not None:
+                closing = aside(self._keeper.close)
+        if closing is not None:
+            try:
+                await closing
+            except ProcessFaultError as error:
+                self.left.append(f"faults of processes: {error}")
+
+    def give_up(self) -> None:
+        """Note which faults could not be ended, and why, in :attr:`left`."""
+        for id_, (fault, _) in list(self._held.items()):
+            why = self._refusals.get(id_, "nobody said in time that it is ended")
+            by = "its keeper ends it" if of_process(fault) else f"it ends by itself within {LEASE_S:g} s"
+            self.left.append(f"fault {id_}: {why}; {by}")
+            self._ended(id_)
+
+    async def _end_surely(self, id_: str) -> None:
+        for _ in range(END_TRIES):
+            try:
+                await self.end(id_)
+            except PlaceError as error:
+                self._refusals[id_] = str(error)
                 await asyncio.sleep(END_PAUSE_S)
-        if self._keeper is not None:
-            await asyncio.to_thread(self._keeper.close)
-        return left
+            else:
+                return
 
     async def watch_killed(self) -> None:
         """Note when each process that a fault killed is there again, until cancelled."""

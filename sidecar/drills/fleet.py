@@ -18,6 +18,7 @@ import msgspec
 from sidecar.children import Child
 from sidecar.config.document import written
 from sidecar.up.announce import Places
+from sidecar.up.janitor import Janitor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +42,8 @@ class Fleet:
     def __init__(self, what: Start, environ: Mapping[str, str]) -> None:
         self._up = what.up
         self._dir = Path(tempfile.mkdtemp(prefix="warmroute-drill-"))
+        self._janitor = Janitor(END_S)  # removes it, should the drill be killed
+        self._janitor.tree(self._dir)
         self._ready_file = self._dir / "ready.json"
         self._log = self._dir / "up.log"
         self._log_fd = os.open(self._log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -54,7 +57,7 @@ class Fleet:
     def start(self) -> None:
         """Start it; :meth:`ready` waits for it."""
         for child in (*self._streams, self._child):
-            child.start(time.monotonic())
+            self._janitor.process(child.start(time.monotonic()))
         for sock in self._sockets:
             sock.close()  # each has its own
 
@@ -105,6 +108,7 @@ class Fleet:
             await asyncio.sleep(POLL_S)
         os.close(self._log_fd)
         shutil.rmtree(self._dir, ignore_errors=True)
+        await asyncio.to_thread(self._janitor.finish)
         return trouble
 
     def _stand_ins(self, streams: Streams, environ: Mapping[str, str]) -> list[dict[str, Any]]:

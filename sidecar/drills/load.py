@@ -95,15 +95,16 @@ class Sending:
         self._offset_s = self._now()
         self._task = asyncio.get_running_loop().create_task(self._sender.run(timed(self._load, self._most_s)))
 
-    async def end(self) -> None:
-        """Send nothing more, and wait for what is under way; what has no end by then is lost."""
+    async def end(self, hurry: asyncio.Future[None]) -> None:
+        """Send nothing more, and wait for what is under way, until ``hurry``; what has no end by then is lost."""
         if self._task is None:
             return
         self._sender.stop()
-        _, running = await asyncio.wait({self._task}, timeout=self._load.timeout_s + GRACE_S)
-        if running:
+        most_s = self._load.timeout_s + GRACE_S
+        await asyncio.wait({self._task, hurry}, timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
+        if not self._task.done():
             self._task.cancel()
-            await asyncio.wait(running)
+            await asyncio.wait({self._task})
         self.lost += self._sender.begun - self._sender.ended
 
     def ended_since(self, moment: float) -> Iterator[Call]:

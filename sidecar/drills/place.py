@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -10,6 +9,7 @@ from urllib.parse import quote
 from sidecar.cli.client import decoded, segment
 from sidecar.cli.outcome import CliError
 from sidecar.cli.shapes import Endpoints, Fault, Faults, Routes, VersionsDocument
+from sidecar.drills.aside import aside
 from sidecar.drills.scenario import Act, Do
 from sidecar.drills.watching import look_of, scrape_of
 
@@ -60,9 +60,7 @@ class Place:
         """Return why the sidecar would refuse changes, "" where it takes them: asked with one that changes nothing."""
         try:
             token = self._admin.token()
-            answer = await asyncio.to_thread(
-                self._admin.ask, "DELETE", "/faults/drill-", token=token, accept_errors=True
-            )
+            answer = await aside(self._admin.ask, "DELETE", "/faults/drill-", token=token, accept_errors=True)
         except CliError as error:
             raise PlaceError(str(error)) from None
         if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
@@ -111,20 +109,20 @@ class Place:
 
     async def _get(self, path: str) -> bytes:
         try:
-            return await asyncio.to_thread(self._admin.get, path)
+            return await aside(self._admin.get, path)
         except CliError as error:
             raise PlaceError(str(error)) from None
 
     async def _ready(self) -> bool:
         try:
-            answer = await asyncio.to_thread(self._admin.ask, "GET", "/readyz", accept_errors=True)
+            answer = await aside(self._admin.ask, "GET", "/readyz", accept_errors=True)
         except CliError as error:
             raise PlaceError(str(error)) from None
         return answer.status == HTTPStatus.OK
 
     async def _change(self, method: str, path: str, content: object = None) -> None:
         try:
-            await asyncio.to_thread(self._admin.change, method, path, content)
+            await aside(self._admin.change, method, path, content)
         except CliError as error:
             raise PlaceError(str(error)) from None
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -38,6 +39,17 @@ class Outcome:
     started: str
     variant: str = ""
     file: str = ""
+
+
+def try_out(directory: Path) -> None:
+    """Find out whether reports can be written to ``directory``, which is made where it is not there.
+
+    Raises:
+        OSError: they cannot.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=directory, prefix=".warmroute-") as probe:
+        probe.write(b"reports are written here")
 
 
 def write(outcome: Outcome, directory: Path) -> list[Path]:

@@ -34,6 +34,8 @@ LOOK_S = 0.1
 SCRAPE_S = 1.0
 ABORT_S = 0.25
 TELL_S = 0.5
+END_S = 10.0
+"""How long it may take at most to take back what the drill did, all together: as long as a fault's lease lasts."""
 LATE_S = 2.0
 """How far back the live figures go."""
 
@@ -70,6 +72,7 @@ class Running:
         self._undo: list[Do] = []
         self._before: dict[str, Do] = {}
         self._stop: asyncio.Future[str]
+        self._hurry: asyncio.Future[None]
         self._background: list[asyncio.Task[None]] = []
         self._with_ready = any(phase.expect and phase.expect.ready is not None for phase in drill.phases)
 
@@ -82,6 +85,7 @@ class Running:
         await self._preflight()
         loop = asyncio.get_running_loop()
         self._stop = loop.create_future()
+        self._hurry = loop.create_future()
         for signum in _SIGNALS:
             loop.add_signal_handler(signum, self._told_to_stop, signum)
         self._began = self._clock()
@@ -95,7 +99,7 @@ class Running:
                 self._spawn(work)
             cut_short = await self._until_over()
         finally:
-            self._show.note("ending: faults, load")
+            self._show.note("ending: load, faults")
             left_behind = await self._clean_up()
             for signum in _SIGNALS:
                 loop.remove_signal_handler(signum)
@@ -108,13 +112,16 @@ class Running:
         self._background.append(asyncio.get_running_loop().create_task(work))
 
     def _told_to_stop(self, signum: signal.Signals) -> None:
-        if self._stop.done():
-            self._show.note("already ending: faults are taken back first")
-            return
-        self._stop.set_result(f"interrupted ({signum.name})")
+        if not self._stop.done():
+            self._stop.set_result(f"interrupted ({signum.name})")
+        elif not self._hurry.done():
+            self._show.note("no longer waiting for what is still under way")
+            self._hurry.set_result(None)
 
     async def _preflight(self) -> None:
         """Refuse what cannot work before anything is touched.
+
+        A sidecar of the drill's own has the fleet's ``ready_s`` to hear of all its workers: it may be ready before.
 
         Raises:
             PlaceError: the sidecar does not answer, or has no such endpoint or model.
@@ -123,9 +130,22 @@ class Running:
             refused = await self._place.may_write()
             if refused:
                 raise PlaceError(refused)
-        endpoints = await self._place.endpoints()
-        models = await self._place.models()
+        start = self._drill.start
+        until = self._clock() + (0.0 if self._fleet is None or start is None else start.up.ready_s)
+        while lacks := self._unknown(await self._place.endpoints(), await self._place.models()):
+            if self._clock() >= until:
+                raise PlaceError(lacks)
+            await asyncio.sleep(LOOK_S)
+        ours = {one.id for one in await self._place.faults() if one.id.startswith("drill-")}
+        if ours:
+            ids = ", ".join(sorted(ours))
+            raise PlaceError(f"another drill has faults in force ({ids}): wait for its end, or remove them")
+
+    def _unknown(self, endpoints: list[str], models: list[str]) -> str:
+        """Return which endpoint or model is needed that is not among these; "" where none is."""
         wanted: list[tuple[str, str, list[str]]] = []
+        if self._drill.start is not None and self._fleet is not None:
+            wanted += [("start", one, endpoints) for one in self._drill.start.endpoints]
         for id_, phase in faults_of(self._drill).items():
             fault = phase.fault or {}
             wanted += [(f"fault {id_}", endpoint_of(fault), endpoints)]
@@ -136,11 +156,8 @@ class Running:
                 wanted += [(phase.name, part.endpoint, endpoints), (phase.name, part.model, models)]
         for where, name, known in wanted:
             if name and name not in known:
-                raise PlaceError(f'{where}: the sidecar knows no "{name}"; it knows: {", ".join(known[:16]) or "none"}')
-        ours = {one.id for one in await self._place.faults() if one.id.startswith("drill-")}
-        if ours:
-            ids = ", ".join(sorted(ours))
-            raise PlaceError(f"another drill has faults in force ({ids}): wait for its end, or remove them")
+                return f'{where}: the sidecar knows no "{name}"; it knows: {", ".join(known[:16]) or "none"}'
+        return ""
 
     # --- the script ---------------------------------------------------------------------------------------------
 
@@ -264,21 +281,50 @@ class Running:
     # --- the end ------------------------------------------------------------------------------------------------
 
     async def _clean_up(self) -> list[str]:
-        """Take back all that the drill did; return what could not be."""
-        left = await self._faults.end_all()
-        for do in reversed(self._undo):
-            try:
-                await self._place.act(do)
-            except PlaceError as error:
-                left.append(f"{do.act.value} {do.endpoint or do.model}: {error}")
-        await asyncio.gather(*(sending.end() for sending in self._sending))
-        await self._scrape()
+        """Take back all that the drill did, within ``END_S`` or until a signal; return what could not be.
+
+        The load ends first, so that nobody waits for what is taken back while it goes on.
+        """
+        if not self._stop.done():
+            self._stop.set_result("")
+        ending = [asyncio.ensure_future(sending.end(self._hurry)) for sending in self._sending]
+        undoing = self._undo[::-1]
+        refused: list[str] = []
+        await self._within(END_S, self._faults.end_all(), self._undo_all(undoing, refused))
+        self._faults.give_up()
+        left = self._faults.left + refused
+        left += [f"{do.act.value} {do.endpoint or do.model}: nobody said in time that it is done" for do in undoing]
+        if ending:
+            await asyncio.wait(ending)
+        if not left:  # who does not answer to that has no counters to tell
+            await self._within(END_S, self._scrape())
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         if self._fleet is not None:
             return []  # what is in force there ends with it
         return left
+
+    async def _undo_all(self, undoing: list[Do], refused: list[str]) -> None:
+        """Do all of ``undoing``, which keeps what is not done yet; what is refused goes to ``refused``."""
+        while undoing:
+            do = undoing[0]
+            try:
+                await self._place.act(do)
+            except PlaceError as error:
+                refused.append(f"{do.act.value} {do.endpoint or do.model}: {error}")
+            del undoing[0]
+
+    async def _within(self, most_s: float, *parts: Coroutine[Any, Any, None]) -> None:
+        """Await ``parts`` for so long at most, or until a signal says that nobody wants to wait."""
+        work = asyncio.gather(*parts)
+        either: set[asyncio.Future[Any]] = {work, self._hurry}
+        await asyncio.wait(either, timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+        else:
+            work.cancel()
+            await asyncio.wait({work})
 
     def _record(self, cut_short: str, left_behind: tuple[str, ...]) -> Record:
         calls = sorted((call for one in self._sending for call in one.calls), key=lambda call: call.at)

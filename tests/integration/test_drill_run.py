@@ -9,13 +9,16 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sidecar.drills.faults import LEASE_S
+from sidecar.drills.run import END_S
 from tests.support.http_origin import Echo, HttpOrigin
 from tests.support.product import Sidecar, running
 from tests.support.sidecars import Process, until
@@ -135,7 +138,39 @@ def test_a_sidecar_that_crashed_for_good_is_named_as_what_could_not_be_asked(her
     assert report["cut_short"] == "interrupted (SIGINT)"
     (left,) = report["left_behind"]
     assert re.match(r"fault slow: .*: is a sidecar running th", left)
-    assert left.endswith("; it ends by itself")
+    assert left.endswith(f"; it ends by itself within {LEASE_S:g} s")
+
+
+def control_of(supervisor: int) -> int:
+    """Return the process id of a sidecar's control process."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has gone meanwhile
+            parent = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            if parent == supervisor and b"control" in (entry / "cmdline").read_bytes().split(b"\0"):
+                return int(entry.name)
+    raise AssertionError("no control process")
+
+
+def test_an_admin_api_that_hangs_is_not_waited_for_after_a_second_ctrl_c(here: Here) -> None:
+    """The load ends with the first, and what may be left is named."""
+    control = control_of(here.sidecar.process.pid)
+    with here.drill(60) as process:
+        until(here.faults, "the fault is in force")
+        os.kill(control, signal.SIGSTOP)
+        try:
+            process.send(signal.SIGINT)
+            until(lambda: "ending: load, faults" in (here.scratch / "out").read_text(), "it ends")
+            began = time.monotonic()
+            process.send(signal.SIGINT)
+            assert process.wait() == 1, process.text()
+            assert time.monotonic() - began < END_S  # alone what is asked would have taken longer
+        finally:
+            os.kill(control, signal.SIGCONT)
+    report = here.report()
+    assert report["left_behind"] == [
+        f"fault slow: nobody said in time that it is ended; it ends by itself within {LEASE_S:g} s"
+    ]
+    assert report["accounts"]["sent"] == report["figures"]["requests"]
 
 
 def test_a_drill_without_a_load_watches_what_others_send_and_aborts(here: Here) -> None:
@@ -164,6 +199,20 @@ def test_a_bad_file_touches_nothing(here: Here) -> None:
     done = subprocess.run(command, check=False, env=ENVIRON, timeout=30, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f'{file}:7:59: phases[2].fault.delay_ms: "sixty": must be a number\n'
+
+
+@pytest.mark.parametrize("where", ["/proc/none", "here.yaml/out"])
+def test_reports_that_cannot_be_written_are_told_before_anything_is_touched(where: str, here: Here) -> None:
+    file = here.scratch / "here.yaml"
+    file.write_text(HERE.replace("FOR", "1"))
+    out = here.scratch / where
+    command = [WARMROUTE, "drill", "run", str(file), "--admin", here.admin, "--target", here.sidecar.listen]
+    done = subprocess.run(
+        [*command, "--out", str(out)], check=False, env=ENVIRON, timeout=30, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"--out: {out}: ") or done.stderr.startswith(f"warmroute: --out: {out}: ")
+    assert done.stderr.endswith(": name a directory that can be written to\n")
 
 
 def test_a_drill_that_cannot_work_here_touches_nothing(here: Here) -> None:
