@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from sidecar.drills.picks import LEAST_S, windows
 from sidecar.drills.traffic import slices
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def timeline(record: Record) -> str:
     for title, unit, key, draw in (
         ("latency", "ms", PERCENTILES, _latency(axis, parts, width_s)),
         ("requests", "/s", ANSWERS, _requests(axis, parts, width_s)),
-        ("share of picks", "", of_endpoints, _shares(axis, record.looks, endpoints)),
+        ("share of picks", "", of_endpoints, _shares(axis, record, endpoints, width_s)),
     ):
         drawn += draw(y)
         drawn.append(_text(4, y + 12, title, "title"))
@@ -149,15 +150,14 @@ def _requests(axis: Axis, parts: Sequence[tuple[float, Figures]], width_s: float
     return draw
 
 
-def _shares(axis: Axis, looks: Sequence[Look], endpoints: Sequence[str]) -> Callable[[int], list[str]]:
-    kept = looks[:: max(1, len(looks) // MOST_SLICES)]
+def _shares(axis: Axis, record: Record, endpoints: Sequence[str], width_s: float) -> Callable[[int], list[str]]:
+    found = list(windows(record.scrapes, 0.0, axis.length_s, width_s=LEAST_S * width_s))
 
     def draw(y: int) -> list[str]:
         drawn = _frame(axis, y, 1.0)
         for number, endpoint in enumerate(endpoints):
             points = [
-                (axis.x(look.at), _y(y, look.endpoints[endpoint].share if endpoint in look.endpoints else 0.0, 1.0))
-                for look in kept
+                (axis.x((begin + end) / 2), _y(y, shares.get(endpoint, 0.0), 1.0)) for begin, end, shares in found
             ]
             drawn.append(_line(points, COLOURS[number % len(COLOURS)], endpoint))
         return drawn

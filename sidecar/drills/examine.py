@@ -197,11 +197,14 @@ def _load(load: Load) -> Iterator[Finding]:
     yield from reaching.problems(load)
 
 
+_PARTS = ("share_at_most", "share_at_least", "weight_at_most", "weight_at_least")
+
+
 def _expect(drill: Drill, expect: Expect) -> Iterator[Finding]:
-    shares = expect.share_at_most is not None or expect.share_at_least is not None
+    shares = [name for name in _PARTS if getattr(expect, name) is not None]
     single = (expect.being, expect.reason, expect.step, expect.picked, expect.store, expect.ready)
     if not shares and all(one is None for one in single):
-        known = "being, reason, step, picked, share_at_most, share_at_least, store or ready"
+        known = f"being, reason, step, picked, {', '.join(_PARTS)}, store or ready"
         yield Finding((), f"expects nothing: add {known}")
     for field, of_one in (("being", expect.being), ("reason", expect.reason)):
         if of_one is not None and not expect.endpoint:
@@ -212,9 +215,13 @@ def _expect(drill: Drill, expect: Expect) -> Iterator[Finding]:
         for field, given in (("step", expect.step), ("picked", expect.picked)):
             if given is not None:
                 yield Finding((field,), "needs the model that is meant: add it")
-    if shares and not (expect.model and (expect.endpoint or expect.version)):
-        field = "share_at_most" if expect.share_at_most is not None else "share_at_least"
-        yield Finding((field,), "needs a model and an endpoint or a version whose share it is: add them")
+    for field in shares:
+        if field.startswith("weight") and not (expect.model and (expect.endpoint or expect.version)):
+            yield Finding((field,), "needs a model and an endpoint or a version whose weight it is: add them")
+        elif field.startswith("share") and not (expect.model and expect.endpoint):
+            yield Finding(
+                (field,), "needs a model and the endpoint whose share it is: add them (a version has weight_…)"
+            )
     yield from _endpoint(drill, expect.endpoint)
     yield from _model(drill, expect.model)
 

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import Reason
+from sidecar.drills.picks import LEAST_ATTEMPTS, windows
 from sidecar.drills.record import Seen
 from sidecar.drills.traffic import figures, slices
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 BEFORE_S = 5.0
 """How long before a fault counts as usual."""
+MOST_S = 3.0
+"""Over so long before a fault, at least, the usual share is told."""
+FOR_SURE = 30.0
+"""So many attempts are expected of an endpoint in a stretch that tells of its share."""
 GONE = Seen(out="gone")
 NEVER: Final = "never"
 DRAINED = frozenset({Reason.HELD.value, Reason.DRAINING.value})
@@ -34,11 +39,11 @@ def detect_s(record: Record, fault: FaultSpan, endpoint: str) -> float | str:
     before = _not_well(record, fault, endpoint)
     if before:
         return before
-    usual = _usual_share(record, fault.begin, endpoint)
-    for at, seen in _struck(record, fault, endpoint):
-        if seen.out or seen.breaker != "closed" or seen.share < usual / 2:
-            return at - fault.begin
-    return NEVER
+    found = [at for at, seen in _struck(record, fault, endpoint) if seen.out or seen.breaker != "closed"]
+    lost = _lost_half(record, fault, endpoint)
+    if lost is not None:
+        found.append(lost)
+    return min(found) - fault.begin if found else NEVER
 
 
 def eject_s(record: Record, fault: FaultSpan, endpoint: str) -> float | str:
@@ -127,10 +132,18 @@ def _next_fault(record: Record, since: float, endpoint: str) -> float:
     return min(begins, default=math.inf)
 
 
-def _usual_share(record: Record, moment: float, endpoint: str) -> float:
-    shares = [
-        look.endpoints[endpoint].share
-        for look in record.looks
-        if moment - BEFORE_S <= look.at < moment and endpoint in look.endpoints
-    ]
-    return sum(shares) / len(shares) if shares else 0.0
+def _lost_half(record: Record, fault: FaultSpan, endpoint: str) -> float | None:
+    """Return when an endpoint's share of the attempts was under half of what it was before the fault.
+
+    Each stretch has so many attempts that this does not come by chance; one in which it was drained tells nothing.
+    """
+    usual = 0.0
+    for _, _, shares in windows(record.scrapes, fault.begin - BEFORE_S, fault.begin, LEAST_ATTEMPTS, MOST_S):
+        usual = shares.get(endpoint, 0.0)
+    if not usual:
+        return None
+    drained = [look.at for look in record.looks if look.endpoints.get(endpoint, GONE).out in DRAINED]
+    for begin, end, shares in windows(record.scrapes, fault.begin, fault.end, FOR_SURE / usual):
+        if shares.get(endpoint, 0.0) < usual / 2 and not any(begin <= at <= end for at in drained):
+            return end
+    return None

@@ -52,14 +52,13 @@ class Seen:
 
     out: str = ""
     breaker: str = "closed"
-    share: float = 0.0
     state: str = "warm"
     """Of its replicas; of several the first that is not warm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a route holds: how many replicas are picked, and the share of each endpoint and version."""
+    """What a route holds: how many replicas are picked, and each endpoint's and version's part of its weights."""
 
     picked: int = 0
     endpoints: dict[str, float] = field(default_factory=dict)
@@ -88,6 +87,8 @@ class Scrape:
     attempts: float = 0.0
     injected: float = 0.0
     retries: float = 0.0
+    picks: dict[str, float] = field(default_factory=dict)
+    """Attempts by endpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from sidecar.drills.examine import faults_of
 from sidecar.drills.faulting import endpoint_of
 from sidecar.drills.faults import Faults
 from sidecar.drills.load import Sending
+from sidecar.drills.picks import share_of_late
 from sidecar.drills.place import PlaceError, undoing
 from sidecar.drills.record import Accounts, Check, Record, Span
 from sidecar.drills.scenario import kind_of
@@ -221,11 +222,18 @@ class Running:
         begin = self._now()
         while True:
             fresh = self._look if self._asked_at >= begin else None
-            missing = unmet(expect, fresh)
+            missing = unmet(expect, fresh, self._share(expect, begin))
             took_s = self._now() - begin
             if not missing or took_s >= expect.within_s:
                 return Check(name, expected(expect), not missing, took_s, "; ".join(missing))
             await asyncio.sleep(LOOK_S / 2)
+
+    def _share(self, expect: Expect, since: float) -> float | None:
+        """Return the share of picks that is expected of an endpoint; None where too little is known."""
+        if self._look is None or (expect.share_at_most is None and expect.share_at_least is None):
+            return None
+        route = self._look.routes.get(expect.model)
+        return None if route is None else share_of_late(self._scrapes, since, expect.endpoint, route.endpoints)
 
     # --- beside it ----------------------------------------------------------------------------------------------
 

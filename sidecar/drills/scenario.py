@@ -129,7 +129,8 @@ class Step(StrEnum):
 class Expect(Base, frozen=True):
     """Something that must come to be within a time; all that is named must hold at one moment.
 
-    ``reason`` is why the endpoint is out.
+    ``reason`` is why the endpoint is out. ``share`` is the endpoint's part of the attempts of late at the
+    model's endpoints, ``weight`` what it or the version is to get, as the route's weights say.
     """
 
     within_s: Annotated[float, Meta(gt=0, le=MAX_S, description="seconds")]
@@ -142,6 +143,8 @@ class Expect(Base, frozen=True):
     version: str = ""
     share_at_most: Annotated[float, Meta(ge=0, le=1)] | None = None
     share_at_least: Annotated[float, Meta(ge=0, le=1)] | None = None
+    weight_at_most: Annotated[float, Meta(ge=0, le=1)] | None = None
+    weight_at_least: Annotated[float, Meta(ge=0, le=1)] | None = None
     store: StoreMode | None = None
     ready: bool | None = None
 

@@ -41,7 +41,6 @@ def _seen(rows: list[Candidate]) -> Seen:
     return Seen(
         out=reasons[0] if all(reasons) else "",
         breaker=max((row.breaker.state for row in rows), key=_WORST.index),
-        share=max(row.share for row in rows),
         state=next((row.state for row in rows if row.state != "warm"), "warm"),
     )
 
@@ -62,6 +61,7 @@ def scrape_of(at: float, text: str) -> Scrape:
     """Return the counters that drills go by, from the Prometheus text of ``GET /metrics``."""
     outcomes: dict[str, float] = {}
     buckets: dict[float, float] = {}
+    picks: dict[str, float] = {}
     single = {"warmroute_attempts_total": 0.0, "warmroute_faults_injected_total": 0.0, "warmroute_retries_total": 0.0}
     for name, pairs, value in _SAMPLE.findall(text):
         if name == "warmroute_requests_total":
@@ -72,6 +72,9 @@ def scrape_of(at: float, text: str) -> Scrape:
             buckets[bound] = buckets.get(bound, 0.0) + float(value)
         elif name in single:
             single[name] += float(value)
+        if name == "warmroute_attempts_total":
+            endpoint = dict(_LABEL.findall(pairs)).get("endpoint", "")
+            picks[endpoint] = picks.get(endpoint, 0.0) + float(value)
     return Scrape(
         at=at,
         outcomes=outcomes,
@@ -79,14 +82,18 @@ def scrape_of(at: float, text: str) -> Scrape:
         attempts=single["warmroute_attempts_total"],
         injected=single["warmroute_faults_injected_total"],
         retries=single["warmroute_retries_total"],
+        picks=picks,
     )
 
 
-def unmet(expect: Expect, look: Look | None) -> list[str]:
-    """Return what of ``expect`` is not so in ``look``, as it is instead; nothing where all of it is."""
+def unmet(expect: Expect, look: Look | None, picked: float | None = None) -> list[str]:
+    """Return what of ``expect`` is not so in ``look``, as it is instead; nothing where all of it is.
+
+    ``picked`` is the endpoint's share of late; None where too few attempts are known to tell.
+    """
     if look is None:
         return ["the sidecar does not answer"]
-    return [text for held, text in _conditions(expect, look) if not held]
+    return [text for held, text in (*_conditions(expect, look), *_of_picks(expect, picked)) if not held]
 
 
 def expected(expect: Expect) -> str:
@@ -105,6 +112,10 @@ def expected(expect: Expect) -> str:
         parts.append(f"share of {whose} at most {expect.share_at_most:g}")
     if expect.share_at_least is not None:
         parts.append(f"share of {whose} at least {expect.share_at_least:g}")
+    if expect.weight_at_most is not None:
+        parts.append(f"weight of {whose} at most {expect.weight_at_most:g}")
+    if expect.weight_at_least is not None:
+        parts.append(f"weight of {whose} at least {expect.weight_at_least:g}")
     if expect.store is not None:
         parts.append(f"store is {expect.store.value}")
     if expect.ready is not None:
@@ -124,15 +135,23 @@ def _conditions(expect: Expect, look: Look) -> Iterable[tuple[bool, str]]:
     route = look.routes.get(expect.model, Share())
     if expect.picked is not None:
         yield route.picked >= expect.picked, f"{route.picked} replicas of {expect.model} take requests"
-    share = route.versions.get(expect.version, 0.0) if expect.version else route.endpoints.get(expect.endpoint, 0.0)
-    if expect.share_at_most is not None:
-        yield share <= expect.share_at_most, f"share is {share:.3g}"
-    if expect.share_at_least is not None:
-        yield share >= expect.share_at_least, f"share is {share:.3g}"
+    weight = route.versions.get(expect.version, 0.0) if expect.version else route.endpoints.get(expect.endpoint, 0.0)
+    if expect.weight_at_most is not None:
+        yield weight <= expect.weight_at_most, f"weight is {weight:.3g}"
+    if expect.weight_at_least is not None:
+        yield weight >= expect.weight_at_least, f"weight is {weight:.3g}"
     if expect.store is not None:
         yield look.store == expect.store.value, f"store is {look.store}"
     if expect.ready is not None:
         yield look.ready is expect.ready, "ready" if look.ready else "not ready"
+
+
+def _of_picks(expect: Expect, picked: float | None) -> Iterable[tuple[bool, str]]:
+    shown = "too few attempts of late to tell the share" if picked is None else f"share is {picked:.3g}"
+    if expect.share_at_most is not None:
+        yield picked is not None and picked <= expect.share_at_most, shown
+    if expect.share_at_least is not None:
+        yield picked is not None and picked >= expect.share_at_least, shown
 
 
 def _is(seen: Seen | None, being: Being) -> bool:

@@ -38,7 +38,7 @@ phases:
       body: '{"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}'
   - {name: late, fault: {id: late, kind: delay, delay_ms: 5, for_s: 300}}
   - {name: pressed, fault: {id: pressed, kind: memory_pressure, endpoint: worker-2, for_s: 300}}
-  - {name: seen, expect: {model: MODEL, endpoint: worker-2, share_at_most: 0.49, within_s: 20}}
+  - {name: seen, expect: {model: MODEL, endpoint: worker-2, weight_at_most: 0.49, within_s: 20}}
   - {name: stays, wait: {for_s: 300}}
 objectives:
   - {measure: error_ratio, at_most: 0.01}

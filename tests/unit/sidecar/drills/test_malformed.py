@@ -449,7 +449,7 @@ def test_versions_that_no_worker_will_have(tmp_path: Path, monkeypatch: pytest.M
     [
         (DRAIN, "act: promote, model: drill, version: '2'", "phases[6].do.version"),
         (DELAY, f"{DELAY}, model: drill, version: '2'", "phases[1].fault.version"),
-        (OUT, "model: drill, version: '2', share_at_most: 0.5", "phases[4].expect.version"),
+        (OUT, "model: drill, version: '2', weight_at_most: 0.5", "phases[4].expect.version"),
     ],
 )
 def test_every_field_that_names_a_version_is_looked_at(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sidecar.drills.moments import detect_s, eject_s, recover_s, return_s
-from sidecar.drills.record import Call, FaultSpan, Look, Record, Seen
+from sidecar.drills.record import Call, FaultSpan, Look, Record, Scrape, Seen
 
 FAULT = FaultSpan("f", "delay", "a", 10.0, 20.0)
 
@@ -16,7 +16,7 @@ def looks(*seen: tuple[float, Seen | None]) -> Record:
     return Record(40, looks=tuple(Look(at, {} if one is None else {"a": one}) for at, one in seen), faults=(FAULT,))
 
 
-WELL = Seen(share=0.5)
+WELL = Seen()
 OUT = Seen(out="breaker_open", breaker="open")
 HELD = Seen(out="held")
 NEVER = "never"
@@ -25,9 +25,8 @@ NEVER = "never"
 @pytest.mark.parametrize(
     ("seen", "detected", "ejected"),
     [
-        ((10.5, Seen(share=0.5)), NEVER, NEVER),
-        ((10.5, Seen(share=0.2)), 0.5, NEVER),  # half of what it had
-        ((10.5, Seen(share=0.5, breaker="half_open")), 0.5, NEVER),
+        ((10.5, WELL), NEVER, NEVER),
+        ((10.5, Seen(breaker="half_open")), 0.5, NEVER),
         ((11.0, OUT), 1.0, 1.0),
         ((11.0, Seen(out="quarantined")), 1.0, 1.0),
         ((12.0, None), 2.0, 2.0),  # gone altogether
@@ -55,6 +54,32 @@ def test_what_is_not_of_the_fault_counts_for_nothing(seen: list[tuple[float, See
     assert detect_s(record, FAULT, "a") == NEVER
     assert eject_s(record, FAULT, "a") == NEVER
     assert return_s(record, FAULT, "a") == "cannot be measured: it was never ejected"
+
+
+def picked(per_s: float, before: float, since: float, *seen: tuple[float, Seen]) -> Record:
+    """Return what is seen where ``a`` had the share ``before`` and has ``since`` from the fault on."""
+    scrapes, a, b = [], 0.0, 0.0
+    for at in range(5, 31):
+        scrapes.append(Scrape(float(at), {}, picks={"a": a, "b": b}))
+        share = before if at < 10 else since
+        a, b = a + share * per_s, b + (1 - share) * per_s
+    return replace(looks((9.0, WELL), *seen), scrapes=tuple(scrapes))
+
+
+@pytest.mark.parametrize(
+    ("record", "detected"),
+    [
+        (picked(60, 0.5, 0.5), NEVER),
+        (picked(60, 0.5, 0.3), NEVER),
+        (picked(60, 0.5, 0.2), 1.0),
+        (picked(20, 0.5, 0.2), 3.0),  # 60 attempts are needed to be sure
+        (picked(5, 0.5, 0.0), NEVER),  # too few before to know what is usual
+        (picked(60, 0.5, 0.0, *((10.1 + n / 10, HELD) for n in range(100))), NEVER),  # an operator's doing
+        (picked(60, 0.5, 0.2, (10.5, OUT)), 0.5),
+    ],
+)
+def test_half_of_what_was_picked_is_noticed(record: Record, detected: float | str) -> None:
+    assert detect_s(record, FAULT, "a") == detected
 
 
 def test_after_draining_it_is_ejected_as_before() -> None:

@@ -168,14 +168,21 @@ def test_objectives_that_cannot_be_meant(objective: str, said: str) -> None:
     [
         (
             "{within_s: 1}",
-            "expects nothing: add being, reason, step, picked, share_at_most, share_at_least, store or ready",
+            (
+                "expects nothing: add being, reason, step, picked, share_at_most, share_at_least, "
+                "weight_at_most, weight_at_least, store or ready"
+            ),
         ),
         ("{within_s: 1, being: out}", "needs the endpoint that is meant: add it"),
         ("{within_s: 1, endpoint: worker-1}", "needs being, reason or a share: say what is expected of it"),
         ("{within_s: 1, step: cache}", "needs the model that is meant: add it"),
         (
             "{within_s: 1, model: drill, share_at_most: 0.5}",
-            "needs a model and an endpoint or a version whose share it is: add them",
+            "needs a model and the endpoint whose share it is: add them (a version has weight_…)",
+        ),
+        (
+            "{within_s: 1, model: drill, weight_at_least: 0.5}",
+            "needs a model and an endpoint or a version whose weight it is: add them",
         ),
     ],
 )

@@ -36,9 +36,7 @@ RECORD = Record(
     spans=(Span("load", "load", 0, 0), Span("<f>", "fault", 2, 7)),
     faults=(FaultSpan("slow", "delay", "a", 2, 7, "delay, endpoint a"),),
     calls=tuple(Call(n / 10, 20.0, n % 10 > 0, "ok" if n % 10 else "http_503") for n in range(100)),
-    looks=tuple(
-        Look(n, {"a": Seen("breaker_open" if 3 <= n < 6 else "", "closed", 0.5)}, {"m": Share()}) for n in range(10)
-    ),
+    looks=tuple(Look(n, {"a": Seen("breaker_open" if 3 <= n < 6 else "")}, {"m": Share()}) for n in range(10)),
     scrapes=tuple(Scrape(at, {"ok": 10 * at}, injected=count) for at, count in ((0, 5), (4, 27), (5, 0), (10, 3))),
     checks=(Check("later", "a is out\x07 within 1 s", False, 1.0, "a is picked"),),
     accounts=Accounts(sent=100),

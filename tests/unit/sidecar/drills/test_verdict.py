@@ -30,7 +30,7 @@ RECORD = Record(
     calls=tuple(
         Call(n / 10, 200.0 if n < 50 else 20.0, not 20 <= n < 30, "x", "cache" if n >= 90 else "") for n in range(100)
     ),
-    looks=(Look(1, {"a": Seen(share=0.5)}), Look(3.5, {"a": Seen(out="breaker_open", breaker="open")})),
+    looks=(Look(1, {"a": Seen()}), Look(3.5, {"a": Seen(out="breaker_open", breaker="open")})),
     accounts=Accounts(sent=100, lost=1),
 )
 

@@ -65,9 +65,9 @@ def routes() -> Routes:
 def test_a_look_has_the_worst_breaker_and_who_is_out_of_everything() -> None:
     look = look_of(1.0, routes(), ready=None)
     assert look.endpoints == {
-        "a": Seen("", "closed", 0.75),
-        "b": Seen("", "half_open", 0.25),
-        "c": Seen("breaker_open", "open", 0.0),
+        "a": Seen(),
+        "b": Seen("", "half_open"),
+        "c": Seen("breaker_open", "open"),
     }
     assert look.routes["m"] == Share(2, {"a": 0.75, "b": 0.25, "c": 0.0}, {"1": 1.0, "2": 0.0})
     assert look.store == "live"
@@ -88,12 +88,12 @@ warmroute_faults_injected_total 1
 
 def test_a_scrape_is_over_all_models() -> None:
     buckets = ((0.01, 5.0), (math.inf, 3.0))
-    assert scrape_of(2.0, METRICS) == Scrape(2.0, {"ok": 7.0, "fault": 1.0}, buckets, 9.0, 1.0, 0.0)
+    assert scrape_of(2.0, METRICS) == Scrape(2.0, {"ok": 7.0, "fault": 1.0}, buckets, 9.0, 1.0, 0.0, {"x": 9.0})
 
 
 LOOK = Look(
     0,
-    {"a": Seen(share=1), "b": Seen("breaker_open", "open")},
+    {"a": Seen(), "b": Seen("breaker_open", "open")},
     {"m": Share(1, {"a": 1.0, "b": 0.0}, {"1": 0.9, "2": 0.1})},
     {"m": "cache"},
     "live",
@@ -121,15 +121,25 @@ LOOK = Look(
         (Expect(within_s=1, model="m", step=Step.CACHE), []),
         (Expect(within_s=1, model="n", step=Step.CACHE), ["n is answered by replica"]),
         (Expect(within_s=1, model="m", picked=2), ["1 replicas of m take requests"]),
-        (Expect(within_s=1, model="m", version="2", share_at_most=0.05), ["share is 0.1"]),
-        (Expect(within_s=1, model="m", endpoint="a", share_at_least=0.5), []),
+        (Expect(within_s=1, model="m", version="2", weight_at_most=0.05), ["weight is 0.1"]),
+        (Expect(within_s=1, model="m", endpoint="a", weight_at_least=0.5), []),
+        (Expect(within_s=1, model="m", endpoint="a", share_at_most=0.3), []),  # what was picked, not the weight
+        (Expect(within_s=1, model="m", endpoint="a", share_at_least=0.5), ["share is 0.25"]),
         (Expect(within_s=1, store=StoreMode.FROZEN, ready=True), ["store is live"]),
         (Expect(within_s=1, ready=False), ["ready"]),
     ],
 )
 def test_an_expectation(expect: Expect, missing: list[str]) -> None:
-    assert unmet(expect, LOOK) == missing
+    assert unmet(expect, LOOK, 0.25) == missing
     assert unmet(expect, None) == ["the sidecar does not answer"]
+
+
+def test_a_share_of_which_too_little_is_known_is_not_so() -> None:
+    for expect in (
+        Expect(within_s=1, model="m", endpoint="a", share_at_most=1),
+        Expect(within_s=1, model="m", endpoint="a", share_at_least=0),
+    ):
+        assert unmet(expect, LOOK) == ["too few attempts of late to tell the share"]
 
 
 def test_an_expectation_in_words() -> None:
