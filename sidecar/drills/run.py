@@ -22,7 +22,7 @@ from sidecar.drills.verdict import to_abort
 from sidecar.drills.watching import expected, unmet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
     from sidecar.drills.fleet import Fleet
@@ -92,15 +92,18 @@ class Running:
         self._began = self._clock()
         cut_short = ""
         left_behind: list[str] = []
+        keeping: asyncio.Task[None] | None = None
         try:
             await self._look_once()  # how it is before anything is done to it
             for work in (self._keep_looking(), self._keep_scraping(), self._guard(), self._tell()):
                 self._spawn(work)
-            for work in (self._faults.keep(), self._faults.watch_killed()):
-                self._spawn(work)
+            keeping = self._spawn(self._faults.keep())
+            self._spawn(self._faults.watch_killed())
             cut_short = await self._until_over()
         finally:
             self._show.note("ending: load, faults")
+            if keeping is not None:
+                keeping.cancel()  # none is prolonged that could not be ended
             left_behind = await self._clean_up()
             for signum in _SIGNALS:
                 loop.remove_signal_handler(signum)
@@ -109,8 +112,9 @@ class Running:
     def _now(self) -> float:
         return self._clock() - self._began
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self._background.append(asyncio.get_running_loop().create_task(work))
+        return self._background[-1]
 
     def _told_to_stop(self, signum: signal.Signals) -> None:
         if not self._stop.done():
@@ -325,7 +329,7 @@ class Running:
 
     async def _within(self, most_s: float, *parts: Coroutine[Any, Any, None]) -> None:
         """Await ``parts`` for so long at most, or until a signal says that nobody wants to wait."""
-        work = asyncio.gather(*parts)
+        work = asyncio.get_running_loop().create_task(_all(parts))
         either: set[asyncio.Future[Any]] = {work, self._hurry}
         await asyncio.wait(either, timeout=most_s, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
@@ -357,3 +361,7 @@ class Running:
             cut_short=cut_short,
             left_behind=left_behind,
         )
+
+
+async def _all(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*parts)

@@ -166,6 +166,7 @@ def test_an_admin_api_that_hangs_is_not_waited_for_after_a_second_ctrl_c(here: H
             assert time.monotonic() - began < END_S  # alone what is asked would have taken longer
         finally:
             os.kill(control, signal.SIGCONT)
+    assert process.text() == ""  # no word of what was given up
     report = here.report()
     assert report["left_behind"] == [
         f"fault slow: nobody said in time that it is ended; it ends by itself within {LEASE_S:g} s"
