@@ -72,7 +72,7 @@ def timeline(record: Record) -> str:
     for title, unit, key, draw in (
         ("latency", "ms", PERCENTILES, _latency(axis, parts, width_s)),
         ("requests", "/s", ANSWERS, _requests(axis, parts, width_s)),
-        ("share of picks", "", of_endpoints, _shares(axis, record, endpoints, width_s)),
+        ("picks", "share", of_endpoints, _shares(axis, record, endpoints, width_s)),
     ):
         drawn += draw(y)
         drawn.append(_text(4, y + 12, title, "title"))

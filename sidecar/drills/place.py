@@ -12,6 +12,7 @@ from sidecar.cli.shapes import Endpoints, Fault, Faults, Routes, VersionsDocumen
 from sidecar.drills.aside import aside
 from sidecar.drills.scenario import Act, Do
 from sidecar.drills.watching import look_of, scrape_of
+from sidecar.state.steering import ROLLOUT, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,9 +138,14 @@ def undoing(do: Do, before: Do) -> Do | None:
 
 
 def steered_as(model: str, versions: Sequence[ModelVersions]) -> Do:
-    """Return what steers a model's versions as they are now: by their configuration, or as somebody has by hand."""
+    """Return what steers a model's versions as they are now: by their configuration, or as somebody has by hand.
+
+    A rollout that runs is the configuration's and begins again; what one that has ended left is steered by hand.
+    """
     found = next((one for one in versions if one.model == model), None)
-    if found is None or found.steered is None or found.rollout is not None:
+    if found is None or found.steered is None:
+        return Do(act=Act.RESET, model=model)
+    if found.steered.by == ROLLOUT and found.rollout is not None and found.rollout.stage == Stage.RUNNING.value:
         return Do(act=Act.RESET, model=model)
     split = {one.version: one.weight for one in found.versions if one.weight is not None}
     if split:

@@ -322,7 +322,8 @@ class Running:
         while undoing:
             do = undoing[0]
             try:
-                await self._place.act(do)
+                if await self._place.as_before(do) != do:  # it may be so again already
+                    await self._place.act(do)
             except PlaceError as error:
                 refused.append(f"{do.act.value} {do.endpoint or do.model}: {error}")
             del undoing[0]

@@ -41,6 +41,18 @@ objectives:
   - {measure: lost, at_most: 0}
   - {measure: wrong, at_most: 0}
 """
+DRAIN = """\
+version: 1
+name: drain
+title: Somebody drains it too
+phases:
+  - {name: hold, do: {act: drain, endpoint: ENDPOINT}}
+  - {name: held, expect: {endpoint: ENDPOINT, reason: held, within_s: 20}}
+  - {name: go, do: {act: resume, endpoint: ENDPOINT}}
+  - {name: again, do: {act: drain, endpoint: ENDPOINT}}
+objectives:
+  - {measure: requests, at_most: 0}
+"""
 WATCH = """\
 version: 1
 name: watch
@@ -102,6 +114,21 @@ def test_a_drill_against_a_sidecar_that_runs(here: Here) -> None:
     assert here.faults() == []
     assert (here.scratch / "here.xml").read_bytes().startswith(b"<?xml")
     assert b"<svg" in (here.scratch / "here.html").read_bytes()
+
+
+def test_what_an_operator_drained_stays_drained(here: Here) -> None:
+    (endpoint,) = here.sidecar.json("/endpoints")["endpoints"]
+    by_hand = [WARMROUTE, "endpoints", "drain", endpoint["id"], "--admin", here.admin]
+    subprocess.run(by_hand, check=True, env=ENVIRON, timeout=30, capture_output=True)
+    file = here.scratch / "drain.yaml"
+    file.write_text(DRAIN.replace("ENDPOINT", json.dumps(endpoint["id"])))
+    command = [WARMROUTE, "drill", "run", str(file), "--admin", here.admin, "--target", here.sidecar.listen]
+    done = subprocess.run(
+        [*command, "--out", str(here.scratch)], check=False, env=ENVIRON, timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (endpoint,) = here.sidecar.json("/endpoints")["endpoints"]
+    assert endpoint["held"]
 
 
 def test_ctrl_c_takes_the_fault_back_first(here: Here) -> None:

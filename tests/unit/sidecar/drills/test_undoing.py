@@ -12,6 +12,7 @@ DRAIN, RESUME = Do(act=Act.DRAIN, endpoint="a"), Do(act=Act.RESUME, endpoint="a"
 RESET = Do(act=Act.RESET, model="m")
 PINNED = Do(act=Act.PROMOTE, model="m", version="1")
 HALVES = Do(act=Act.SPLIT, model="m", split={"1": 50, "2": 50})
+ROLLED = SteeredVersions("rollout", "2026-01-01T00:00:00Z", "bad")
 STEERED = SteeredVersions("ops", "2026-01-01T00:00:00Z", "by hand")
 
 
@@ -44,7 +45,9 @@ def versions(serve: str, weights: tuple[float | None, float | None], **more: obj
         (versions("split: 1 0.5, 2 0.5", (50, 50)), RESET),  # by its configuration
         (versions("split: 1 0.5, 2 0.5", (50, 50), steered=STEERED), HALVES),
         (versions("version 1", (None, None), steered=STEERED), PINNED),
-        (versions("split: 1 0.5, 2 0.5", (50, 50), steered=STEERED, rollout=Rollout("running", 0.5)), RESET),
+        (versions("split: 1 0.5, 2 0.5", (50, 50), steered=ROLLED, rollout=Rollout("running", 0.5)), RESET),
+        (versions("version 1", (None, None), steered=ROLLED, rollout=Rollout("rolled_back", 0)), PINNED),
+        (versions("split: 1 0.5, 2 0.5", (50, 50), steered=STEERED, rollout=Rollout("running", 0.5)), HALVES),
     ],
 )
 def test_versions_are_steered_as_somebody_had_by_hand(found: ModelVersions, before: Do) -> None:
