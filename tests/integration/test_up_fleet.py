@@ -167,23 +167,6 @@ def there(path: str) -> bool:
         return sock.connect_ex(path) == 0
 
 
-def test_a_killed_control_process_costs_no_request_and_is_back(tmp_path: Path) -> None:
-    with fleet(tmp_path) as up:
-        os.kill(up.places["control_pid"], signal.SIGKILL)
-        assert [up.infer() for _ in range(20)] == [200] * 20
-
-        def answers() -> bool:
-            try:
-                return up.ask(up.places["admin"], "/readyz")[0] == 200
-            except OSError:
-                return False
-
-        until(answers, "the admin API is back and ready", within_s=2.0)
-        up.process.send(signal.SIGTERM)
-        assert up.process.wait() == 0
-        up.assert_nothing_is_left()
-
-
 def test_a_killed_sidecar_comes_back_on_the_same_addresses(tmp_path: Path) -> None:
     with fleet(tmp_path) as up:
         os.kill(up.places["sidecar_pid"], signal.SIGKILL)
