@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -41,9 +42,10 @@ class Fleet:
 
     def __init__(self, what: Start, environ: Mapping[str, str]) -> None:
         self._up = what.up
-        self._dir = Path(tempfile.mkdtemp(prefix="warmroute-drill-"))
-        self._janitor = Janitor(END_S)  # removes it, should the drill be killed
+        self._dir = Path(tempfile.gettempdir(), f"warmroute-drill-{secrets.token_hex(8)}")
+        self._janitor = Janitor(END_S)  # removes it, should the drill be killed: so it knows of it before it is there
         self._janitor.tree(self._dir)
+        self._dir.mkdir(mode=0o700)
         self._ready_file = self._dir / "ready.json"
         self._log = self._dir / "up.log"
         self._log_fd = os.open(self._log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
