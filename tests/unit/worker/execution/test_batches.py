@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.loops import turns
 from tests.support.worker_parts import DoublingModel
 from worker.engines import Cancellation, Parameters
 from worker.execution import Order, Ticket
@@ -162,8 +163,8 @@ def test_a_batch_that_everybody_left_never_runs() -> None:
 def test_what_runs_goes_on_until_the_last_caller_left() -> None:
     async def check(rig: Rig) -> None:
         tasks = await asked(*(rig.ask(float(number)) for number in range(1, 5)))
-        while not rig.model.ran:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while not rig.model.ran:
+            await turns(1)
         for task in tasks[:3]:
             task.cancel()
         await asyncio.wait(tasks[:3])
@@ -171,8 +172,8 @@ def test_what_runs_goes_on_until_the_last_caller_left() -> None:
         assert rig.executor.in_flight == 4, "the thread still works on all of them"
         tasks[3].cancel()
         await asyncio.wait(tasks)
-        while rig.executor.in_flight:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        while rig.executor.in_flight:
+            await turns(1)
         assert rig.model.cancelled == 1
 
     batched(check, held=True, batching=PATIENT)
@@ -240,7 +241,7 @@ def test_a_copy_that_was_taken_down_is_kept_by_nobody() -> None:
         await rig.replica.unload(Rest.UNLOADED, "asked for")
         while held() is not None:  # a thread may not have let go yet; the rig bounds the time
             gc.collect()
-            await asyncio.sleep(0)
+            await turns(1)
 
     batched(check)
 
