@@ -65,6 +65,7 @@ from worker.serving.repository_api import RepositoryApi
 from worker.serving.v2 import Serving
 from worker.standard_streams import open_closed
 from worker.standby import Standby
+from worker.standing_threads import standing_threads
 from worker.starts import Starts, process_age_s
 from worker.store import StoreError, scan
 from worker.turns import Standing, Turns
@@ -117,6 +118,7 @@ def main(argv: list[str], follow_parent: Callable[[int], bool] | None = None) ->
 
 
 async def _run(options: Options, sock: socket.socket | None, log: EventLog, standby: Standby | None) -> int:
+    asyncio.get_running_loop().set_default_executor(standing_threads())
     kind = find_kind(options.engine)
     recordings = Recordings(options.warmup_dir, log)
     source = Source(options.models, options.model, kind.file_name, options.versions, options.shard, recordings)

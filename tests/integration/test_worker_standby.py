@@ -106,6 +106,7 @@ def test_what_is_served_is_handed_over_before_a_drain_ends(tmp_path: Path) -> No
         asking.start()
         until(lambda: first.ask("/stats")[1]["in_flight"] == 1, "it runs")
         first.terminate()
+        second.event("worker.takes_over")  # who asks before that may still get the first one, and its 8 s
         until(lambda: answered_by(second) == "second", "the next one answers")
         assert first.process.poll() is None
         asking.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import threading
@@ -24,6 +25,9 @@ T = TypeVar("T")
 
 NO_MEMORY_PAUSE_S = 0.01
 """A thread that cannot even say that it is through, for want of memory, tries again after this long."""
+
+NEVER_BEGAN_S = 1.0
+"""A thread that was started and says nothing for so long is taken for one that found no memory for its first step."""
 
 QUEUED_S = 60.0
 """The queue time that is reported is the mean of this long."""
@@ -118,6 +122,7 @@ class Executor:
         self._tokens: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.Lock()
         self._alive = 0
+        self._coming: dict[int, float] = {}  # threads that were started and have said nothing yet: since when
         self._leaving = 0
         self._busy = 0
         self._running = 0
@@ -221,13 +226,15 @@ class Executor:
         self._handed_in.add(job)
         with self._lock:
             self._waiting.push(job)
+            if self._coming:
+                self._give_up_on_threads(job.submitted)
             more = self._alive < self._threads and len(self._waiting) > self._alive - self._busy
             if more:
                 self._alive += 1
         self._tokens.put(None)
         if more:
             try:
-                self._start()
+                self._start(job.submitted)
             except (RuntimeError, MemoryError):
                 with self._lock:
                     alone = self._alive == 0 and self._waiting.remove(job)
@@ -283,19 +290,39 @@ class Executor:
                 self._tokens.get_nowait()
         for _ in range(more):
             with contextlib.suppress(RuntimeError, MemoryError):  # the next call tries again
-                self._start()
+                self._start(self._clock())
 
-    def _start(self) -> None:
+    def _start(self, now: float) -> None:
         """Start a thread, which is counted as alive already; where it cannot be started, it is counted no more."""
         self._number += 1
+        number = self._number
         loop = asyncio.get_running_loop()
+        with self._lock:
+            self._coming[number] = now
         try:
-            # A thread whose call cannot be stopped does not keep the process from ending.
-            threading.Thread(target=self._work, args=(loop,), name=f"execute-{self._number}", daemon=True).start()
+            # Thread.start() waits for the thread's first word, and for ever where that found no memory to begin with.
+            # A thread whose call cannot be stopped does not keep the process from ending: this one does not, either.
+            _thread.start_new_thread(self._begin, (number, loop))
         except (RuntimeError, MemoryError):
             with self._lock:
+                del self._coming[number]
                 self._alive -= 1
             raise
+
+    def _give_up_on_threads(self, now: float) -> None:
+        """Count no more what was started and never began. Under the lock."""
+        for number, since in list(self._coming.items()):
+            if now - since > NEVER_BEGAN_S:
+                del self._coming[number]
+                self._alive -= 1
+
+    def _begin(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            if self._coming.pop(number, None) is None:
+                self._alive += 1  # it was given up
+        with contextlib.suppress(MemoryError):  # one without a name works as well
+            threading.current_thread().name = f"execute-{number}"
+        self._work(loop)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import _thread
 import asyncio
 import threading
 from functools import partial
@@ -377,7 +378,7 @@ def test_a_thread_that_cannot_be_started_is_not_waited_for(monkeypatch: pytest.M
     async def scenario() -> None:
         executor = Executor(1, 1)
         with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", no_thread)
+            patched.setattr(_thread, "start_new_thread", no_thread)
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 await executor.run(partial(same, 1))
             executor.resize(2)
@@ -387,7 +388,7 @@ def test_a_thread_that_cannot_be_started_is_not_waited_for(monkeypatch: pytest.M
         first = asyncio.create_task(executor.run(held))
         await asyncio.to_thread(held.started.wait, 10)
         with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", no_thread)
+            patched.setattr(_thread, "start_new_thread", no_thread)
             second = asyncio.create_task(executor.run(partial(same, 3)))
             await turns(3)
         held.release.set()
@@ -397,8 +398,28 @@ def test_a_thread_that_cannot_be_started_is_not_waited_for(monkeypatch: pytest.M
     asyncio.run(scenario())
 
 
-def no_thread(_: threading.Thread) -> None:
+def no_thread(*_: object) -> None:
     raise RuntimeError("can't start new thread")
+
+
+def test_a_thread_that_never_begins_holds_nobody_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        now = 0.0
+        executor = Executor(1, 2, clock=lambda: now)
+        with monkeypatch.context() as patched:
+            patched.setattr(_thread, "start_new_thread", lambda *_: 1)  # it found no memory for its first step
+            first = asyncio.create_task(executor.run(partial(same, 1)))
+            await turns(3)
+        now = 0.5
+        second = asyncio.create_task(executor.run(partial(same, 2)))
+        await turns(3)
+        assert not second.done(), "it may be coming yet"
+        now = 2.0
+        assert await executor.run(partial(same, 3)) == 3
+        assert list(await asyncio.gather(first, second)) == [1, 2]
+        executor.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_thread_that_finds_no_memory_to_say_so_says_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
