@@ -19,7 +19,7 @@ from sidecar.cli.replay import INTERRUPTED
 from sidecar.cli.sending import Json, Sending, watched
 from sidecar.cli.tables import show, table
 from sidecar.traffic.comparing.blocks import Block, cut, order, total
-from sidecar.traffic.comparing.verdicts import LEAST_BLOCKS, Judged, Verdict, judge, silent
+from sidecar.traffic.comparing.verdicts import ERRORS, LEAST_BLOCKS, Judged, Verdict, failed_whole, judge, silent
 from sidecar.traffic.processor import cpu_s, lives, tree
 from sidecar.traffic.report import figures
 
@@ -65,8 +65,8 @@ def compare(
     """Send one trace to two targets in turn, block by block, and say what differs and what cannot be told.
 
     Each block goes to both with its own spacing, first to A, the next one first to B, and so on. Ends with 1 where
-    something of B is shown to be worse than A's, or one of them answered nothing for a whole round. It takes twice as
-    long as the trace.
+    something of B is shown to be worse than A's, every request of a round failed at B alone, or one of them answered
+    nothing for a whole round. It takes twice as long as the trace.
     """
     if bool(pid_a) != bool(pid_b):
         raise CliError("--pid-a and --pid-b: CPU is compared where both are given", EXIT_REFUSED)
@@ -92,6 +92,8 @@ def compare(
         "complete": complete,
         "targets": targets,
         "judged": [_told(one) for one in judged],
+        "worse": [f"{one.figure}: B is {one.verdict}" for one in judged if one.verdict is Verdict.HIGHER]
+        + [told for told in (*(str(target["silence"]) for target in targets), failed_whole(*run.blocks)) if told],
     }
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
@@ -99,8 +101,7 @@ def compare(
         show(*_parts(report, judged))
     if not complete:
         return INTERRUPTED
-    worse = any(one.verdict is Verdict.HIGHER for one in judged)
-    return EXIT_FAILED if worse or any(target["silence"] for target in targets) else EXIT_OK
+    return EXIT_FAILED if report["worse"] else EXIT_OK
 
 
 @dataclass
@@ -169,6 +170,7 @@ def _told(one: Judged) -> dict[str, Any]:
         "verdict": one.verdict.value,
         "why": one.why,
         "needed": one.needed,
+        "of": list(one.of),
     }
 
 
@@ -178,30 +180,49 @@ def _parts(report: dict[str, Any], judged: list[Judged]) -> list[RenderableType]
     ]
     parts += [Text(f"left out: {count:,} {why}", style="yellow") for why, count in report["trace"]["left_out"].items()]
     for name, target in zip(_NAMES, report["targets"], strict=True):
-        failed = ", ".join(f"{count:,} {error}" for error, count in target["errors"].items())
-        parts.append(Text(f"{name}: {target['to']}, {target['requests']:,} requests{', ' + failed if failed else ''}"))
+        parts.append(Text(f"{name}: {target['to']}, {target['requests']:,} requests, {_failed(target)}"))
         if target["silence"]:
             parts.append(Text(f"{target['silence']}: it was not there, or hung", style="red"))
     rows = table("", "A", "B", "B less A", "", right=("A", "B", "B less A"))
+    failures = [target["failures"] for target in report["targets"]]
     for one in judged:
         digits = _SHOWN[one.unit]
         a, b = ("-" if value is None else f"{value:,.{digits}f}" for value in (one.a, one.b))
         between = "-" if one.difference is None else " to ".join(f"{end:+,.{digits}f}" for end in one.difference)
-        rows.add_row(f"{one.figure} {one.unit}", a, b, between, _sentence(one))
+        rows.add_row(f"{one.figure} {one.unit}", a, b, between, _sentence(one, failures, report["rounds"]))
     parts.append(rows)
+    if any(failures):
+        answered = [f"{one.of[0]:,} at A, {one.of[1]:,} at B" for one in judged if one.unit == "ms"]
+        parts.append(Text(f"P50 and P99 are of requests that did not fail: {answered[0]}.", style="yellow"))
     parts.append(Text(f"All of this together holds with a confidence of {report['confidence']:.1%}."))
     for name, target in zip(_NAMES, report["targets"], strict=True):
         if target["late"]:
             parts.append(Text(f"sent late to {name}: this machine was part of its latencies", style="yellow"))
+    if report["worse"]:
+        parts.append(Text(f"Ends with {EXIT_FAILED}: {'; '.join(report['worse'])}", style="red"))
     if not report["complete"]:
         parts.append(Text("interrupted: rounds that were whole are counted", style="yellow"))
     return parts
 
 
-def _sentence(one: Judged) -> str:
+def _failed(target: dict[str, Any]) -> str:
+    """Say how many of a target's requests failed, and how."""
+    if not target["failures"]:
+        return "none failed"
+    how = ", ".join(f"{count:,} {error}" for error, count in target["errors"].items())
+    return f"{target['failures']:,} failed ({target['failures'] / target['requests']:.1%}): {how}"
+
+
+def _sentence(one: Judged, failures: Sequence[int], rounds: int) -> str:
     if one.verdict is Verdict.UNKNOWN:
         return f"cannot be told: {one.why}"
-    if one.verdict is Verdict.OPEN:
-        more = f"; about {one.needed:,} requests each would show what was seen" if one.needed else ""
-        return f"no difference shown{more}"
-    return f"B is {one.verdict.value}"
+    counts = ""
+    if one.figure == ERRORS and any(failures):
+        counts = f"{failures[0]:,} of {one.of[0]:,} failed at A, {failures[1]:,} of {one.of[1]:,} at B: "
+    if one.verdict is not Verdict.OPEN:
+        return f"{counts}B is {one.verdict.value}"
+    if one.needed:
+        return f"{counts}no difference shown; about {one.needed:,} requests each would show what was seen"
+    if counts and one.a != one.b:  # it is not their number that is too small: they came in few of the rounds
+        return f"{counts}may be chance in {rounds} rounds; more of them would tell (--rounds)"
+    return f"{counts}no difference shown"

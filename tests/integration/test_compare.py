@@ -59,15 +59,40 @@ def test_both_targets_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert judged["CPU a request"]["a"] > 0
 
 
+class Dying(Handler):
+    """Answers the first 45 requests, the round that warms up and four of eight, and fails all others."""
+
+    answered = 0
+
+    def get(self) -> None:
+        Dying.answered += 1
+        self.answer(b"", 200 if Dying.answered <= 45 else 503)
+
+
 def test_failures_are_told_and_a_table_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with HttpOrigin(Quick) as quick, HttpOrigin(Failing) as failing:
         assert main(["compare", quick.url, failing.url, str(trace(tmp_path)), "--rounds", "8"]) == 1
-    text = capsys.readouterr().out
-    assert f"B: {failing.url}, 72 requests, 72 status 503" in text
-    errors = next(line for line in text.splitlines() if line.startswith("errors %"))
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert f"A: {quick.url}, 72 requests, none failed" in lines
+    assert f"B: {failing.url}, 72 requests, 72 failed (100.0%): 72 status 503" in lines
+    errors = next(line for line in lines if line.startswith("errors %"))
     assert "100.000" in errors
-    assert errors.rstrip().endswith("B is higher")
-    assert "cannot be told: 0 answers at one of them, 20 are needed" in text
+    assert errors.endswith("0 of 72 failed at A, 72 of 72 at B: B is higher")
+    assert any(line.endswith("cannot be told: 0 answers at one of them, 20 are needed") for line in lines)
+    assert "P50 and P99 are of requests that did not fail: 72 at A, 0 at B." in lines
+    assert lines[-1] == "Ends with 1: errors: B is higher; every request to B failed in rounds 1 to 8"
+
+
+def test_a_target_that_dies_halfway_is_worse_also_where_shares_may_be_chance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with HttpOrigin(Quick) as quick, HttpOrigin(Dying) as dying:
+        assert main(["compare", quick.url, dying.url, str(trace(tmp_path)), "--rounds", "8"]) == 1
+    text = capsys.readouterr().out
+    told = "0 of 72 failed at A, 36 of 72 at B: may be chance in 8 rounds; more of them would tell (--rounds)"
+    assert told in text
+    assert "P50 and P99 are of requests that did not fail: 72 at A, 36 at B." in text
+    assert text.rstrip().endswith("Ends with 1: every request to B failed in rounds 5 to 8")
 
 
 def test_fewer_failures_are_no_harm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil
 from typing import TYPE_CHECKING, Final
@@ -21,6 +21,10 @@ BEYOND: Final = 10
 """Values that must lie beyond a quantile, at each target, before it is judged."""
 RESAMPLES: Final = 4000
 MOST_NEEDED: Final = 10_000_000
+LEAST_FAILED: Final = 5
+"""A round of fewer requests may have failed whole by chance."""
+ERRORS: Final = "errors"
+"""The figure of failures; all others are of requests that did not fail, or of all."""
 
 
 class Verdict(StrEnum):
@@ -40,7 +44,7 @@ class Judged:
     """One figure of both targets. ``difference`` is B less A. ``why``: what is missing where nothing is known.
 
     ``needed``: about how many requests to each would show a difference of the size that was seen; None: more than
-    ``MOST_NEEDED``, or it was shown.
+    ``MOST_NEEDED``, or it was shown. ``of``: how many requests of A and B the figure is of.
     """
 
     figure: str
@@ -51,6 +55,7 @@ class Judged:
     verdict: Verdict
     why: str = ""
     needed: int | None = None
+    of: tuple[int, int] = (0, 0)
 
 
 def judge(
@@ -77,8 +82,25 @@ def judge(
 def silent(name: str, blocks: Sequence[Block]) -> str:
     """Return in which rounds a target answered nothing; nothing where it always answered something."""
     rounds = [number for number, block in enumerate(blocks, 1) if block.silent]
-    if not rounds:
-        return ""
+    return f"{name} answered nothing in {_spans(rounds)}" if rounds else ""
+
+
+def failed_whole(a: Sequence[Block], b: Sequence[Block]) -> str:
+    """Return in which rounds all of B's requests failed and not all of A's; nothing where there are none.
+
+    Of so few rounds a share of failures may not be known, but a target that fails ``LEAST_FAILED`` in a row is down.
+    """
+    rounds = [
+        number
+        for number, (one, other) in enumerate(zip(a, b, strict=True), 1)
+        if LEAST_FAILED <= other.summary.requests == other.summary.failures
+        and one.summary.failures < one.summary.requests
+    ]
+    return f"every request to B failed in {_spans(rounds)}" if rounds else ""
+
+
+def _spans(rounds: Sequence[int]) -> str:
+    """Return ascending numbers as ``rounds 6, 8 to 10``."""
     spans: list[list[int]] = []
     for number in rounds:
         if spans and number == spans[-1][-1] + 1:
@@ -86,7 +108,7 @@ def silent(name: str, blocks: Sequence[Block]) -> str:
         else:
             spans.append([number])
     told = ", ".join(" to ".join(str(end) for end in span) for span in spans)
-    return f"{name} answered nothing in round{'s' if len(rounds) > 1 else ''} {told}"
+    return f"round{'s' if len(rounds) > 1 else ''} {told}"
 
 
 def _ended(a: Sequence[Block], b: Sequence[Block]) -> str:
@@ -118,7 +140,8 @@ def _quantile(
         return None if one is None or other is None else 1000 * (other - one)
 
     shown = [None if value is None else 1000 * value for value in values]
-    return _judged(name, "ms", (shown[0], shown[1]), difference, drawn, a, confidence, why)
+    of = len(in_a), len(in_b)
+    return _judged(name, "ms", (shown[0], shown[1]), difference, drawn, a, confidence, why, of)
 
 
 def _errors(a: Sequence[Block], b: Sequence[Block], drawn: list[list[int]], confidence: float) -> Judged:
@@ -135,12 +158,13 @@ def _errors(a: Sequence[Block], b: Sequence[Block], drawn: list[list[int]], conf
         (sum(block.summary.failures for block in blocks), sum(block.summary.requests for block in blocks))
         for blocks in (a, b)
     ]
-    found = _judged("errors", "%", (shown[0], shown[1]), difference, drawn, a, confidence)
+    of = numbers[0][1], numbers[1][1]
+    found = _judged(ERRORS, "%", (shown[0], shown[1]), difference, drawn, a, confidence, of=of)
     if found.difference is None:
         return found
     by_number = newcombe(numbers[0], numbers[1], confidence)
     wider = Interval(min(found.difference.low, 100 * by_number.low), max(found.difference.high, 100 * by_number.high))
-    return _with(found, wider, sum(requests for _, requests in numbers) // 2)
+    return _with(found, wider, sum(of) // 2)
 
 
 def _cpu(a: Sequence[Block], b: Sequence[Block], drawn: list[list[int]], confidence: float, why: str) -> Judged:
@@ -154,7 +178,8 @@ def _cpu(a: Sequence[Block], b: Sequence[Block], drawn: list[list[int]], confide
         return None if one is None or other is None else other - one
 
     once = [1] * len(a)
-    return _judged("CPU a request", "µs", (used(a, once), used(b, once)), difference, drawn, a, confidence, why)
+    of = sum(block.summary.requests for block in a), sum(block.summary.requests for block in b)
+    return _judged("CPU a request", "µs", (used(a, once), used(b, once)), difference, drawn, a, confidence, why, of)
 
 
 def _share(blocks: Sequence[Block], weights: Sequence[int]) -> float | None:
@@ -172,6 +197,7 @@ def _judged(
     blocks: Sequence[Block],
     confidence: float,
     why: str = "",
+    of: tuple[int, int] = (0, 0),
 ) -> Judged:
     found = None
     if len(blocks) < LEAST_BLOCKS:
@@ -179,7 +205,7 @@ def _judged(
     elif not why:
         found = interval(difference, drawn, len(blocks), confidence)
         why = "" if found is not None else "too few answers in some blocks"
-    known = Judged(figure, unit, *values, None, Verdict.UNKNOWN, why)
+    known = Judged(figure, unit, *values, None, Verdict.UNKNOWN, why, of=of)
     return known if found is None else _with(known, found, sum(block.summary.requests for block in blocks))
 
 
@@ -191,7 +217,7 @@ def _with(known: Judged, found: Interval, requests: int) -> Judged:
         # Intervals shrink with the root of the number; the farther end must come to 0.
         about = requests * (found.half_width / abs(known.b - known.a)) ** 2
         needed = _rounded(about) if requests < about <= MOST_NEEDED else None
-    return Judged(known.figure, known.unit, known.a, known.b, found, verdict, "", needed)
+    return replace(known, difference=found, verdict=verdict, why="", needed=needed)
 
 
 def _rounded(number: float) -> int:

@@ -19,7 +19,7 @@ from sidecar.traffic.comparing.statistics import (
     student_quantile,
     wilson,
 )
-from sidecar.traffic.comparing.verdicts import Judged, Verdict, judge, silent
+from sidecar.traffic.comparing.verdicts import Judged, Verdict, failed_whole, judge, silent
 from sidecar.traffic.requests import Timed
 from sidecar.traffic.samples import Ended
 from sidecar.traffic.summary import Summary, quantile
@@ -139,6 +139,14 @@ def test_a_target_that_was_not_there_is_told_and_not_averaged() -> None:
     assert both["P50"].why == "A answered nothing in rounds 6, 8 to 10; B answered nothing in round 10"
 
 
+def test_rounds_that_failed_whole_at_b_alone_are_told() -> None:
+    well, down, few = block([0.01] * 9), block([], failures=9), block([], failures=4)
+    b = [well, down, well, few, well, down, down, down]
+    assert failed_whole([well] * 8, b) == "every request to B failed in rounds 2, 6 to 8"
+    assert failed_whole([*[well] * 7, down], b) == "every request to B failed in rounds 2, 6 to 7"
+    assert failed_whole(b, [well] * 8) == ""
+
+
 def test_cpu_of_a_process_that_ended_cannot_be_told() -> None:
     rng = Random(6)
     a, b = noisy(rng, blocks=8), noisy(rng, blocks=8)
@@ -185,6 +193,7 @@ def test_what_cannot_be_told() -> None:
     judged = {one.figure: one for one in judge(few, failed, rng)}
     assert (judged["P50"].verdict, judged["P50"].b) == (Verdict.UNKNOWN, None)
     assert "CPU a request" not in judged
+    assert (judged["P50"].of, judged["errors"].of) == ((160, 0), (160, 40))
     assert judge([], [], rng)[0].verdict is Verdict.UNKNOWN
 
 
