@@ -11,10 +11,11 @@ from cyclopts.validators import Number
 from sidecar.cli.client import ADMIN, Admin, decoded, segment
 from sidecar.cli.outcome import EXIT_REFUSED, CliError
 from sidecar.cli.routes import Json, raw
-from sidecar.cli.shapes import Fault, Faults
+from sidecar.cli.shapes import Faults
 from sidecar.cli.tables import faults_table, seconds, show
 from sidecar.faults.checking import problems
-from sidecar.settings import Fault as Asked
+from sidecar.faults.rules import FaultShown
+from sidecar.settings import Fault
 
 app = App(name="fault", help="List, add and remove injected faults.", version_flags=())
 
@@ -125,13 +126,13 @@ def add(
     }
     asked = {name: value for name, value in asked.items() if value is not None}
     try:
-        wrong = [_told(field, remedy) for field, remedy in problems(msgspec.convert(asked, Asked))]
+        wrong = [_told(field, remedy) for field, remedy in problems(msgspec.convert(asked, Fault))]
     except msgspec.ValidationError as error:
         wrong = [str(error)]
     if wrong:
         raise CliError(f"fault add {kind}: {'; '.join(wrong)}", EXIT_REFUSED)
     fault = admin.change("POST", "/faults", asked)
-    made = decoded(fault, Fault)
+    made = decoded(fault, FaultShown)
     print(f"{made.id}: {made.kind} in force for {seconds(made.left_s)}; warmroute fault remove {made.id} ends it")
     return 0
 

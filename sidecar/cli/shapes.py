@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from sidecar.config.state import Change
+from sidecar.faults.rules import FaultShown  # in the annotation of an answer, which is read as it is decoded
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -237,7 +238,7 @@ class Explanation(msgspec.Struct, frozen=True):
     versions: tuple[VersionShare, ...] = ()
     ladder: Ladder | None = None
     queue: Queue | None = None
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[FaultShown, ...] = ()
 
 
 class Routes(msgspec.Struct, frozen=True):
@@ -293,38 +294,10 @@ class Endpoints(msgspec.Struct, frozen=True):
     held_and_away: tuple[str, ...]
 
 
-class Fault(msgspec.Struct, frozen=True):
-    """One fault in force; it ends by itself in ``left_s``."""
-
-    id: str
-    kind: str
-    direction: str
-    ratio: float
-    left_s: float
-    model: str = ""
-    version: str = ""
-    shard: int | None = None
-    endpoint: str = ""
-    tenant: str = ""
-    header: str = ""
-    status: int | None = None
-    grpc_status: int | None = None
-    delay_ms: float | None = None
-    jitter_ms: float | None = None
-    distribution: str | None = None
-    after_bytes: int | None = None
-    after_events: int | None = None
-    bytes_per_s: float | None = None
-    piece_bytes: int | None = None
-    every_bytes: int | None = None
-    skew_ms: float | None = None
-    free_ratio: float | None = None
-
-
 class Faults(msgspec.Struct, frozen=True):
     """GET /faults."""
 
-    faults: tuple[Fault, ...]
+    faults: tuple[FaultShown, ...]
 
 
 class Process(msgspec.Struct, frozen=True):

@@ -10,7 +10,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sidecar.cli.shapes import Cache, Candidate, Endpoint, Endpoints, Explanation, Fault, Ladder, Replica, Route, Term
+from sidecar.cli.shapes import Cache, Candidate, Endpoint, Endpoints, Explanation, Ladder, Replica, Route, Term
+from sidecar.faults.rules import FaultShown
 from sidecar.settings.faults import PARAMETERS, SCOPE
 
 _UNLIMITED = 10_000
@@ -234,7 +235,7 @@ def endpoints_table(answer: Endpoints) -> Table:
     return made
 
 
-def faults_table(faults: Iterable[Fault]) -> Table:
+def faults_table(faults: Iterable[FaultShown]) -> Table:
     """Return a line for each fault."""
     made = table("fault", "kind", "direction", "does", "share", "where", "left", right=("share", "left"))
     for fault in faults:

@@ -10,8 +10,8 @@ from msgspec import Meta
 from sidecar.config.problems import Problem, dotted, nearest
 from sidecar.config.structure import conform
 from sidecar.drills.scenario import Name, Seconds
-from sidecar.faults import KINDS
 from sidecar.faults.checking import problems as wrong_with
+from sidecar.faults.kinds import KINDS
 from sidecar.faults.processes.fault import ProcessFault, ProcessFaultError, checked
 from sidecar.faults.processes.kinds import KINDS as PROCESS_KINDS
 from sidecar.faults.signals.terms import TERMS

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from sidecar.cli.client import decoded, segment
 from sidecar.cli.outcome import CliError
-from sidecar.cli.shapes import Endpoints, Fault, Faults, Routes, VersionsDocument
+from sidecar.cli.shapes import Endpoints, Faults, Routes, VersionsDocument
 from sidecar.drills.aside import aside
 from sidecar.drills.scenario import Act, Do
 from sidecar.drills.watching import look_of, scrape_of
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sidecar.cli.client import Admin
     from sidecar.cli.shapes import ModelVersions
     from sidecar.drills.record import Look, Scrape
+    from sidecar.faults.rules import FaultShown
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class Place:
         """Return the keys of its routes."""
         return [route.key for route in (await self._read("/routes", Routes)).routes]
 
-    async def faults(self) -> list[Fault]:
+    async def faults(self) -> list[FaultShown]:
         """Return the faults in force."""
         return list((await self._read("/faults", Faults)).faults)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sidecar.faults import KINDS
+from sidecar.faults.kinds import KINDS
 from sidecar.faults.rules import FaultRule
 from sidecar.faults.signals.terms import REQUESTS_ONLY, TERMS
 from sidecar.settings.faults import PARAMETERS, Fault, fields_of, parameters_of

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from sidecar.faults import KINDS
 from sidecar.faults.checking import problems, rule_of
+from sidecar.faults.kinds import KINDS
 from sidecar.settings.faults import PARAMETERS, Fault
 
 if TYPE_CHECKING:

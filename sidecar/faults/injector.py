@@ -6,9 +6,9 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from router.outcomes import AttemptResult, Outcome
-from sidecar.faults import KINDS
 from sidecar.faults.headers import asked_for
 from sidecar.faults.kind import Plan
+from sidecar.faults.kinds import KINDS
 from sidecar.faults.link import Link
 from sidecar.telemetry.page import Scalar
 

@@ -1,23 +1,22 @@
-"""A fault in force, as the processes tell each other of it."""
+"""A fault, as processes and programs tell each other of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class FaultRule:
-    """One injected fault. ``kind`` names what it does (``sidecar.faults.KINDS``), ``ratio`` is its toxicity in [0, 1].
+class FaultTerms:
+    """What one fault is. ``kind`` names what it does (``kinds.KINDS``), ``ratio`` is its toxicity in [0, 1].
 
-    It ends by itself at ``until`` (monotonic seconds). ``direction`` is ``request`` or ``response``, empty as its kind
-    has it. What follows narrows it, empty or None matches all; ``header`` is ``NAME`` or ``NAME: VALUE``. The rest is
-    for the kinds that take it, None where it was left out: then a kind goes by its own default.
+    ``direction`` is ``request`` or ``response``, empty as its kind has it. What follows narrows it, empty or None
+    matches all; ``header`` is ``NAME`` or ``NAME: VALUE``. The rest is for the kinds that take it, None where it was
+    left out: then a kind goes by its own default. What people may ask for is ``sidecar.settings.Fault``.
     """
 
     id: str
     kind: str
     ratio: float
-    until: float
     direction: str = ""
     model: str = ""
     version: str = ""
@@ -37,3 +36,17 @@ class FaultRule:
     every_bytes: int | None = None
     skew_ms: float | None = None
     free_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRule(FaultTerms):
+    """A fault in force, as the processes have it: it ends by itself at ``until`` (monotonic seconds)."""
+
+    until: float = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultShown(FaultTerms):
+    """A fault in force, as the admin API shows it (``checking.document_of``): it ends by itself in ``left_s``."""
+
+    left_s: float = field(kw_only=True)

@@ -14,7 +14,7 @@ from router.sketches import Refused as RefusedRow
 from router.turns import ROWS
 from router.wire import REASONS as WIRE_REASONS
 from sidecar.cache.terms import Refused
-from sidecar.faults import KINDS
+from sidecar.faults.kinds import KINDS
 from sidecar.http1.sorting import kinds_of
 from sidecar.loading import RESULTS
 from sidecar.state.view import Count

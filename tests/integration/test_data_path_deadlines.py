@@ -360,7 +360,7 @@ async def test_a_model_has_its_own_time_to_the_response_head(path: DataPath) -> 
 
 @on_data_path(echo, echo, idempotent=True, timeouts=Timeouts(response_head_s=5.0, try_s=0.1))
 async def test_an_injected_delay_is_of_the_try_s_time(path: DataPath) -> None:
-    path.inject(FaultRule("f", "delay", 1.0, time.monotonic() + 60, endpoint="o0", delay_ms=5000))
+    path.inject(FaultRule("f", "delay", 1.0, until=time.monotonic() + 60, endpoint="o0", delay_ms=5000))
     client = await path.connect()
     assert (await client.ask(post(b"x"))).body == b"x"
     assert path.results == {"try_timeout": 1, "success": 1}

@@ -116,7 +116,7 @@ async def test_a_connection_that_is_being_made_counts(path: DataPath) -> None:
 async def test_a_faulty_attempt_needs_a_connection_of_its_own(path: DataPath) -> None:
     first = await path.connect()
     assert (await first.ask(post(b"1"))).body == b"1"  # its connection is kept, and closed to make room
-    path.inject(FaultRule("f", "delay", 1.0, path.plane.clock() + 60, endpoint="o0", delay_ms=60))
+    path.inject(FaultRule("f", "delay", 1.0, until=path.plane.clock() + 60, endpoint="o0", delay_ms=60))
     await first.send(post(b"held"))
     await path.until(lambda: path.in_flight == 1, "in flight")
     only(path.cluster.endpoints["o1"]).latency.ewma_ms = 1e6  # so that it too goes to the first
@@ -129,7 +129,7 @@ async def test_a_faulty_attempt_needs_a_connection_of_its_own(path: DataPath) ->
 
 @on_data_path(echo, limits=ONE_CONNECTION)
 async def test_an_attempt_out_of_a_fault_s_scope_keeps_its_connection(path: DataPath) -> None:
-    path.inject(FaultRule("f", "abort", 1.0, path.plane.clock() + 60, endpoint="o1"))
+    path.inject(FaultRule("f", "abort", 1.0, until=path.plane.clock() + 60, endpoint="o1"))
     client = await path.connect()
     for body in (b"1", b"2", b"3"):
         assert (await client.ask(post(body))).body == body

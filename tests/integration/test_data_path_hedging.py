@@ -247,7 +247,7 @@ async def test_other_models_have_no_timer(path: DataPath) -> None:
 
 
 def delay(endpoint: str, delay_ms: float) -> FaultRule:
-    return FaultRule("f", "delay", 1.0, time.monotonic() + 60, endpoint=endpoint, delay_ms=delay_ms)
+    return FaultRule("f", "delay", 1.0, until=time.monotonic() + 60, endpoint=endpoint, delay_ms=delay_ms)
 
 
 @hedged(FAST, echo)
@@ -266,7 +266,7 @@ async def test_a_hedge_that_is_late_takes_over(path: DataPath, client: Client) -
 
 @hedged(after(0.13, answer(b"first")), echo)
 async def test_an_injected_error_of_the_hedge_is_no_answer(path: DataPath, client: Client) -> None:
-    path.inject(FaultRule("f", "abort", 1.0, time.monotonic() + 60, endpoint="o1"))
+    path.inject(FaultRule("f", "abort", 1.0, until=time.monotonic() + 60, endpoint="o1"))
     assert (await client.ask(post(b"hello"))).body == b"first"
     assert path.results == {"server_error": 1, "success": 1}
 

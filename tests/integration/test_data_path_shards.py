@@ -52,7 +52,7 @@ async def test_a_key_in_the_body_leads_to_its_shard(path: DataPath) -> None:
 async def test_a_fault_strikes_one_shard_s_attempts(path: DataPath) -> None:
     split(path, 3)
     client = await path.connect()
-    path.inject(FaultRule("f", "abort", 1.0, path.plane.clock() + 60, shard=1))
+    path.inject(FaultRule("f", "abort", 1.0, until=path.plane.clock() + 60, shard=1))
     for number in range(12):
         key = b"u%d" % number
         got = await client.ask(post(b"x", b"x-user: " + key))

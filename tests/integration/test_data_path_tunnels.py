@@ -87,7 +87,7 @@ def test_a_tunnel_goes_through_faults(faults: dict[str, Any]) -> None:
 
 @on_data_path(echoes)
 async def test_a_tunnel_is_reset_by_a_fault(path: DataPath) -> None:
-    path.inject(FaultRule("f", "reset", 1.0, path.plane.clock() + 60, after_bytes=len(SWITCHED) + 3))
+    path.inject(FaultRule("f", "reset", 1.0, until=path.plane.clock() + 60, after_bytes=len(SWITCHED) + 3))
     client, _ = await opened(path)
     await client.send(b"abcdef")
     assert await client.rest() == b"abc"

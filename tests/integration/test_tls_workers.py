@@ -98,7 +98,7 @@ async def test_a_connection_is_used_again_though_tickets_came(path: DataPath, tm
 async def test_faults_strike_behind_tls(path: DataPath, tmp_path: Path, kind: str, told: tuple[int, bytes]) -> None:
     speak(path, tmp_path)
     client = await path.connect()
-    path.inject(FaultRule("f", kind, 1.0, path.plane.clock() + 60, piece_bytes=1))
+    path.inject(FaultRule("f", kind, 1.0, until=path.plane.clock() + 60, piece_bytes=1))
     got = await client.ask(post(b"hello"))
     assert (got.status, got.body if got.status == 200 else got.value(b"warmroute-outcome")) == told
     path.inject()

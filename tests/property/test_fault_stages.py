@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.faults import KINDS
 from sidecar.faults.framing import AnswerReader
 from sidecar.faults.kind import Plan
+from sidecar.faults.kinds import KINDS
 from sidecar.faults.rules import FaultRule
 from sidecar.faults.stages import End, Pipe
 

@@ -20,7 +20,7 @@ from router.model import (
     State,
 )
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, Policies, ShardMode, ShardPolicy
-from sidecar.cli.shapes import Breaker, Candidate, Endpoint, Endpoints, Explanation, Fault, Queue, Routes
+from sidecar.cli.shapes import Breaker, Candidate, Endpoint, Endpoints, Explanation, Queue, Routes
 from sidecar.cli.shapes import Replica as ReplicaShape
 from sidecar.cli.tables import (
     endpoints_table,
@@ -32,6 +32,7 @@ from sidecar.cli.tables import (
     show,
     why,
 )
+from sidecar.faults.rules import FaultShown
 
 
 def cluster(*records: EndpointRecord, now: float = 100.0) -> Cluster:
@@ -222,9 +223,9 @@ def test_an_endpoint_is_listed_with_what_its_group_lacks() -> None:
 
 def test_faults() -> None:
     faults = (
-        Fault("a", "delay", "request", 0.5, 29.6, endpoint="w0", delay_ms=200.0),
-        Fault("b", "abort", "request", 1.0, 90.4, "magika", shard=0, status=418),
-        Fault("c", "truncate", "response", 1.0, 90.4),
+        FaultShown("a", "delay", 0.5, "request", left_s=29.6, endpoint="w0", delay_ms=200.0),
+        FaultShown("b", "abort", 1.0, "request", "magika", left_s=90.4, shard=0, status=418),
+        FaultShown("c", "truncate", 1.0, "response", left_s=90.4),
     )
     assert [row.split() for row in lines(faults_table(faults))[1:]] == [
         ["a", "delay", "request", "delay_ms=200.0", "50%", "endpoint=w0", "29.6", "s"],

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from sidecar.faults import KINDS
 from sidecar.faults.abort import answer_of
 from sidecar.faults.call_link import trailers_of
 from sidecar.faults.checking import document_of, problems, rule_of
@@ -15,6 +14,7 @@ from sidecar.faults.configured import changes
 from sidecar.faults.framing import AnswerReader, MessageReader
 from sidecar.faults.headers import asked_for
 from sidecar.faults.kind import Plan, delay_s
+from sidecar.faults.kinds import KINDS
 from sidecar.faults.rules import FaultRule
 from sidecar.faults.signals.terms import TERMS
 from sidecar.faults.stages import End, Pipe

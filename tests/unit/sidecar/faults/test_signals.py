@@ -31,7 +31,7 @@ OTHER = replace(RECORD, id="b", address="http://127.0.0.1:2")
 
 
 def rule(kind: str, **scope: Any) -> FaultRule:
-    return FaultRule("f", kind, 1.0, 1000.0, **scope)
+    return FaultRule("f", kind, 1.0, until=1000.0, **scope)
 
 
 def put(*rules: FaultRule, records: tuple[EndpointRecord, ...] = (RECORD, OTHER)) -> Signals:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.faults import KINDS
 from sidecar.faults.injector import Injector
+from sidecar.faults.kinds import KINDS
 from sidecar.faults.rules import FaultRule
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.http2 import frames

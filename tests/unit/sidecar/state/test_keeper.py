@@ -234,7 +234,7 @@ def test_every_ping_names_the_control_process() -> None:
 
 
 def test_faults_are_told_as_a_whole_and_end_by_themselves(bench: Bench) -> None:
-    first, second = FaultRule("f", "abort", 1.0, 105.0), FaultRule("g", "abort", 1.0, 200.0)
+    first, second = FaultRule("f", "abort", 1.0, until=105.0), FaultRule("g", "abort", 1.0, until=200.0)
     bench.keeper.add_fault(first)
     bench.keeper.add_fault(second)
     assert bench.sent() == [FaultsChanged((first,)), FaultsChanged((first, second))]

@@ -35,7 +35,7 @@ def bench() -> Iterator[Bench]:
 
 
 def rule(bench: Bench, kind: str, endpoint: str = "a", for_s: float = 10.0) -> FaultRule:
-    return FaultRule("f", kind, 1.0, bench.now + for_s, endpoint=endpoint)
+    return FaultRule("f", kind, 1.0, until=bench.now + for_s, endpoint=endpoint)
 
 
 def again(bench: Bench, event: EndpointSeen, queue: int = 5) -> EndpointSeen:

@@ -8,7 +8,7 @@ import pytest
 from sidecar.faults.rules import FaultRule
 from sidecar.state.memory import Memory, Remembered
 
-SOMETHING = Remembered(("a", "b"), (FaultRule("f", "delay", 0.5, 99.5, delay_ms=3.0),))
+SOMETHING = Remembered(("a", "b"), (FaultRule("f", "delay", 0.5, until=99.5, delay_ms=3.0),))
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def test_a_snapshot_tells_everything_between_its_ends_and_then_what_else_holds()
     made.hold("b", held=True)
     ejected = EndpointEjected("a", EjectCause.BREAKER, 60.0, 1, 4.0)
     made.ejected(ejected)
-    rule = FaultRule("f", "abort", 1.0, 99.0)
+    rule = FaultRule("f", "abort", 1.0, until=99.0)
     made.faults["f"] = rule
     assert made.snapshot(7, 5.0) == [
         SnapshotBegan(7, 5.0),
@@ -109,7 +109,7 @@ def test_a_hold_outlives_the_endpoint_and_is_bounded() -> None:
 
 def test_faults_end_by_themselves() -> None:
     made = roster()
-    made.faults = {"a": FaultRule("a", "abort", 1.0, 5.0), "b": FaultRule("b", "abort", 1.0, 6.0)}
+    made.faults = {"a": FaultRule("a", "abort", 1.0, until=5.0), "b": FaultRule("b", "abort", 1.0, until=6.0)}
     assert not made.expire(4.9)
     assert made.expire(5.0)
     assert list(made.faults) == ["b"]
