@@ -12,6 +12,7 @@ from aiohttp import web
 from sidecar.admin import documents, status_page
 from sidecar.admin.guard import JSON, RefusedError, json_response
 from sidecar.channel import CacheCleared
+from sidecar.faults.aim import misses
 from sidecar.faults.checking import document_of, problems, rule_of
 from sidecar.settings import Fault
 from sidecar.state.roster import RosterError
@@ -205,7 +206,9 @@ class Handlers:
             raise RefusedError(409, f"faults.most ({most}) faults are in force already: {remedy}")
         rule = rule_of(asked, fault_id, now)
         keeper.add_fault(rule)
-        return json_response(document_of(rule, now), 201)
+        known = (record for record, _, _ in keeper.roster.records())
+        warnings = misses(asked, known, self._context.settings.policies.admission.tenant.header)
+        return json_response({**document_of(rule, now), "warnings": warnings}, 201)
 
     async def remove_fault(self, request: web.Request) -> web.Response:
         """End a fault before its time."""

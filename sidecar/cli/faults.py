@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,10 +12,9 @@ from cyclopts.validators import Number
 from sidecar.cli.client import ADMIN, Admin, decoded, segment
 from sidecar.cli.outcome import EXIT_REFUSED, CliError
 from sidecar.cli.routes import Json, raw
-from sidecar.cli.shapes import Faults
+from sidecar.cli.shapes import FaultAdded, Faults
 from sidecar.cli.tables import faults_table, seconds, show
 from sidecar.faults.checking import problems
-from sidecar.faults.rules import FaultShown
 from sidecar.settings import Fault
 
 app = App(name="fault", help="List, add and remove injected faults.", version_flags=())
@@ -132,8 +132,10 @@ def add(
     if wrong:
         raise CliError(f"fault add {kind}: {'; '.join(wrong)}", EXIT_REFUSED)
     fault = admin.change("POST", "/faults", asked)
-    made = decoded(fault, FaultShown)
+    made = decoded(fault, FaultAdded)
     print(f"{made.id}: {made.kind} in force for {seconds(made.left_s)}; warmroute fault remove {made.id} ends it")
+    for warning in made.warnings:
+        sys.stderr.write(f"warning: {warning}\n")
     return 0
 
 

@@ -5,6 +5,8 @@ The sidecar builds these from ``router.explain``; a test compares the two.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from sidecar.config.state import Change
@@ -292,6 +294,13 @@ class Endpoints(msgspec.Struct, frozen=True):
 
     endpoints: tuple[Endpoint, ...]
     held_and_away: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FaultAdded(FaultShown):
+    """POST /faults; ``warnings`` say what it names that is not known now."""
+
+    warnings: tuple[str, ...] = ()
 
 
 class Faults(msgspec.Struct, frozen=True):

@@ -152,8 +152,16 @@ def test_faults(running: Running) -> None:
     finally:
         assert running.said("fault", "remove", fault, *running.socket) == f"{fault}: removed\n"
     until(lambda: running.status("/") == 200, "the fault is gone")
-    added = running.said("fault", "add", "delay", "--delay-ms", "1", "--endpoint", "none", *running.socket)
-    running.said("fault", "remove", added.partition(":")[0], *running.socket)
+    scope = ("--endpoint", running.endpoint + "x", "--tenant", "t")
+    done = running.ask("fault", "add", "delay", "--delay-ms", "1", *scope, *running.socket)
+    running.said("fault", "remove", done.stdout.partition(":")[0], *running.socket)
+    missed, tenant = done.stderr.splitlines()
+    assert missed.startswith(
+        f'warning: endpoint: no endpoint "{running.endpoint}x" is known now, so this strikes nothing'
+    )
+    assert missed.endswith(f'; did you mean "{running.endpoint}"?')
+    assert tenant.startswith("warning: tenant: policies.admission.tenant.header is null")
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize(

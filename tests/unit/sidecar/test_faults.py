@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
+from router.model import EndpointRecord, Replica
 from sidecar.faults.abort import answer_of
+from sidecar.faults.aim import misses
 from sidecar.faults.call_link import trailers_of
 from sidecar.faults.checking import document_of, problems, rule_of
 from sidecar.faults.configured import changes
@@ -426,3 +428,46 @@ def test_what_a_request_asks_for(fields: tuple[bytes, ...], asked: list[tuple[st
     given = [{name: value for name in PARAMETERS if (value := getattr(one, name)) is not None} for one in got]
     assert [(one.kind, one.ratio, has) for one, has in zip(got, given, strict=True)] == asked
     assert all(one.id == "header" and one.until == float("inf") for one in got)
+
+
+# --- what it names ----------------------------------------------------------------------------------------------------
+
+KNOWN = (
+    EndpointRecord("w0", "http://w0:1", replicas=(Replica("magika", "1"), Replica("llm", "7"))),
+    EndpointRecord("w1", "http://w1:1", replicas=(Replica("magika", "2", shard=1, shard_count=2),)),
+    EndpointRecord("bare", "http://w2:1"),
+)
+NOTHING = " is known now, so this strikes nothing until there is"
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, []),
+        ({"endpoint": "bare"}, []),
+        ({"endpoint": "w1", "model": "magika", "version": "2", "shard": 1, "header": "x"}, []),
+        ({"model": "magica"}, [f'model: no model "magica"{NOTHING}; did you mean "magika"?']),
+        ({"model": "x"}, [f'model: no model "x"{NOTHING}; known: llm, magika']),
+        (
+            {"endpoint": "w", "version": "3"},
+            [
+                f'endpoint: no endpoint "w"{NOTHING}; did you mean "w1"?',
+                f'version: no version "3"{NOTHING}; known: 1, 2, 7',
+            ],
+        ),
+        ({"model": "magika", "version": "7"}, [f'version: no version "7" of model magika{NOTHING}; known: 1, 2']),
+        ({"endpoint": "w1", "model": "llm"}, [f'model: no model "llm" on endpoint w1{NOTHING}; known: magika']),
+        ({"endpoint": "bare", "model": "llm"}, [f'model: no model "llm" on endpoint bare{NOTHING}; known: none']),
+        ({"model": "llm", "shard": 1}, [f'shard: no shard "1" of model llm{NOTHING}; known: 0']),
+    ],
+)
+def test_what_a_fault_names_and_nobody_knows_is_told(fields: dict[str, object], told: list[str]) -> None:
+    assert list(misses(Fault("abort", **fields), KNOWN, None)) == told  # type: ignore[arg-type]
+
+
+def test_a_tenant_is_missed_where_requests_have_none() -> None:
+    fault = Fault("abort", tenant="t")
+    assert [text.partition(",")[0] for text in misses(fault, KNOWN, None)] == [
+        "tenant: policies.admission.tenant.header is null"
+    ]
+    assert misses(fault, KNOWN, "x-tenant") == ()
