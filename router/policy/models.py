@@ -198,7 +198,8 @@ class AffinityPolicy:
     """Requests prefer who has seen the beginning of their prompt (``router/affinity.py``).
 
     The first ``blocks`` whole blocks of ``block_bytes`` count, of a body of at most ``body_bytes``; ``least_blocks`` of
-    them must be known. ``remembered`` blocks are, for each route.
+    them must be known. ``remembered`` blocks are, for each route. ``input`` is the tensor that has the prompt in
+    requests of the V2 protocol.
     """
 
     block_bytes: int = 512
@@ -207,6 +208,7 @@ class AffinityPolicy:
     load_factor: float = 1.25
     remembered: int = 16384
     body_bytes: int = 1 << 20
+    input: str = "text_input"
 
     def __post_init__(self) -> None:
         for name, most in (("block_bytes", 65536), ("blocks", 256), ("remembered", 1 << 20), ("body_bytes", 1 << 26)):
@@ -218,6 +220,8 @@ class AffinityPolicy:
             )
         if not 1 <= self.load_factor < float("inf"):
             raise PolicyError("affinity.load_factor", self.load_factor, "must be 1 or more")
+        if not 1 <= len(self.input) <= 128:
+            raise PolicyError("affinity.input", self.input, "must be the name of an input, 1 to 128 characters")
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,8 +176,10 @@ def routes(context: Context, now: float) -> Iterator[bytes | None]:
     yield from write(document)
 
 
-def explain(context: Context, model: str, now: float, key: str = "") -> Iterator[bytes | None]:
+def explain(context: Context, model: str, now: float, key: str = "", protocol: str = "") -> Iterator[bytes | None]:
     """Write the decision that would be made now for ``NAME[@VERSION][#SHARD]``, and a request with ``key``.
+
+    ``protocol`` is what it comes over; empty: HTTP, or gRPC where nobody serves the model over HTTP.
 
     ``ladder`` is how far the model is degraded, where it has steps for that. ``queue`` is what waits for it. ``faults``
     are those in force that may strike such a request.
@@ -188,8 +190,8 @@ def explain(context: Context, model: str, now: float, key: str = "") -> Iterator
     cluster = context.keeper.cluster
     whole, _, shard = model.partition("#")
     name, _, version = whole.partition("@")
-    route = cluster.route(name, version)
-    if route is None or not route.candidates:  # nobody serves it over HTTP
+    route = cluster.route(name, version, protocol or HTTP)
+    if not protocol and (route is None or not route.candidates):  # nobody serves it over HTTP
         other = cluster.route(name, version, "grpc")
         route = other if other is not None and (route is None or other.candidates) else route
     if route is not None and shard:

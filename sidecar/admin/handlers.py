@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 RELOAD_S = 4.0
 """Longest wait of a reload for its result; the command line waits 5 s for an answer."""
+_PROTOCOLS = ("", "http", "grpc")
 _FAULT = msgspec.json.Decoder(Fault)
 
 
@@ -108,9 +109,13 @@ class Handlers:
         model = request.query.get("model", "")
         if not model:
             raise RefusedError(400, "name a model: /routes/explain?model=NAME or NAME@VERSION")
-        key, context = request.query.get("key", ""), self._context
+        key, protocol, context = request.query.get("key", ""), request.query.get("protocol", ""), self._context
+        if protocol not in _PROTOCOLS:
+            raise RefusedError(400, f"protocol is {protocol[:32]!r}: must be http or grpc, or left out")
         try:
-            return await self._written(request, lambda: documents.explain(context, model, context.clock(), key))
+            return await self._written(
+                request, lambda: documents.explain(context, model, context.clock(), key, protocol)
+            )
         except documents.UnknownModelError as error:
             raise RefusedError(404, str(error), known=error.known) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -40,6 +40,9 @@ def explain(
     *,
     model: Annotated[str, Parameter(help="NAME, or NAME@VERSION, with #SHARD where each shard answers for itself.")],
     key: Annotated[str, Parameter(help="Key of a request, or its prompt with affinity, where one matters.")] = "",
+    protocol: Annotated[
+        Literal["http", "grpc"] | None, Parameter(help="What it comes over, where a model has workers of both kinds.")
+    ] = None,
     admin: Admin = ADMIN,
     as_json: Json = False,
 ) -> int:
@@ -47,7 +50,9 @@ def explain(
 
     Where the balancer of the model is another than warm, the terms are what it goes by.
     """
-    answer = admin.get(f"/routes/explain?model={segment(model)}" + (f"&key={segment(key)}" if key else ""))
+    asked = {"key": key, "protocol": protocol}
+    more = [f"&{name}={segment(value)}" for name, value in asked.items() if value]
+    answer = admin.get(f"/routes/explain?model={segment(model)}{''.join(more)}")
     if as_json:
         return raw(answer)
     show(*explanation_parts(decoded(answer, Explanation)))

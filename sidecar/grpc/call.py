@@ -96,7 +96,7 @@ class Call(DegradingCall):
                 self.fail(Outcome.NO_ROUTE, target.why, status=plane.missing(named[0]))
                 return
             self._course = course = CallCourse(needs, self.head.asked.path)
-            if (course.most or course.reads) and not self._has_all(course):
+            if course.waits and not self._has_all(course):
                 self._begin_gathering()
             else:
                 self._go_on(course)
@@ -205,7 +205,9 @@ class Call(DegradingCall):
         if source is None:
             return None
         course, asked = self._course, self.head.asked
-        if source.member and course is not None and infers(asked.path):
+        if course is not None and (source.member or source.affinity is not None) and infers(asked.path):
+            if source.affinity is not None:
+                return course.blocks(source.affinity, self._seen, asked.encoding)
             return course.key(source.member, self._seen, asked.encoding)
         return source.of_metadata(asked.forward)
 

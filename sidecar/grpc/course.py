@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from sidecar.cache.terms import MOST_BODY_BYTES, Refused
 from sidecar.grpc.matching import MESSAGE_HEAD, SERVICE
+from sidecar.grpc.prompts import PromptReader
 from sidecar.grpc.reading import read_beginning
 
 if TYPE_CHECKING:
-    from router.policy import MirrorPolicy
+    from router.policy import AffinityPolicy, MirrorPolicy
     from sidecar.grpc.classifying import CallClasses
     from sidecar.grpc.heads import AnswerHead, Asked
     from sidecar.grpc.reading import Beginning
@@ -42,11 +43,11 @@ class Needs:
     """What the calls of a target need. One for all of them, until routes change.
 
     ``target`` is the one that has the route; ``split`` divides its calls over versions, ``classes`` tells them apart by
-    shape, ``mirror`` says which of them are copied. That its model may have so many in flight only is no member: each
-    call looks for itself.
+    shape, ``affinity`` has them go by their prompt, ``mirror`` says which of them are copied. That its model may have
+    so many in flight only is no member: each call looks for itself.
     """
 
-    __slots__ = ("_reads", "classes", "ladder", "mirror", "split", "target")
+    __slots__ = ("_reads", "affinity", "classes", "ladder", "mirror", "split", "target")
 
     def __init__(
         self,
@@ -56,12 +57,14 @@ class Needs:
         ladder: ModelLadder | None,
         classes: CallClasses | None,
         mirror: MirrorPolicy | None,
+        affinity: AffinityPolicy | None,
     ) -> None:
         self.target: Final = target
         self.split: Final = split
         self.ladder: Final = ladder
         self.classes: Final = classes
         self.mirror: Final = mirror
+        self.affinity: Final = affinity
         source = target.key_source
         self._reads = (classes is not None and classes.read) or (source is not None and source.member != b"")
 
@@ -78,11 +81,14 @@ class Needs:
 class CallCourse:
     """How far a call has come.
 
-    ``beginning`` is how its first message begins, where its model's calls go by that (``reads``).
+    ``beginning`` is how its first message begins, and ``prompt`` finds the prompt in it, where its model's calls go by
+    that (``reads``).
 
     ``mirror`` is set until it was copied, where it is to be.
 
-    ``most`` is how long its request is waited for, ``request`` the request where it came whole meanwhile, and
+    ``waits``: it goes on only once enough of its request is there (``has_all``).
+
+    ``most`` is how long its request is waited for whole, ``request`` the request where it came whole meanwhile, and
     ``gathered`` what is kept back of it. ``descent`` is how far down its model's ladder it is, where that has one.
     ``renamed``: it went to another model; ``asked`` and ``data`` are its head and its request as they were before, None
     where that is not known any more. ``initial`` and ``answer`` are what passed so far of an answer that may be kept.
@@ -100,15 +106,21 @@ class CallCourse:
         "mirror",
         "most",
         "needs",
+        "prompt",
         "reads",
         "renamed",
         "request",
+        "waits",
     )
 
     def __init__(self, needs: Needs, path: bytes) -> None:
         self.needs: Final = needs
         self.most: Final = needs.most_bytes(path)
+        self.prompt: PromptReader | None = None
+        if needs.affinity is not None and path in _INFERS:
+            self.prompt = PromptReader(needs.affinity)
         self.reads: Final = needs.reads(path)
+        self.waits: Final = self.most > 0 or self.reads or self.prompt is not None
         self.beginning: Beginning | None = None
         self.gathered = 0
         self.request: bytes | None = None
@@ -133,6 +145,8 @@ class CallCourse:
             self.beginning = read_beginning(seen[0] if seen else b"", encoding, whole=done)
             if self.beginning is None:
                 return False
+        if self.prompt is not None and not self.prompt.take(seen, size, encoding, whole=done):
+            return False
         if not self.most or done or size > self.most:
             return True
         if size < MESSAGE_HEAD:
@@ -146,6 +160,14 @@ class CallCourse:
         if self.beginning is None:
             self.beginning = read_beginning(b"".join(seen), encoding, whole=True)
         return None if self.beginning is None else self.beginning.key(member)
+
+    def blocks(self, policy: AffinityPolicy, seen: list[bytes], encoding: bytes) -> bytes | None:
+        """Return the blocks of the first message's prompt, None where it has none. Another model may have its own."""
+        prompt = self.prompt
+        if prompt is None or prompt.policy is not policy:
+            self.prompt = prompt = PromptReader(policy)
+            prompt.take([*seen], sum([len(data) for data in seen]), encoding, whole=True)
+        return prompt.blocks
 
     def record(self, initial: AnswerHead, most_bytes: int) -> None:
         """Keep what comes of an answer, up to so many bytes."""

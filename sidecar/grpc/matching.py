@@ -12,6 +12,8 @@ PREFIX_BYTES: Final = 4096
 """So much of a first message is looked at: name and version stand at its start."""
 MESSAGE_HEAD: Final = 5
 """A message's own head: whether it is compressed, and its length."""
+PACKINGS: Final = (b"gzip", b"deflate")
+"""Encodings of messages that are unpacked to be looked at."""
 
 _NAME_AND_VERSION: Final = (1, 2)
 FIELDS: Final[dict[bytes, tuple[int, int]]] = {
@@ -62,7 +64,7 @@ def named_by_message(data: bytes, fields: tuple[int, int], encoding: bytes, *, w
     complete = len(body) == length
     final = whole or complete or len(body) == PREFIX_BYTES
     if data[0] & 1:
-        clear = unpacked(body, encoding)
+        clear = unpacked(body, encoding, PREFIX_BYTES)
         if clear is None:
             return NOTHING
         body = clear
@@ -70,13 +72,13 @@ def named_by_message(data: bytes, fields: tuple[int, int], encoding: bytes, *, w
     return _leading(body, fields, final=final)
 
 
-def unpacked(body: bytes, encoding: bytes) -> bytes | None:
-    """Return the first bytes of what is packed in ``body``, PREFIX_BYTES at most; None where that cannot be read."""
-    if encoding not in (b"gzip", b"deflate"):
+def unpacked(body: bytes, encoding: bytes, most: int) -> bytes | None:
+    """Return the first bytes of what is packed in ``body``, ``most`` at most; None where that cannot be read."""
+    if encoding not in PACKINGS:
         return None
     unpacker = zlib.decompressobj(wbits=47)  # either of the two, by its head
     try:
-        return unpacker.decompress(body, PREFIX_BYTES)
+        return unpacker.decompress(body, most)
     except zlib.error:
         return None
 

@@ -121,10 +121,12 @@ class GrpcPlane:
         classes = None if shapes is None else CallClasses(shapes)
         in_message = target.key_source is not None and target.key_source.member != b""
         mirror = mirror_of(route)
-        if split is None and ladder is None and classes is None and mirror is None and not gated and not in_message:
+        affinity = None if route is None else route.policy.affinity
+        plain = split is None and ladder is None and classes is None and mirror is None and affinity is None
+        if plain and not gated and not in_message:
             return target
         outer = targets.before(target)
-        self.needs[outer] = Needs(target, split=split, ladder=ladder, classes=classes, mirror=mirror)
+        self.needs[outer] = Needs(target, split=split, ladder=ladder, classes=classes, mirror=mirror, affinity=affinity)
         return outer
 
     def route_of(self, target: Target) -> Route | None:

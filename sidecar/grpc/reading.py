@@ -60,59 +60,59 @@ def read_beginning(data: bytes, encoding: bytes, *, whole: bool) -> Beginning | 
     body = data[MESSAGE_HEAD : MESSAGE_HEAD + min(length, PREFIX_BYTES)]
     final = whole or len(body) == length or len(body) == PREFIX_BYTES
     if data[0] & 1:
-        clear = unpacked(body, encoding)
+        clear = unpacked(body, encoding, PREFIX_BYTES)
         if clear is None:
             return found
         body, final = clear, final or len(clear) == PREFIX_BYTES
     try:
         _read(body, found)
-    except _CutError:
+    except CutError:
         return found if final else None
-    except _BadError:
+    except BadError:
         pass
     return found
 
 
-class _CutError(Exception):
+class CutError(Exception):
     """It may go on behind what is here."""
 
 
-class _BadError(Exception):
+class BadError(Exception):
     """It is no protobuf message."""
 
 
 def _read(body: bytes, found: Beginning) -> None:
     at = 0
     while at < len(body):
-        number, wire, at, stop = _field(body, at)
+        number, wire, at, stop = field_at(body, at)
         if number > _INPUTS:
             return
         if wire == 2 and number == _INPUTS:
             found.batch = _batch(body, at, stop)
             return
         if stop > len(body):
-            raise _CutError
+            raise CutError
         if wire == 2 and number == _ID:
             found.id = body[at:stop]
         elif wire == 2 and number == _PARAMETERS:
             name, value = _parameter(body[at:stop])
             found.parameters[name] = value
         at = stop
-    raise _CutError
+    raise CutError
 
 
 def _batch(body: bytes, at: int, end: int) -> int:
     """Return the first dimension of an input tensor that stands from ``at`` to ``end``, -1 where it has none."""
     while at < min(end, len(body)):
-        number, wire, at, stop = _field(body, at)
+        number, wire, at, stop = field_at(body, at)
         if number > _SHAPE or stop > end:
             return -1
         if number == _SHAPE and (wire == 0 or (wire == 2 and stop > at)):
-            value, _ = _varint(body, at)
+            value, _ = varint_at(body, at)
             return value if value < _SIGN else -1
         at = stop
     if at < end:
-        raise _CutError
+        raise CutError
     return -1
 
 
@@ -121,9 +121,9 @@ def _parameter(entry: bytes) -> tuple[bytes, bytes]:
     name = value = b""
     at = 0
     while at < len(entry):
-        number, wire, at, stop = _field(entry, at)
+        number, wire, at, stop = field_at(entry, at)
         if stop > len(entry):
-            raise _BadError
+            raise BadError
         if wire == 2 and number == 1:
             name = entry[at:stop]
         elif wire == 2 and number == 2:
@@ -136,13 +136,13 @@ def _value(choice: bytes) -> bytes:
     value = b""
     at = 0
     while at < len(choice):
-        number, wire, at, stop = _field(choice, at)
+        number, wire, at, stop = field_at(choice, at)
         if stop > len(choice):
-            raise _BadError
+            raise BadError
         if number == _STRING and wire == 2:
             value = choice[at:stop]
         elif number in (_INT64, _UINT64) and wire == 0:
-            whole, _ = _varint(choice, at)
+            whole, _ = varint_at(choice, at)
             value = b"%d" % (whole - 2 * _SIGN if number == _INT64 and whole >= _SIGN else whole)
         else:
             value = b""
@@ -150,23 +150,34 @@ def _value(choice: bytes) -> bytes:
     return value
 
 
-def _field(data: bytes, at: int) -> tuple[int, int, int, int]:
-    """Return number and wire type of the field at ``at``, where its value begins and where it ends."""
-    tag, at = _varint(data, at)
+def field_at(data: bytes, at: int) -> tuple[int, int, int, int]:
+    """Return number and wire type of the field at ``at``, where its value begins and where it ends.
+
+    Raises:
+        CutError: its value begins behind what is here; where it ends may be.
+        BadError: it is none.
+    """
+    tag, at = varint_at(data, at)
     number, wire = tag >> 3, tag & 7
     if number == 0:
-        raise _BadError
+        raise BadError
     if wire == 2:
-        size, at = _varint(data, at)
+        size, at = varint_at(data, at)
         return number, wire, at, at + size
     if wire == 0:
-        return number, wire, at, _varint(data, at)[1]
+        return number, wire, at, varint_at(data, at)[1]
     if wire in (1, 5):
         return number, wire, at, at + (8 if wire == 1 else 4)
-    raise _BadError
+    raise BadError
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def varint_at(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at ``at``, and where it ends.
+
+    Raises:
+        CutError: it goes on behind what is here.
+        BadError: it is longer than any number.
+    """
     value = shift = 0
     while at < len(data):
         byte = data[at]
@@ -176,5 +187,5 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & (2 * _SIGN - 1), at
         if shift >= _MOST_VARINT:
-            raise _BadError
-    raise _CutError
+            raise BadError
+    raise CutError

@@ -25,34 +25,56 @@ _TEXT: Final = msgspec.json.Decoder(str)
 
 
 _NAMES: Final = ("messages", "prompt", "input")
-"""Where the bodies of OpenAI's interface have a prompt, the first of them that is there; all else is passed over."""
-_PROMPTS: Final[msgspec.json.Decoder[object]] = msgspec.json.Decoder(
-    msgspec.defstruct("Prompts", [(name, msgspec.Raw, msgspec.field(default=msgspec.Raw())) for name in _NAMES])
-)
+"""Where the bodies of OpenAI's interface have a prompt, the first of them that is there."""
+_TENSORS: Final = "inputs"
+"""Where those of the V2 protocol have all that is asked."""
+_INPUTS: Final[msgspec.json.Decoder[list[dict[str, msgspec.Raw]]]] = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+
+
+@lru_cache(maxsize=64)
+def _prompts_of(tensor: str) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Return what reads where a prompt may be: ``f0``, ``f1``, … with the inputs of the V2 protocol behind them all."""
+    names = [name for name in dict.fromkeys((*_NAMES, tensor)) if name != _TENSORS]
+    fields = [
+        (f"f{at}", msgspec.Raw, msgspec.field(default=msgspec.Raw(), name=name))
+        for at, name in enumerate((*names, _TENSORS))
+    ]
+    return msgspec.json.Decoder(msgspec.defstruct("Prompts", fields))
 
 
 class PromptKey:
-    """The blocks of a prompt's beginning (``router.affinity``): of ``messages``, ``prompt`` or ``input``, as written.
+    """The blocks of a prompt's beginning (``router.affinity``), as written: all else in a body is passed over.
 
-    Two bodies share a beginning where their bytes do: what a client's JSON looks like is a part of it.
+    It is ``messages``, ``prompt``, ``input``, or what is called as the policy's input is (Triton's ``generate``), else
+    the data of the input of that name (the V2 protocol). Two bodies share a beginning where their bytes do: what a
+    client's JSON looks like is a part of it.
     """
 
-    __slots__ = ("_policy",)
+    __slots__ = ("_decoder", "_policy")
 
     def __init__(self, policy: AffinityPolicy) -> None:
         self._policy = policy
+        self._decoder = _prompts_of(policy.input)
 
     def of(self, body: bytes) -> bytes | None:
         """Return the blocks of a whole body's prompt, None where it has none, or a short one."""
         try:
-            found = _PROMPTS.decode(body.removeprefix(_MARK))
+            found = msgspec.structs.astuple(self._decoder.decode(body.removeprefix(_MARK)))
+            for text in found[:-1]:
+                prompt = bytes(text)
+                if prompt:
+                    return blocks_of(prompt.removeprefix(b'"'), self._policy)
+            prompt = self._of_tensors(bytes(found[-1]))
         except (msgspec.DecodeError, RecursionError):
             return None
-        for name in _NAMES:
-            prompt = bytes(getattr(found, name))
-            if prompt:
-                return blocks_of(prompt.removeprefix(b'"'), self._policy)
-        return None
+        return blocks_of(prompt.removeprefix(b'"'), self._policy) if prompt else None
+
+    def _of_tensors(self, inputs: bytes) -> bytes:
+        for tensor in _INPUTS.decode(inputs) if inputs else ():
+            if _TEXT.decode(tensor.get("name", b'""')) == self._policy.input:
+                data = bytes(tensor.get("data", b"")).lstrip(b"[ \t\r\n")
+                return data if _TEXT.decode(tensor.get("datatype", b'""')) == "BYTES" else b""
+        return b""
 
 
 class JsonPathError(ValueError):

@@ -12,6 +12,7 @@ from router.policy import BalancerName
 from sidecar.http1.json_key import JsonKey, PromptKey
 
 if TYPE_CHECKING:
+    from router.policy import AffinityPolicy
     from router.routes import Route
     from sidecar.http1.head import RequestHead
     from sidecar.http2.hpack import Field
@@ -21,13 +22,13 @@ class KeySource:
     """Where the requests of one model have their key.
 
     ``member`` is where calls of the V2 protocol over gRPC have it in their message: ``id`` or ``parameters.NAME``, as
-    in a JSON body of that protocol; empty: nowhere.
+    in a JSON body of that protocol; empty: nowhere. ``affinity`` is set where it is the blocks of a prompt, over both.
 
     ``header`` is the name of a field, None for the path's last segment, unless ``body`` reads it from bodies of up to
     ``body_bytes``. ``text`` says where that is.
     """
 
-    __slots__ = ("_line", "_name", "body", "body_bytes", "member", "text")
+    __slots__ = ("_line", "_name", "affinity", "body", "body_bytes", "member", "text")
 
     def __init__(
         self, header: str | None, body: JsonKey | PromptKey | None = None, body_bytes: int = 0, text: str = ""
@@ -37,6 +38,7 @@ class KeySource:
         self.body = body
         self.body_bytes = body_bytes
         self.member = b""
+        self.affinity: AffinityPolicy | None = None
         self.text = text or ("the path" if header is None else f"the field {header}")
 
     def find(self, head: RequestHead, body: bytes | None) -> bytes | None:
@@ -83,7 +85,9 @@ def key_source_of(route: Route | None) -> KeySource | None:
         source.member = member_of_message(key.json)
         return source
     if policy.affinity is not None:
-        return KeySource(None, PromptKey(policy.affinity), policy.affinity.body_bytes, "the prompt")
+        source = KeySource(None, PromptKey(policy.affinity), policy.affinity.body_bytes, "the prompt")
+        source.affinity = policy.affinity
+        return source
     return None
 
 

@@ -29,5 +29,14 @@ class Affinity(Base, frozen=True):
         int, doc(Reload.LIVE, "blocks that each process remembers for each route", "blocks", ge=1, le=1 << 20)
     ] = 16384
     body_bytes: Annotated[
-        int, doc(Reload.LIVE, "longer bodies are not kept back for their prompt", "bytes", ge=1, le=1 << 26)
+        int,
+        doc(Reload.LIVE, "longer bodies and messages are not kept back for their prompt", "bytes", ge=1, le=1 << 26),
     ] = 1 << 20
+    input: Annotated[
+        str,
+        doc(
+            Reload.LIVE,
+            "the input that has the prompt in requests of the V2 protocol, over gRPC and in JSON",
+            form=(r"^.{1,128}\Z", "1 to 128 characters in one line"),
+        ),
+    ] = "text_input"

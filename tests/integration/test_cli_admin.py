@@ -110,6 +110,8 @@ def test_explain(running: Running) -> None:
     done = running.ask("routes", "explain", "--model", "nobody")
     assert done.returncode == 1
     assert done.stderr == "warmroute: no route for 'nobody'; known here: default\n"
+    over_grpc = running.said("routes", "explain", "--model", "default", "--protocol", "grpc", "--json")
+    assert json.loads(over_grpc)["rows"] == []
 
 
 def test_drain_and_resume(running: Running) -> None:

@@ -301,6 +301,7 @@ def test_another_configuration_begins_anew_and_none_costs_nothing() -> None:
         ({"load_factor": 0.5}, "affinity.load_factor: 0.5: must be 1 or more"),
         ({"remembered": 0}, "affinity.remembered: 0: must be between 1 and 1048576"),
         ({"body_bytes": 0}, "affinity.body_bytes: 0: must be between 1 and 67108864"),
+        ({"input": ""}, "affinity.input: '': must be the name of an input, 1 to 128 characters"),
     ],
 )
 def test_policies_that_make_no_sense(fields: dict[str, object], text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -80,6 +81,12 @@ def test_any_bytes_are_read_to_an_end(body: bytes) -> None:
 
 
 POLICY = AffinityPolicy(block_bytes=8, blocks=4, least_blocks=1)
+TENSOR = b'0123456789"]'
+
+
+def v2(*inputs: object) -> bytes:
+    """Return a body of the V2 protocol."""
+    return json.dumps({"id": "1", "inputs": inputs}).encode()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +104,24 @@ POLICY = AffinityPolicy(block_bytes=8, blocks=4, least_blocks=1)
         (b"prompt", b""),
         (b"", b""),
         (b'{"prompt": ' + b"[" * 100_000, b""),
+        (b'{"text_input": "0123456789", "parameters": {}}', b'0123456789"'),
+        (v2({"name": "x", "data": [1]}, {"name": "text_input", "datatype": "BYTES", "data": ["0123456789"]}), TENSOR),
+        (v2({"name": "text_input", "datatype": "BYTES", "data": [["0123456789"]]}), TENSOR + b"]"),
+        (v2({"name": "text_input", "datatype": "INT64", "data": [1234567890, 1234567890]}), b""),
+        (v2({"name": "text_input", "datatype": "BYTES", "parameters": {"binary_data_size": 400}}), b""),
+        (v2({"name": "other", "datatype": "BYTES", "data": ["0123456789"]}), b""),
+        (v2({"name": 1, "datatype": "BYTES", "data": ["0123456789"]}), b""),
+        (b'{"inputs": "0123456789"}', b""),
+        (b'{"inputs": ["0123456789"]}', b""),
     ],
 )
 def test_the_prompt_of_a_body(body: bytes, prompt: bytes) -> None:
     assert PromptKey(POLICY).of(body) == blocks_of(prompt, POLICY)
+
+
+@pytest.mark.parametrize("name", ["inputs", "prompt", "frage-ä"])
+def test_the_input_that_has_the_prompt_is_configured(name: str) -> None:
+    policy = replace(POLICY, input=name)
+    body = v2({"name": name, "datatype": "BYTES", "shape": [1], "data": ["0123456789"]})
+    assert PromptKey(policy).of(body) == blocks_of(TENSOR, POLICY)
+    assert PromptKey(POLICY).of(body) is None

@@ -155,6 +155,11 @@ MALFORMED: list[tuple[str, str, list[str]]] = [
         ],
     ),
     (
+        "affinity to an input without a name",
+        GOOD[:-3] + ", affinity: {input: ''}}]\n",
+        ['w.yaml:3:81: models[0].affinity.input: "": must be 1 to 128 characters in one line'],
+    ),
+    (
         "a key at no path",
         GOOD[:-3] + ", balancer: keyed, key: {json: user..id}}]\n",
         [
