@@ -14,8 +14,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.text import Text
 
-from sidecar.cli.outcome import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, CliError
-from sidecar.cli.replay import INTERRUPTED
+from sidecar.cli.outcome import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED, CliError
 from sidecar.cli.sending import Json, Sending, watched
 from sidecar.cli.tables import show, table
 from sidecar.traffic.comparing.blocks import Block, cut, order, total
@@ -100,7 +99,7 @@ def compare(
     else:
         show(*_parts(report, judged))
     if not complete:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     return EXIT_FAILED if report["worse"] else EXIT_OK
 
 

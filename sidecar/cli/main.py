@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from sidecar.cli.outcome import EXIT_FAILED, EXIT_REFUSED, CliError, complain
+from sidecar.cli.outcome import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, CliError, complain
 from sidecar.config.problems import SettingsError, nearest
 
 _RUN = Group("Run", sort_key=1)
@@ -18,7 +18,8 @@ _CONFIGURE = Group("Configure", sort_key=3)
 _MEASURE = Group("Measure", sort_key=4)
 
 _EPILOGUE = """\
-Exit codes: 0 done, 1 failed or refused by the sidecar, 2 wrong usage or configuration, 3 no answer from the admin API.
+Exit codes: 0 done, 1 failed or refused by the sidecar, 2 wrong usage or configuration, 3 no answer from the admin API,
+130 interrupted by Ctrl-C (docs/cli.md).
 """
 
 _COMMANDS = (
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CliError as error:
         return complain(str(error), error.code)
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader (head, less) has seen enough; Python would complain again while it exits
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

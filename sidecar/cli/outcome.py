@@ -11,6 +11,8 @@ EXIT_REFUSED = 2
 """Wrong usage or configuration: nothing was started."""
 EXIT_UNREACHABLE = 3
 """The admin API gave no answer."""
+EXIT_INTERRUPTED = 130
+"""Ctrl-C ended it before its own end. A command that has none, and runs until it is told to end, ends with 0 then."""
 
 
 class CliError(Exception):

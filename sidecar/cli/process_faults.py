@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from sidecar.cli.outcome import EXIT_REFUSED, CliError
+from sidecar.cli.outcome import EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED, CliError
 from sidecar.cli.tables import seconds
 from sidecar.faults.processes import KINDS, MAX_FOR_S, FaultKeeper, ProcessFault, ProcessFaultError
 
@@ -63,7 +63,8 @@ def process(
 ) -> int:
     """Bring a fault about and stay until it ends: after --for-s, or at Ctrl-C; it ends if this is killed, too.
 
-    Only a process that is named and yours is touched.
+    Only a process that is named and yours is touched. Exit code 0: it was in force for all of its time, 130: Ctrl-C
+    ended it, and it is undone.
     """
     act = KINDS.get(kind)
     if act is None:
@@ -81,7 +82,7 @@ def process(
             kept = keeper.begin(fault)
             if not act.LASTS:
                 print(f"{kind}: pid {kept.memo['pid']}: done; {kept.undone}")
-                return 0
+                return EXIT_OK
             # Noted, and not raised: an exception in the middle of a question would leave its answer for the next one.
             told = threading.Event()
             before = signal.signal(signal.SIGINT, lambda *_: told.set())
@@ -93,10 +94,10 @@ def process(
                         break
             finally:
                 signal.signal(signal.SIGINT, before)
-            print(f"{kind}: ended: {kept.undone}")
+            print(f"{kind}: ended{' by Ctrl-C' if told.is_set() else ''}: {kept.undone}")
+            return EXIT_INTERRUPTED if told.is_set() else EXIT_OK
     except ProcessFaultError as error:
         raise CliError(str(error)) from error
-    return 0
 
 
 def _found(kind: str, worker: str, ready_file: Path | None) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.text import Text
 
-from sidecar.cli.outcome import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, CliError
+from sidecar.cli.outcome import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED, CliError
 from sidecar.cli.sending import Json, Sending, watched
 from sidecar.cli.tables import show, table
 from sidecar.traffic.report import QUANTILES, figures
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sidecar.traffic.sender import Sender
     from sidecar.traffic.traces.trace import Trace
 
-INTERRUPTED: Final = 130
 DEFAULT_TO: Final = "http://127.0.0.1:8080"
 _SENDING: Final = Sending()
 
@@ -91,7 +90,7 @@ def replay(
     else:
         show(*_parts(report))
     if not complete:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     worst = tolerate * summary.requests
     return EXIT_OK if summary.requests and summary.new_failures <= worst else EXIT_FAILED
 

@@ -227,8 +227,8 @@ def test_the_command_stays_until_ctrl_c(target: Counting) -> None:
         assert asking.stdout.readline() == f"stop: pid {target.pid}: in force for 5 min 00 s, Ctrl-C ends it\n"
         until(lambda: target.stopped, "it stands")
         os.killpg(asking.pid, signal.SIGINT)
-        assert asking.stdout.readline() == "stop: ended: the process goes on\n"
-        assert asking.wait(10) == 0
+        assert asking.stdout.readline() == "stop: ended by Ctrl-C: the process goes on\n"
+        assert asking.wait(10) == 130
     assert not target.stopped
 
 
