@@ -15,6 +15,9 @@ MODELS := models
 COMPARED := .venv-bench
 CLIENTS := .venv-clients
 
+# Nobody's wish to keep no bytecode holds here: tests start a thousand processes, and each would compile itself again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv clients dev demo model test test-compiled check format bench bench-run restart headline compiled lock proto reference pictures \
@@ -83,11 +86,17 @@ system-packages:
 
 # Tests that measure, and whole products that are not marked beside, run alone: they are serial (tests/conftest.py).
 test:
-	@$(MAKE) --no-print-directory -j2 --output-sync=target check system-packages model $(CLIENTS)/clients.stamp
+	@$(MAKE) --no-print-directory -j2 --output-sync=target check system-packages model $(CLIENTS)/clients.stamp collected
 	$(BIN)/pytest -n $(TEST_JOBS) -m "not serial"
 	$(BIN)/pytest -m serial tests/acceptance tests/bench tests/chaos tests/conformance
 	$(MAKE) --no-print-directory -j2 --output-sync=target drills compiled-beside
 	$(MAKE) --no-print-directory test-compiled
+
+# All tests are imported by one process first: those that run them, each of which imports them all, find what pytest and
+# Hypothesis made of them.
+.PHONY: collected
+collected: dev
+	@found=$$($(BIN)/pytest --collect-only -q) || { echo "$$found"; exit 1; }; echo "$$found" | tail -n 1
 
 # Clients that others wrote, to drive a worker with: they want an older protobuf than we do. Where they cannot be installed,
 # the tests with them say that they are skipped. Not compiled: a test imports a part of it, once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -16,8 +17,8 @@ import router.cluster
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 HERE = Path(__file__).parent
-ALONE = (HERE / "bench", HERE / "chaos")
-SERIAL = (*ALONE, HERE / "acceptance", HERE / "conformance")
+ALONE = {"bench", "chaos"}
+SERIAL = ALONE | {"acceptance", "conformance"}
 """Where ``make test`` looks for serial tests: to collect all the others once more takes a quarter of a minute."""
 
 # No property here is about time: what one example takes on a busy machine fails none. Else as usual, or as in CI.
@@ -48,10 +49,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("beside"):
             continue
-        if item.get_closest_marker("acceptance") or any(folder in item.path.parents for folder in ALONE):
+        if item.get_closest_marker("acceptance") or _folder(item.path) in ALONE:
             item.add_marker(pytest.mark.serial)
-        if item.get_closest_marker("serial") and not any(folder in item.path.parents for folder in SERIAL):
+        if item.get_closest_marker("serial") and _folder(item.path) not in SERIAL:
             raise pytest.UsageError(f"{item.nodeid} is serial, and stands where make test looks for none such")
+
+
+@cache
+def _folder(path: Path) -> str:
+    """Return in which folder here a module is."""
+    return path.relative_to(HERE).parts[0]
 
 
 def pytest_collection_finish() -> None:

@@ -31,12 +31,13 @@ def played(
 ) -> list[list[Answer]]:
     """Return two rounds; ``slow_ms``: of every fiftieth answer, ``errors``: failures in the second round's end."""
     rounds = []
+    duration_s = plan.duration_s
     for number in range(2):
         answers = []
         for one in range(each):
             took = slow_ms if slow_ms is not None and one % 50 == 0 else took_ms[one % len(took_ms)]
             error = "status 500" if number == 1 and one >= each - errors else ""
-            answers.append(Answer(plan.duration_s * one / each, took, error))
+            answers.append(Answer(duration_s * one / each, took, error))
         rounds.append(answers)
     return rounds
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zstandard
 
@@ -24,7 +25,7 @@ from worker.memory import Memory
 from worker.stages import Stage, Stages
 from worker.store import ModelFiles, StoreError, scan
 
-CONTENT = b"".join(number.to_bytes(4, "big") for number in range(700_000))
+CONTENT = np.arange(700_000, dtype=">u4").tobytes()
 PACKING: dict[str, Callable[[bytes], bytes]] = {
     ".gz": lambda data: gzip.compress(data, 1),
     ".zst": lambda data: zstandard.ZstdCompressor(1, write_checksum=True).compress(data),
