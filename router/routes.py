@@ -136,8 +136,9 @@ class Route:
     ``table`` the hands that it would have one drawn of, where that is all it does; ``busy`` and ``busy_balancer``
     the same of those that would be in it but pushed back, for when nobody else is left. ``serve`` says which
     versions take requests here, None where all do; ``mixed`` counts the endpoints that hold several versions.
-    ``due`` is when the next choice must look closer, ``rebuild_at`` when the tables have to be made again; ``used``
-    counts down from the last choice.
+    ``due`` is when the next choice must look closer, ``rebuild_at`` when the tables have to be made again,
+    ``early_at`` from when on they may be before their time (infinity: they will be); ``used`` counts down from the last
+    choice.
     ``queued`` is set while requests wait for this route in a queue of the shell's: what those are told who come now.
     Those of its ``shaped`` routes wait there too.
 
@@ -149,8 +150,8 @@ class Route:
     __slots__ = (
         "key", "model", "version", "policy", "hedging", "protocol",
         "due", "drawn", "table", "used", "balancer",
-        "built_at", "busy", "busy_balancer", "candidates", "dirty", "empty_since", "failing", "interval_s", "learned",
-        "mixed",
+        "built_at", "busy", "busy_balancer", "candidates", "dirty", "early_at", "empty_since", "failing", "interval_s",
+        "learned", "mixed",
         "judge_at", "none", "none_at", "panic", "queued", "rebuild_at", "serve", "shape", "shaped", "shard",
         "shard_map", "shards", "base", "waiting", "whole", "withdrawn",
     )  # fmt: skip
@@ -195,6 +196,7 @@ class Route:
         self.rebuild_at = -inf
         self.interval_s = 0.0
         self.dirty = True
+        self.early_at = -inf
         self.learned = learned
         self.withdrawn = False  # its model was taken out of the configuration: it goes with its last replica
         self.empty_since = now
@@ -210,10 +212,16 @@ class Route:
         return self.serve is None or is_taken(self.serve, candidate.version)
 
     def mark(self, *, opened: bool) -> None:
-        """Note that a candidate changed. The table follows within its interval, at once for the first candidate."""
+        """Note that a candidate changed. The table follows within its interval.
+
+        For one that ``opened`` it follows at once, where it is the only one or none did so in the last second.
+        """
         self.dirty = True
         self.none = None
-        if self.drawn or self.busy:
+        if opened and self.built_at >= self.early_at:
+            self.early_at = inf
+            self.rebuild_at = self.due = -inf
+        elif self.drawn or self.busy:
             self.rebuild_at = min(self.rebuild_at, self.built_at + self.interval_s)
             self.due = min(self.due, self.rebuild_at)
         elif opened:

@@ -32,6 +32,8 @@ REBUILD_PER_CANDIDATE_S: Final = 0.001
 """and at most once per this much and candidate, which bounds the cost to a small share of one core,"""
 REBUILD_MOST_S: Final = 2.0
 """but no seldomer than this while the route is used."""
+EARLY_S: Final = 1.0
+"""For a candidate that came back it is made at once all the same, once in so long."""
 IDLE_REBUILD_S: Final = 1.0
 """A table older than this is made again by the choice that meets it, where no Tick came."""
 USED_FOR: Final = 10
@@ -162,6 +164,8 @@ class Tables:
         route.table = None if table is None else (table.size, cast("list[_Hand]", table.hands))
         route.dirty = False
         route.none = None
+        if route.early_at == inf:
+            route.early_at = now + EARLY_S
         route.built_at = now
         route.interval_s = min(max(REBUILD_S, REBUILD_PER_CANDIDATE_S * len(route.candidates)), REBUILD_MOST_S)
         at_latest = now + max(IDLE_REBUILD_S, 2 * route.interval_s)

@@ -23,6 +23,9 @@ ABSENT_S: Final = 60.0
 """What a server does not know is asked again after this, where it is no model's readiness."""
 QUEUED_S: Final = 60.0
 """The queue time is the mean of this long: as long as the P95 of which it is a part."""
+RETURNING_RATIO: Final = 0.02
+"""One that is loading or away is asked again after this share of the time that it has been so: so it is found back that
+much too late at most, and asked some 50 times for each time that its outage is e times as long."""
 HOLD_S: Final = 5.0
 """So long the last load stands while the server does not answer in time: under load, metrics pages are slow."""
 NOT_KNOWN: Final = "not recognised yet: it answers as no kind of server that is known; set probe.kind"
@@ -60,6 +63,8 @@ class Probing:
         self._load = Load()
         self._load_at = 0.0
         self._queued = RecentMean(QUEUED_S)
+        self._loading: frozenset[Held] = frozenset()
+        self._loading_from = 0.0
 
     def questions(self, held: Sequence[Held], now: float) -> tuple[Question, ...]:
         """Return what to ask now; what need not be asked again yet is left out."""
@@ -80,8 +85,28 @@ class Probing:
         absent = answer.status in ABSENT and not question.path.endswith("/ready")
         return now >= at + (ABSENT_S if absent else question.every_s)
 
+    def next_s(self, now: float, *, hurry: bool) -> float:
+        """Return how long after this round the next one is due.
+
+        That is soon while anything is on its way back, where there is room to ``hurry``. What is cold is left so by
+        somebody, and what has been loading for long may be for longer.
+        """
+        probe = self._probe
+        if not (hurry and self._loading):
+            return probe.interval_s
+        return min(probe.interval_s, max(probe.returning_s, RETURNING_RATIO * (now - self._loading_from)))
+
     def take(self, held: Sequence[Held], answers: Mapping[Question, Answer], now: float) -> Round:
         """Take a round's answers; return what they and those that are remembered come to."""
+        found = self._read(held, answers, now)
+        if found.signals:
+            loading = frozenset(one for one, signal in found.signals.items() if signal.state is State.LOADING)
+            if not loading <= self._loading:
+                self._loading_from = now
+            self._loading = loading
+        return found
+
+    def _read(self, held: Sequence[Held], answers: Mapping[Question, Answer], now: float) -> Round:
         for question, answer in answers.items():
             self._known[question] = (answer, now)
         if answers and all(answer.status is None for answer in answers.values()):  # it is gone: another may return

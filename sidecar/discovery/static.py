@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from router.model import EndpointGone, EndpointSeen, GoneReason, State
@@ -144,7 +145,7 @@ class StaticSource:
     async def _follow(self, id: str, address: str, probe: Probe) -> None:  # noqa: A002
         key = (id, address, probe)
         probing = Probing(probe, grpc=protocol_of(address) == GRPC)
-        wait_s = probe.interval_s * self._rng()  # they all began at once
+        spread_s = probe.interval_s * self._rng()  # they all began at once
         while True:
             replicas = self._endpoints[id].replicas
             held = list(dict.fromkeys((one.model, one.version) for one in replicas if one.probe == probe))
@@ -159,8 +160,10 @@ class StaticSource:
                 continue
             self._unanswered.discard(key)
             self._take(key, found)
-            await asyncio.sleep(wait_s)
-            wait_s = probe.interval_s * (1.0 - JITTER + 2 * JITTER * self._rng())
+            now = self._clock()
+            next_s = probing.next_s(now, hurry=self.pace.spare(now))
+            await asyncio.sleep(min(spread_s, next_s) * (1.0 - JITTER + 2 * JITTER * self._rng()))
+            spread_s = inf
 
     def _take(self, key: Key, found: Round) -> None:
         """Take in what a probe found, and emit the endpoint where that changes it."""

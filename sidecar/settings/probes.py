@@ -102,6 +102,17 @@ class Probe(Base, frozen=True):
     interval_s: Annotated[
         float, doc(Reload.LIVE, "time between probes, give or take a tenth", "seconds", ge=0.05, le=3600)
     ] = 1.0
+    returning_s: Annotated[
+        float,
+        doc(
+            Reload.LIVE,
+            "the same at first while it loads or does not answer; then a fiftieth of the time that it has been so, "
+            "up to interval_s",
+            "seconds",
+            ge=0.01,
+            le=3600,
+        ),
+    ] = 0.05
     timeout_s: Annotated[float, doc(Reload.LIVE, "time for one probe, all that it asks", "seconds", gt=0, le=3600)] = (
         1.0
     )

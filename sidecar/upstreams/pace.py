@@ -21,6 +21,10 @@ class Pace:
         """Go by another rate from the next booking on."""
         self._per_s = per_s
 
+    def spare(self, now: float) -> bool:
+        """Return whether as many questions are left as half of the burst: those who hurry take of no others' share."""
+        return self._next <= now - BURST_S / 2
+
     def book(self, questions: int, now: float) -> float:
         """Take so many questions; return how many seconds to wait before they are asked."""
         at = max(self._next, now - BURST_S)

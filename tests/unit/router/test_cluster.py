@@ -212,14 +212,20 @@ def test_the_first_candidate_is_chosen_at_once() -> None:
     assert driven.ids(3) == {"a": 3}
 
 
-def test_more_candidates_come_within_the_interval_even_without_a_tick() -> None:
+def test_one_more_candidate_comes_at_once_and_others_of_that_second_within_the_interval_even_without_a_tick() -> None:
     driven = Driven()
     driven.seen(record("a"))
     driven.ids(3)
+    driven.wait(1.0, heard=("a",))
     driven.seen(record("b"))
-    assert driven.ids() == {"a": 300}
-    driven.now += 0.11
     assert set(driven.ids()) == {"a", "b"}
+    driven.seen(record("c"))
+    assert set(driven.ids()) == {"a", "b"}
+    driven.now += 0.11
+    assert set(driven.ids()) == {"a", "b", "c"}
+    driven.wait(1.0, heard=("a", "b", "c"))
+    driven.seen(record("d"))
+    assert set(driven.ids()) == {"a", "b", "c", "d"}
 
 
 def test_where_all_of_the_table_is_out_the_others_are_found_at_once() -> None:

@@ -189,3 +189,39 @@ def test_triton_adds_queue_times_up_in_microseconds_over_all_models() -> None:
 )
 def test_a_queue_time_that_moved_by_a_tenth_is_told(before: float | None, after: float | None, worth: bool) -> None:
     assert worth_telling(Load(queue_time_ms=before), Load(queue_time_ms=after)) is worth
+
+
+def test_what_is_on_its_way_back_is_asked_soon_and_the_seldomer_the_longer_it_takes() -> None:
+    one = probing(kind="triton", load=False, interval_s=2, returning_s=0.05)
+    held: list[Held] = [("a", ""), ("b", "")]
+
+    def due(now: float, a: Answer, b: Answer, *, hurry: bool = True) -> float:
+        turn(one, now, *held, v2_models_a_ready=a, v2_models_b_ready=b)
+        return one.next_s(now, hurry=hurry)
+
+    assert due(0.0, OK, OK) == 2
+    assert due(10.0, OK, ABSENT) == 0.05
+    assert due(12.5, OK, ABSENT) == 0.05
+    assert due(20.0, OK, GONE) == pytest.approx(0.2)
+    assert due(30.0, OK, GONE, hurry=False) == 2
+    assert due(200.0, OK, GONE) == 2, "no seldomer than others"
+    assert due(201.0, GONE, GONE) == 0.05, "another one is away since then"
+    assert due(251.0, OK, GONE) == pytest.approx(1.0)
+    assert due(252.0, OK, OK) == 2
+
+
+def test_what_somebody_let_go_cold_is_asked_as_seldom_as_what_is_ready() -> None:
+    one = probing(kind="vllm")
+    asleep = {**VLLM, "is_sleeping": page('{"is_sleeping": true}')}
+    assert turn(one, 0.0, **asleep)[1].signals["m", ""].state is State.COLD
+    assert one.next_s(0.0, hurry=True) == 1
+
+
+def test_a_server_that_was_recognised_has_not_come_back_by_that() -> None:
+    one = probing(kind="auto")
+    turn(one, 0.0, **dict.fromkeys(("v2", "v1_models", "v1_health_ready"), GONE))
+    assert one.next_s(5.0, hurry=True) == pytest.approx(0.1)
+    _, found = turn(one, 5.0, v2=page('{"name":"triton"}'))
+    assert (found.kind, found.signals) == (ProbeKind.TRITON, {})
+    assert turn(one, 5.0)[1].signals["m", ""].state is State.LOADING
+    assert one.next_s(5.0, hurry=True) == pytest.approx(0.1)

@@ -168,6 +168,13 @@ def test_with_a_probe_it_is_cold_until_a_good_one_and_only_changes_are_told() ->
     assert source.failures == {"127.0.0.1:9001": 3}
 
 
+def test_one_that_is_loading_or_away_is_asked_again_long_before_others_would_be() -> None:
+    probe = {"path": "/ready", "interval_s": 3000, "returning_s": 0.01}
+    events, ask, _ = play({"models": [{"name": "a", "endpoints": [ONE], "probe": probe}]}, 503, None)
+    assert [event.record.replicas[0].reason for event in events[1:]] == ["not ready (HTTP 503)", "no answer: refused"]
+    assert len(ask.asked) == 3
+
+
 def test_a_probe_speaks_only_for_the_models_it_belongs_to() -> None:
     parts = {
         "models": [

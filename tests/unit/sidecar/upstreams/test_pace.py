@@ -26,3 +26,11 @@ def test_another_rate_holds_from_the_next_on() -> None:
     pace.configure(1000.0)
     pace.book(1, 2.0)
     assert 0 < pace.book(1, 2.0) < 0.01
+
+
+def test_those_who_hurry_have_what_is_left_over_half_of_the_burst() -> None:
+    pace = Pace(10.0)
+    assert pace.spare(0.0)
+    pace.book(6, 0.0)
+    assert not pace.spare(0.0)
+    assert pace.spare(0.1)
