@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from sidecar.traffic.recording.redaction import Redaction
+from sidecar.traffic.recording.redaction import FORM, Redaction
 from sidecar.traffic.requests import REQUEST_ID
 from sidecar.traffic.traces.recorded import Recorded, body_fields, message_fields
 
@@ -36,6 +36,10 @@ MAX_REDACTED_BYTES: Final = 1 << 20
 """Fields of longer bodies are not looked for: the interpreter would be held for too long, by whichever thread."""
 OVERHEAD_BYTES: Final = 1024
 """Of one request that waits to be written, about."""
+
+
+def _is_form(name: str, value: str) -> bool:
+    return name.lower() == "content-type" and value.lower().startswith(FORM)
 
 
 @dataclass(slots=True)
@@ -120,6 +124,8 @@ class Told(NamedTuple):
                     no_body = "fields are to be redacted, and it is not JSON"
                 else:
                     body = redacted
+        elif body and not no_body and any(_is_form(name, value) for name, value in self.bare.headers):
+            body = self.redaction.of_query(body.decode("latin-1")).encode("latin-1")
         if no_body:
             fields: dict[str, Any] = {"body_bytes": self.body_bytes, "no_body": no_body}
         else:

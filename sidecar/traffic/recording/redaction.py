@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote_plus
@@ -16,15 +17,45 @@ SECRET_WORDS: Final = (
     "authorization",
     "cookie",
     "credential",
+    "jwt",
+    "passwd",
     "password",
     "secret",
     "signature",
     "token",
 )
 """A header or query parameter whose name holds one of these is a secret, unless its name is kept."""
-SECRET_NAMES: Final = frozenset({"key", "sig"})
+SECRET_NAMES: Final = frozenset({"auth", "key", "pass", "pwd", "sig"})
 """Query parameters that are secrets by their whole name."""
+URL_HEADERS: Final = frozenset(
+    {
+        "content-location",
+        "destination",
+        "location",
+        "referer",
+        "referrer",
+        "x-envoy-original-path",
+        "x-forwarded-uri",
+        "x-original-uri",
+        "x-original-url",
+        "x-rewrite-url",
+    }
+)
+"""Headers that hold a URL of someone else's, whose query is none of this request's: nothing of it is written."""
+FORM: Final = "application/x-www-form-urlencoded"
 MASK: Final = "x"
+MOST_LAYERS: Final = 3
+"""A value that is percent-encoded more often than that is masked unread."""
+_USER: Final = re.compile(r"(?<=://)[^/?#\s]*@")
+"""User and password in a URL (RFC 3986 3.2.1); an @ further behind in an authority is the password's."""
+_PAIR: Final = re.compile(r'(?<![\w.~%+\[\]-])([\w.~%+\[\]-]+)=("[^"]*"|[^&;,\s"<>#]*)')
+"""``NAME=VALUE``, as in queries, parameters of fields, and lists of them. It begins where a name does: linear time."""
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_CREDENTIAL: Final = re.compile(
+    r"^(?:basic|bearer|negotiate)\s+[\w+/=.~-]{8,}$|^(?:digest|aws4-hmac-sha256)\s[^=]+=|(?<![\w-])eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.",
+    re.IGNORECASE,
+)
+"""What stands in an Authorization field (RFC 7617, 6750, 4559, 7616), or a signed token (RFC 7515), in any field."""
 _ANY: Final = "*"
 
 
@@ -56,31 +87,68 @@ class Redaction:
             return False
         return name in named or any(word in name for word in SECRET_WORDS)
 
+    def _secret_parameter(self, name: str) -> bool:
+        """Return whether a parameter's value stays out, by its name as it came, percent-encoded."""
+        plain = unquote_plus(name)
+        return self.secret(plain, self.queries) or plain.lower() in SECRET_NAMES - self.kept
+
+    def _hides(self, text: str) -> bool:
+        """Return whether a secret parameter, or a password, may stand in a value, under layers of percent-encoding."""
+        for _ in range(MOST_LAYERS):
+            if _USER.search(text) or any(self._secret_parameter(name) for name, _ in _PAIR.findall(text)):
+                return True
+            plain = unquote_plus(text)
+            if plain == text:
+                return False
+            text = plain
+        return True
+
     def of_headers(self, lines: list[str]) -> tuple[tuple[str, str], ...]:
         """Return the fields of a head's lines that are written: no secrets, and nothing that is made anew each time."""
         found = []
         for line in lines:
             name, _, value = line.partition(":")
-            lowered = name.lower()
+            lowered, value = name.lower(), value.strip()
             if lowered in NOT_SENT or lowered in ("host", REQUEST_ID, "traceparent") or self.secret(name, self.headers):
                 continue
-            found.append((name, value.strip()))
+            if lowered not in self.kept:
+                if _CREDENTIAL.search(value):
+                    continue
+                value = self._of_value(lowered, value)
+            found.append((name, value))
         return tuple(found)
+
+    def _of_value(self, name: str, value: str) -> str:
+        """Return a header's value without what secrets there are in a URL, or in parameters."""
+        if name in URL_HEADERS or _URL.match(value):
+            for mark in "?#":
+                before, found, _ = value.partition(mark)
+                value = f"{before}{found}{MASK}" if found else value
+        value = _USER.sub("", value)
+        if "=" not in value and "%" not in value:
+            return value
+        if "=" not in value:
+            return MASK if self._hides(value) else value
+        return _PAIR.sub(lambda pair: f"{pair[1]}={MASK}" if self._masks(pair[1], pair[2]) else pair[0], value)
+
+    def _masks(self, name: str, value: str) -> bool:
+        return self._secret_parameter(name) or self._hides(value)
+
+    def of_query(self, query: str) -> str:
+        """Return a query, or a form's body, with the values of secret parameters masked, and of those that hide one."""
+        parts = re.split("([&;])", query)
+        for index, part in enumerate(parts):
+            name, equals, value = part.partition("=")
+            if equals and self._masks(name, value):
+                parts[index] = f"{name}={MASK}"
+        return "".join(parts)
 
     def of_target(self, target: str) -> str:
         """Return a target without scheme and authority; the values of secret query parameters are masked."""
         path, mark, query = target.partition("?")
         if not path.startswith(("/", "*")):  # absolute form, as for a proxy; a user and password may be in it
             path = "/" + path.partition("://")[2].partition("/")[2]
-        if not mark:
-            return path
-        parts = []
-        for part in query.split("&"):
-            name, equals, _ = part.partition("=")
-            plain = unquote_plus(name)
-            masked = equals and (self.secret(plain, self.queries) or (plain.lower() in SECRET_NAMES - self.kept))
-            parts.append(f"{name}={MASK}" if masked else part)
-        return f"{path}?{'&'.join(parts)}"
+        return f"{_USER.sub('', path)}{mark}{self.of_query(query)}"
 
     def of_body(self, body: bytes) -> bytes | None:
         """Return a body with its fields masked; None where it is not JSON, so that nobody knows where they are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from itertools import pairwise
@@ -191,9 +192,51 @@ def test_secrets_stay_out_by_their_names() -> None:
     assert redaction.of_target("/a?key=1&Who=2&access_token=3&q=4&flag") == "/a?key=x&Who=x&access_token=x&q=4&flag"
     assert redaction.words == ("header x-user", "query who")
     assert redaction.of_target("/a?%6bey=1&wh%6F=2&q=%20") == "/a?%6bey=x&wh%6F=x&q=%20"
+    assert redaction.of_target("/a?b=1;token=2&to=https%3A%2F%2Fu:p%40h&c=%3Fsig%3D1") == "/a?b=1;token=x&to=x&c=x"
+    assert redaction.of_target("/to/https://u:p@h/b?c=d=e&f=50%") == "/to/https://h/b?c=d=e&f=50%"
     assert redaction.of_target("http://user:pass@host/a?b=1") == "/a?b=1"
     assert redaction.of_target("http://user:pass@host") == "/"
     assert redaction.of_target("*") == "*"
+
+
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("Referer: https://u:p@h/p?session=1&q=2#frag", "https://h/p?x"),
+        ("Referer: https://h/cb#access_token=1", "https://h/cb#x"),
+        ("Referer: https://h/p", "https://h/p"),
+        ("X-Original-URI: /a?signed=1", "/a?x"),
+        ("X-Callback: https://h/cb?t=1", "https://h/cb?x"),
+        ("X-Callback: see https://u:p@ss@h/cb?a=1&token=2", "see https://h/cb?a=1&token=x"),
+        ("X-Next: /cb?a=1&sig=2;b=3", "/cb?a=1&sig=x;b=3"),
+        ("X-Next: https%3A%2F%2Fh%2Fcb%3Ftoken%3D1", "x"),
+        ("X-Next: a%20b", "a%20b"),
+        ("Link: <https://h/a?api_key=1>; rel=a", "<https://h/a?api_key=x>; rel=a"),
+        ("Baggage: user=1,session_token=2, c=3", "user=1,session_token=x, c=3"),
+        ('X-Info: a="b c", password="d e"', 'a="b c", password=x'),
+        ("X-Back: to=%2Fcb%253Ftoken%253D1", "to=x"),
+        ("X-Deep: to=%252525252541", "to=x"),
+        ("Content-Type: multipart/form-data; boundary=a=b", "multipart/form-data; boundary=a=b"),
+        ("X-Auth: Bearer abcdefgh1234", None),
+        ("X-Forwarded-Auth: Digest username=a, response=b", None),
+        ("X-Who: eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2ln", None),
+        ("X-Plan: Basic plan", "Basic plan"),
+    ],
+)
+def test_secrets_in_the_values_of_headers_stay_out(line: str, written: str | None) -> None:
+    name, _, _ = line.partition(":")
+    found = dict(Redaction().of_headers([line]))
+    assert found == ({} if written is None else {name: written})
+    assert Redaction(kept=frozenset({name.lower()})).of_headers([line]) == ((name, line.partition(": ")[2]),)
+
+
+def test_a_form_is_masked_as_a_query_is() -> None:
+    form = (("Content-Type", "application/x-www-form-urlencoded; charset=utf-8"),)
+    body = b"grant_type=password&password=s%C3%A9cret&q=\xff"
+    made = told(Recorded(at_s=0.0, headers=form), body=body, body_bytes=len(body)).recorded()
+    assert base64.b64decode(made.body_base64) == b"grant_type=password&password=x&q=\xff"
+    other = told(Recorded(at_s=0.0), body=body[:-1], body_bytes=len(body) - 1).recorded()
+    assert other.body == body[:-1].decode()
 
 
 def test_fields_are_masked_and_keep_their_size() -> None:
