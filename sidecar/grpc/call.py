@@ -17,8 +17,9 @@ from sidecar.grpc.matching import NOTHING, named_by_message, named_by_metadata, 
 from sidecar.grpc.mirrors import Original, send_copy
 from sidecar.grpc.phases import GATHERING, MATCHING, WAITING
 from sidecar.grpc.statuses import format_timeout
+from sidecar.http1.copying import give_way
+from sidecar.http1.descending import goes_down
 from sidecar.http1.keying import no_key
-from sidecar.http1.mirrors import give_way
 from sidecar.http1.retrying import NOT_BEGUN
 from sidecar.http2.frames import FRAME_BYTES
 from sidecar.http2.hpack import literal
@@ -277,13 +278,13 @@ class Call(DegradingCall):
                     return
                 if at_limit and (
                     shared.admission.keeps(self, attempt)
-                    or (not self._goes_down() and self._waits_for(route, attempt, now, failed))
+                    or (not goes_down(self._descent) and self._waits_for(route, attempt, now, failed))
                 ):
                     return
                 self._end_unanswered(failed.outcome, failed.detail + NOBODY_ELSE)
                 return
             waits = shared.admission.keeps(self, attempt) or (
-                not self._goes_down() and self._waits_for(route, attempt, now)
+                not goes_down(self._descent) and self._waits_for(route, attempt, now)
             )
             if not waits:
                 self._end_unanswered(attempt.outcome, attempt.detail or attempt.reason.value, attempt.retry_after_s)

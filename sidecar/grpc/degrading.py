@@ -71,7 +71,7 @@ class DegradingCall(CallRelay):
         course, route = self._course, self._target.route
         if course is None or route is None or asks_about(self.head.asked.path):
             return True
-        course.descent = descent = Descent(model, self._target, f"{route.key} over {PROTOCOL}")
+        course.descent = descent = Descent(self._plane.shared, model, self._target, f"{route.key} over {PROTOCOL}")
         return descent.begin(self, now, whole=self.request_done)
 
     def _end_unanswered(self, outcome: Outcome, detail: str, retry_after_s: float | None = None) -> None:
@@ -86,26 +86,13 @@ class DegradingCall(CallRelay):
             self.fail(outcome, detail, retry_after_s=retry_after_s)
 
     def _delay_of_retry(self, attempt: Attempt, result: AttemptResult, now: float, tries: int) -> float | None:
-        """Wait for no retry where nobody else is there for it: a step below answers at once."""
+        """Return as any request does, but where a step below answers at once instead."""
         descent = self._descent
-        if (
-            descent is not None
-            and OUTCOME_OF[result] in descent.model.on
-            and not self._plane.shared.cluster.has_others(attempt, now)
-        ):
+        if descent is not None and not descent.retries(attempt, result, now):
             return None
         return super()._delay_of_retry(attempt, result, now, tries)
 
-    def _goes_down(self) -> bool:
-        """Return whether the call waits for no room: its route is degraded, or it is with another model."""
-        descent = self._descent
-        return descent is not None and descent.goes_down
-
     # --- what the steps are (Descending) -----------------------------------------------------------------------------
-
-    def now(self) -> float:
-        """Return the time."""
-        return self._plane.clock()
 
     def tell_kept(self, now: float) -> bool:
         """Answer with what is kept, or wait for the second tier; False where there is nothing."""
@@ -115,7 +102,7 @@ class DegradingCall(CallRelay):
         keys = self._keys(descent, descent.versions())
         answer = descent.model.find(keys, now)
         if answer is None:
-            return descent.ask_tier(self, self._plane.shared.ladders, keys, kept_call_elsewhere)
+            return descent.ask_tier(self, keys, kept_call_elsewhere)
         self.tell(answer, now)
         return True
 

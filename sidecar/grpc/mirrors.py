@@ -1,4 +1,4 @@
-"""Copies of calls for another version of their model. The rules are those over HTTP (``sidecar.http1.mirrors``)."""
+"""Copies of calls for another version of their model. The rules are those over HTTP (``sidecar.http1.copying``)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from router.outcomes import AttemptResult, Outcome
 from sidecar.grpc.phases import ANSWERING, OVER, WAITING
 from sidecar.grpc.renaming import renamed_message
 from sidecar.grpc.statuses import judge, judge_http
-from sidecar.http1.mirrors import begin_copy, end_copy
+from sidecar.http1.copying import UnderWay, begin_copy, end_copy
 from sidecar.http2.frames import FRAME_BYTES, Code
 from sidecar.http2.hpack import literal
 from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
-    import asyncio
-
     from router.policy import MirrorPolicy
     from router.routes import Attempt
     from sidecar.grpc.heads import AnswerHead, Asked
@@ -63,7 +61,6 @@ def send_copy(plane: GrpcPlane, policy: MirrorPolicy, primary: Attempt, original
             end_copy(plane.shared, attempt, AttemptResult.CANCELLED, Scalar.MIRRORS_DROPPED_TOTAL)
             return
         copy = CallCopy(plane, attempt, original, data)
-        plane.shared.copies[attempt] = copy
         try:
             copy.start(policy.timeout_s)
         except Exception as error:  # noqa: BLE001  the copy's end
@@ -77,14 +74,12 @@ class CallCopy:
 
     __slots__ = (
         "_asked",
-        "_attempt",
         "_data",
         "_http",
         "_plane",
         "_pool",
         "_rest",
-        "_sent",
-        "_timer",
+        "_under_way",
         "phase",
         "up",
         "wanted",
@@ -92,66 +87,47 @@ class CallCopy:
 
     def __init__(self, plane: GrpcPlane, attempt: Attempt, original: Original, data: bytes) -> None:
         self._plane: Final = plane
-        self._attempt: Final = attempt
         self._asked: Final = original.asked
         self._rest: Final = original.rest + _FIELD
         self._data = data
         self._pool: WorkerPool = attempt.endpoint.shell or plane.pool(attempt.endpoint)
         self._http = 0
-        self._sent = False
-        self._timer: asyncio.TimerHandle | None = None
         self.phase = WAITING
         self.up: Stream | None = None
         self.wanted = False
+        self._under_way: Final = UnderWay(plane.shared, attempt, self)
 
     def start(self, timeout_s: float) -> None:
         """Send it, for so long at most; not where callers wait for a connection."""
         if self._pool.queue:
-            self._end(AttemptResult.CANCELLED, Scalar.MIRRORS_DROPPED_TOTAL)
+            self._under_way.no_room()
             return
-        self._timer = self._plane.shared.loop.call_later(timeout_s, self._expired)
+        self._under_way.begin(timeout_s)
         self._pool.submit(self, self._plane.clock())
         if self.wanted:
-            self._count()
+            self._under_way.count()
 
-    def _count(self) -> None:
-        """Count it, once: what fails is one of those, also where it finds no connection."""
-        if not self._sent:
-            self._sent = True
-            self._plane.shared.count(Scalar.MIRRORS_TOTAL)
+    # --- Copying -----------------------------------------------------------------------------------------------------
 
-    def _expired(self) -> None:
-        self._drop()
-        self._end(AttemptResult.OUTRUN, Scalar.MIRRORS_FAILED_TOTAL)
-
-    def give_way(self) -> None:
-        """Give it up: a caller wants its place. It counts as dropped, whether it had been sent or not."""
-        self._drop()
-        self._end(AttemptResult.CANCELLED, Scalar.MIRRORS_DROPPED_TOTAL)
-
-    def _drop(self, code: Code = Code.CANCEL) -> None:
+    def drop(self, code: Code = Code.CANCEL) -> None:
+        """Reset its stream, or let go of its place among those that wait for one."""
         up, self.up = self.up, None
         if up is not None:
             up.connection.reset(up, code)
         if self.wanted:
             self._pool.withdraw(self)
 
-    def _end(self, result: AttemptResult, counted: Scalar | None) -> None:
-        if self.phase == OVER:
-            return
+    def close(self) -> None:
+        """It is over."""
         self.phase = OVER
         self.up = None
         self._data = b""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        end_copy(self._plane.shared, self._attempt, result, counted)
 
     # --- what its connection and its pool report ---------------------------------------------------------------------
 
     def attached(self, connection: WorkerConnection) -> None:
         """A connection has room: send it."""
-        self._count()
+        self._under_way.count()
         self.up = up = connection.open_stream(self)
         connection.send_request(up, self._asked, self._rest, end=False)
         data, self._data = self._data, b""
@@ -162,8 +138,8 @@ class CallCopy:
     def answer_head(self, head: AnswerHead, *, end: bool) -> None:
         """Read it to its end; what it says is counted alone."""
         if head.malformed:
-            self._drop(Code.PROTOCOL_ERROR)
-            self._end(AttemptResult.PROTOCOL, Scalar.MIRRORS_FAILED_TOTAL)
+            self.drop(Code.PROTOCOL_ERROR)
+            self._under_way.failed(AttemptResult.PROTOCOL)
             return
         if 0 < head.status < 200 and not end:
             return
@@ -183,11 +159,10 @@ class CallCopy:
     def _answered(self, status: int) -> None:
         up = self.up
         if up is not None and not up.local_done:
-            self._drop(Code.NO_ERROR)
+            self.drop(Code.NO_ERROR)
         other = status < 0 and self._http != 200
         _, outcome = judge_http(self._http) if other else judge(status, pushed_back=False)
-        failed = outcome is Outcome.UPSTREAM_5XX
-        self._end(AttemptResult.SUCCESS, Scalar.MIRRORS_FAILED_TOTAL if failed else None)
+        self._under_way.answered(failed=outcome is Outcome.UPSTREAM_5XX)
 
     def stream_reset(self, code: int) -> None:
         """The worker wants nothing of it."""
@@ -199,8 +174,7 @@ class CallCopy:
 
     def attempt_failed(self, result: AttemptResult, detail: str) -> None:
         """It came to nothing."""
-        self._count()
-        self._end(result, Scalar.MIRRORS_FAILED_TOTAL)
+        self._under_way.failed(result)
 
     def crashed(self, error: Exception) -> None:
         """An error of warmroute's own."""
@@ -209,5 +183,5 @@ class CallCopy:
 
     def broken(self) -> None:
         """An error of warmroute's own, which was reported."""
-        self._drop(Code.INTERNAL_ERROR)
+        self.drop(Code.INTERNAL_ERROR)
         self.attempt_failed(AttemptResult.CANCELLED, "")

@@ -14,7 +14,7 @@ from sidecar.grpc.matching import PROTOCOL
 from sidecar.grpc.pool import WorkerPool
 from sidecar.grpc.statuses import Status
 from sidecar.http1.caller import LAME_DUCK_S
-from sidecar.http1.mirrors import mirror_of
+from sidecar.http1.copying import mirror_of
 from sidecar.http1.special import MEMORY_PARTS
 from sidecar.http1.targets import NO_MODEL, Target
 from sidecar.http1.versions import Split, is_split

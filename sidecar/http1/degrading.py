@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from router.ladder import LadderStep
 from router.matching import Surface
-from router.outcomes import OUTCOME_OF, OUTCOMES, AttemptResult, Outcome
+from router.outcomes import OUTCOMES, AttemptResult, Outcome
 from sidecar.cache.asking import Asked, asked_of
 from sidecar.cache.keeping import DEGRADED, judge, kept, kept_elsewhere
 from sidecar.cache.terms import Refused
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sidecar.cache.keeping import Kept
     from sidecar.http1.head import ResponseHead
     from sidecar.http1.ladders import ModelLadder
+    from sidecar.http1.plane import Plane
     from sidecar.http1.steps import Course
     from sidecar.http1.targets import Target
 
@@ -51,8 +52,8 @@ class RequestDescent(Descent):
 
     __slots__ = ("head", "key", "names_version", "recorder", "reframed")
 
-    def __init__(self, model: ModelLadder, target: Target, place: str, course: Course) -> None:
-        super().__init__(model, target, place)
+    def __init__(self, plane: Plane, model: ModelLadder, target: Target, place: str, course: Course) -> None:
+        super().__init__(plane, model, target, place)
         self.key: Final = course.key
         self.names_version: Final = course.names_version
         self.head = b""
@@ -81,7 +82,7 @@ class DegradingConnection(SpecialConnection):
         target = self._target
         if target.route is None or self._asks_about(model, target):
             return True
-        course.descent = descent = RequestDescent(model, target, target.route.key, course)
+        course.descent = descent = RequestDescent(self._plane, model, target, target.route.key, course)
         course.hears.append(self)
         return descent.begin(self, now, whole=self.request_done)
 
@@ -105,26 +106,13 @@ class DegradingConnection(SpecialConnection):
         return descent.step_down(self, outcome, detail, retry_after_s, callers_own=watch.callers_own)
 
     def _delay_of_retry(self, attempt: Attempt, result: AttemptResult, now: float, tries: int) -> float | None:
-        """Wait for no retry where nobody else is there for it: a step below answers at once."""
+        """Return as any request does, but where a step below answers at once instead."""
         descent = self._descent
-        if (
-            descent is not None
-            and OUTCOME_OF[result] in descent.model.on
-            and not self._plane.cluster.has_others(attempt, now)
-        ):
+        if descent is not None and not descent.retries(attempt, result, now):
             return None
         return super()._delay_of_retry(attempt, result, now, tries)
 
-    def _goes_down(self) -> bool:
-        """Return whether the request waits for no room: its route is degraded, or it is with another model."""
-        descent = self._descent
-        return descent is not None and descent.goes_down
-
     # --- what the steps are (Descending) -----------------------------------------------------------------------------
-
-    def now(self) -> float:
-        """Return the time."""
-        return self._plane.clock()
 
     def tell_kept(self, now: float) -> bool:
         """Answer with what is kept, or wait for the second tier; False where there is nothing."""
@@ -134,7 +122,7 @@ class DegradingConnection(SpecialConnection):
         keys = self._keys(course, descent, descent.versions())
         answer = descent.model.find(keys, now)
         if answer is None:
-            return descent.ask_tier(self, self._plane.ladders, keys, kept_elsewhere)
+            return descent.ask_tier(self, keys, kept_elsewhere)
         self.tell(answer, now)
         return True
 

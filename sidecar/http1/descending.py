@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from router.ladder import LadderStep
 from router.model import State
-from router.outcomes import Outcome
+from router.outcomes import OUTCOME_OF, Outcome
 from router.versions import versions_asked
 from sidecar.cache.keeping import Kept
 from sidecar.cache.terms import Refused
@@ -20,17 +20,16 @@ from sidecar.telemetry.ladder_words import BY_STEP
 from sidecar.telemetry.page import LadderWord
 
 if TYPE_CHECKING:
-    from router.routes import Route
-    from sidecar.http1.ladders import Ladders, ModelLadder
+    from router.outcomes import AttemptResult
+    from router.routes import Attempt, Route
+    from sidecar.http1.ladders import ModelLadder
+    from sidecar.http1.plane import Plane
     from sidecar.http1.shared_answers import Reader
     from sidecar.http1.targets import Target
 
 
 class Descending(Protocol):
     """Whoever has a request in hand that goes down, and can do what the steps are."""
-
-    def now(self) -> float:
-        """Return the time."""
 
     def fall_back(self, now: float) -> bool:
         """Send the request to the next fallback that can be picked; False where there is none, or it may not be."""
@@ -69,6 +68,7 @@ class Descent:
     """
 
     __slots__ = (
+        "_plane",
         "began",
         "cause",
         "detail",
@@ -92,7 +92,8 @@ class Descent:
         "why",
     )
 
-    def __init__(self, model: ModelLadder, target: Target, place: str) -> None:
+    def __init__(self, plane: Plane, model: ModelLadder, target: Target, place: str) -> None:
+        self._plane: Final = plane
         self.model: Final = model
         self.target: Final = target
         self.place: Final = place
@@ -120,10 +121,9 @@ class Descent:
         """The route that was asked for."""
         return self.target.route
 
-    @property
-    def goes_down(self) -> bool:
-        """Whether the request waits for no room: its route is degraded, or it is with another model."""
-        return self.step is not LadderStep.REPLICA or self.model.degraded(self.place)
+    def retries(self, attempt: Attempt, result: AttemptResult, now: float) -> bool:
+        """Return whether a retry may be waited for; where nobody else is there for it, a step below answers at once."""
+        return OUTCOME_OF[result] not in self.model.on or self._plane.cluster.has_others(attempt, now)
 
     # --- down -------------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Descent:
         model = self.model
         if outcome not in model.on:
             return False
-        now = by.now()
+        now = self._plane.clock()
         if not self.why:
             self.why = detail
             self.retry_after_s = retry_after_s
@@ -226,9 +226,9 @@ class Descent:
         warm = {one.version for one in route.candidates if one.replica.state is State.WARM}
         return versions_asked(route.serve, route.version, warm, self.model.last_versions.get(self.place))
 
-    def ask_tier(self, by: Descending, ladders: Ladders | None, keys: list[bytes] | Refused, read: Reader) -> bool:
+    def ask_tier(self, by: Descending, keys: list[bytes] | Refused, read: Reader) -> bool:
         """Ask the second tier for what this process has not; True where the request waits for that now."""
-        model = self.model
+        model, ladders = self.model, self._plane.ladders
         policy, terms = model.shared, model.terms
         if ladders is None or ladders.tier is None or policy is None or terms is None or self.late:
             return False
@@ -248,7 +248,7 @@ class Descent:
         if self.over or self.step is not LadderStep.CACHE:
             return
         try:
-            now = by.now()
+            now = self._plane.clock()
             if isinstance(found, Kept):
                 by.tell(found, now)
             else:
@@ -274,6 +274,11 @@ class Descent:
             model.succeeded(self.place, step, now)
         elif model.degraded(self.place):  # a trial that proves nothing: the next one looks elsewhere
             model.failed(self.place, step, now, status, of_its_own=True)
+
+
+def goes_down(descent: Descent | None) -> bool:
+    """Return whether a request waits for no room: its route is degraded, or it is with another model."""
+    return descent is not None and (descent.step is not LadderStep.REPLICA or descent.model.degraded(descent.place))
 
 
 _NO_ANSWER: Final = "; no step of the ladder has an answer"

@@ -8,19 +8,19 @@ caller finds no room because of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from router.outcomes import AttemptResult
+from sidecar.http1.copying import UnderWay, begin_copy, mirror_of
 from sidecar.http1.steps import MIRRORED
 from sidecar.http1.versions import with_version
-from sidecar.telemetry.page import Scalar
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable
 
     from router.policy import MirrorPolicy
-    from router.routes import Attempt, Route
+    from router.routes import Attempt
     from sidecar.http1.head import ResponseHead
     from sidecar.http1.plane import Plane
     from sidecar.http1.special import SpecialConnection
@@ -31,16 +31,6 @@ if TYPE_CHECKING:
 
 FIELD: Final = b"warmroute-mirror: 1\r\n"
 """Tells a worker that nobody waits for its answer."""
-
-
-def give_way(plane: Plane, route: Route) -> bool:
-    """Give up the youngest copy at an endpoint that a request for ``route`` could go to; False where there is none."""
-    now = plane.clock()
-    for attempt in reversed(plane.copies):
-        if any(one.endpoint is attempt.endpoint and now < one.fit_until for one in route.candidates):
-            plane.copies[attempt].give_way()
-            return True
-    return False
 
 
 class Nowhere:
@@ -56,49 +46,10 @@ class Nowhere:
 _NOWHERE: Final = cast("asyncio.Transport", Nowhere())
 
 
-class Copying(Protocol):
-    """A copy that is under way, whatever protocol it is in."""
-
-    def give_way(self) -> None:
-        """Give it up: a caller wants its place."""
-
-
-def mirror_of(route: Route | None) -> MirrorPolicy | None:
-    """Return what is copied of the requests on a route, None where nothing is, or they name a version."""
-    return None if route is None or route.version else route.policy.serve.mirror
-
-
 def mirror_step(target: Target) -> Step | None:
     """Return what copies the requests of a target, None where nothing does."""
     policy = mirror_of(target.route)
     return None if policy is None else MirrorStep(policy)
-
-
-def begin_copy(plane: Plane, policy: MirrorPolicy, primary: Attempt, *, whole: bool) -> Attempt | None:
-    """Begin the attempt of a copy beside ``primary``, whose request is all here (``whole``); None: it is dropped."""
-    model = primary.route.model
-    route = plane.cluster.route(model, policy.version, primary.route.protocol)
-    shard = primary.route.shard
-    if route is not None and route.shards:  # the same keys are there, and nowhere else
-        route = None if shard is None else route.shards[shard]
-    under_way = plane.copying.get(model, 0)
-    attempt = None
-    if whole and route is not None and under_way < policy.most and not plane.essential_only:
-        attempt = plane.cluster.choose_background(route, plane.clock(), plane.rng)
-    if attempt is None:
-        plane.count(Scalar.MIRRORS_DROPPED_TOTAL)
-    else:
-        plane.copying[model] = under_way + 1
-    return attempt
-
-
-def end_copy(plane: Plane, attempt: Attempt, result: AttemptResult, counted: Scalar | None) -> None:
-    """End what :func:`begin_copy` began."""
-    if counted is not None:
-        plane.count(counted)
-    plane.copying[attempt.route.model] -= 1
-    plane.copies.pop(attempt, None)
-    plane.attempt_ended(attempt, result, plane.clock())
 
 
 class MirrorStep:
@@ -137,7 +88,6 @@ class MirrorStep:
         line = head.find(b"\r\n") + 2
         head = with_version(head[:line] + FIELD + head[line:], attempt.candidate)
         copy = Copy(plane, attempt, head + body, caller.method)
-        plane.copies[attempt] = copy
         try:
             copy.start(self._policy.timeout_s, plane.clock())
         except Exception as error:  # noqa: BLE001  the copy's end
@@ -152,12 +102,10 @@ class Copy:
         "_connection",
         "_data",
         "_plane",
-        "_sent",
-        "_timer",
+        "_under_way",
         "active",
         "method",
         "old_client",
-        "over",
         "request_done",
         "sink",
     )
@@ -167,14 +115,12 @@ class Copy:
         self._attempt: Final = attempt
         self._data = data
         self._connection: UpstreamConnection | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._sent = False
-        self.over = False
         self.active = False
         self.request_done = True
         self.method = method
         self.old_client = False
         self.sink: asyncio.Transport = _NOWHERE
+        self._under_way: Final = UnderWay(plane, attempt, self)
 
     def start(self, timeout_s: float, now: float) -> None:
         """Send it, for so long at most."""
@@ -183,49 +129,31 @@ class Copy:
         upstream: Upstream = endpoint.shell or plane.upstream(endpoint)
         connection = upstream.checkout(now)
         if connection is None and upstream.full:
-            self._end(AttemptResult.CANCELLED, Scalar.MIRRORS_DROPPED_TOTAL)
+            self._under_way.no_room()
             return
-        self._count()
-        self._timer = plane.loop.call_later(timeout_s, self._expired)
+        self._under_way.count()
+        self._under_way.begin(timeout_s)
         if connection is None:
             upstream.connect(self, self.is_wanted)
         else:
             self.attached(connection)
 
-    def _count(self) -> None:
-        """Count it, once: what fails is one of those, also where it finds no connection."""
-        if not self._sent:
-            self._sent = True
-            self._plane.count(Scalar.MIRRORS_TOTAL)
-
     def is_wanted(self) -> bool:
         """Return whether a connection that is being made is still waited for."""
-        return not self.over
+        return not self._under_way.over
 
-    def _expired(self) -> None:
-        self._drop()
-        self._end(AttemptResult.OUTRUN, Scalar.MIRRORS_FAILED_TOTAL)
+    # --- Copying -----------------------------------------------------------------------------------------------------
 
-    def give_way(self) -> None:
-        """Give it up: a caller wants its place. It counts as dropped, whether it had been sent or not."""
-        self._drop()
-        self._end(AttemptResult.CANCELLED, Scalar.MIRRORS_DROPPED_TOTAL)
-
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Let go of its connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.drop()
 
-    def _end(self, result: AttemptResult, counted: Scalar | None) -> None:
-        if self.over:
-            return
-        self.over = True
+    def close(self) -> None:
+        """It is over."""
         self._connection = None
         self._data = b""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        end_copy(self._plane, self._attempt, result, counted)
 
     # --- Exchange: what its connection reports ----------------------------------------------------------------------
 
@@ -260,14 +188,14 @@ class Copy:
 
     def answer_ended(self, now: float, head: ResponseHead) -> None:
         """It was answered."""
-        self._end(AttemptResult.SUCCESS, Scalar.MIRRORS_FAILED_TOTAL if head.status >= 500 else None)
+        self._under_way.answered(failed=head.status >= 500)
 
     def interim(self, head: ResponseHead) -> None:
         """Nobody hears of it."""
 
     def attempt_failed(self, result: AttemptResult, detail: str) -> None:
         """It came to nothing."""
-        self._end(result, Scalar.MIRRORS_FAILED_TOTAL)
+        self._under_way.failed(result)
 
     def switched(self, head: ResponseHead, data: bytes) -> str:
         """A request that asks for another protocol is not copied."""
@@ -285,6 +213,5 @@ class Copy:
 
     def crashed(self, error: Exception) -> None:
         """An error of warmroute's own."""
-        self._count()
-        self._end(AttemptResult.CANCELLED, Scalar.MIRRORS_FAILED_TOTAL)
+        self._under_way.failed(AttemptResult.CANCELLED)
         self._plane.loop.call_exception_handler({"message": "a mirrored request crashed", "exception": error})

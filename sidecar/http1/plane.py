@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from router.model import Event
     from router.routes import Attempt
     from sidecar.http1.caller import CallerConnection
+    from sidecar.http1.copying import UnderWay
     from sidecar.http1.downstream import DownstreamConnection
     from sidecar.http1.ladders import Ladders
-    from sidecar.http1.mirrors import Copying
     from sidecar.http1.recognise import Recogniser
     from sidecar.http1.steps import StepMaker
     from sidecar.settings import Limits, ModelTimeouts, Timeouts
@@ -94,7 +94,7 @@ class Plane(Settling):
         self.traces: list[bytes] = []  # drawn before they are needed: many at once cost less
         self.connections: set[DownstreamConnection] = set()
         self.other_connections: Collection[object] = ()  # callers' connections over another protocol
-        self.copies: dict[Attempt, Copying] = {}  # mirrored requests under way, the oldest first
+        self.copies: dict[Attempt, UnderWay] = {}  # mirrored requests under way, the oldest first
         self.copying: dict[str, int] = {}  # how many that are, by model
         self.unread: set[DownstreamConnection] = set()  # those whose callers do not take what was written
         self.spare: dict[DownstreamConnection, None] = {}  # those over the limit that may ask for health, in order

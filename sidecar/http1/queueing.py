@@ -6,9 +6,10 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from router.outcomes import Outcome, Reason
+from sidecar.http1.copying import give_way
 from sidecar.http1.degrading import DegradingConnection
+from sidecar.http1.descending import goes_down
 from sidecar.http1.gates import Permit
-from sidecar.http1.mirrors import give_way
 
 if TYPE_CHECKING:
     from router.retry import Failed
@@ -37,7 +38,7 @@ class QueueingConnection(DegradingConnection):
             admission = plane.admission
             if admission.keeps(self, none):
                 return
-            if admission.takes(route, none) and not self._goes_down():
+            if admission.takes(route, none) and not goes_down(self._descent):
                 self.queue_for(route, none, None, self._plane.clock(), failed)
                 return
         super()._nobody_left(none, failed)
