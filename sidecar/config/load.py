@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path as FilePath
 
 import msgspec
@@ -14,8 +15,9 @@ from sidecar.config.document import MAX_BYTES, Node, decode, node_of, parse
 from sidecar.config.overrides import Override, lay_over
 from sidecar.config.problems import Path, Problem, SettingsError, Where, dotted, shown
 from sidecar.config.semantics import Finding, examine
-from sidecar.config.structure import compare
-from sidecar.settings import BODY_FILE_BYTES, ListenerTls, Settings, UpstreamTls
+from sidecar.config.structure import compare, conform
+from sidecar.faults.checking import problems as fault_problems
+from sidecar.settings import BODY_FILE_BYTES, Fault, ListenerTls, Settings, UpstreamTls
 
 FLAGS = "command line"
 """Where a configuration without a file says it comes from."""
@@ -69,7 +71,7 @@ def finish(root: Node, problems: list[Problem], environ: Mapping[str, str], over
     settings, differences = compare(root)
     problems = [*problems, *found, *differences]
     if settings is None or problems:
-        raise SettingsError(in_order(problems))
+        raise SettingsError(in_order([*problems, *_faults(root)]))
     warnings: list[Problem] = []
     for finding in (*examine(settings), *_files(settings)):
         problem = placed(root, settings, finding)
@@ -77,6 +79,28 @@ def finish(root: Node, problems: list[Problem], environ: Mapping[str, str], over
     if problems:
         raise SettingsError(in_order(problems))
     return Loaded(with_static_bodies(settings), tuple(in_order(warnings)))
+
+
+def _faults(root: Node) -> Iterator[Problem]:
+    """Yield what makes no sense about single faults of a configuration that does not fit the schema as a whole.
+
+    Each makes sense or not whatever else is wrong. Of fields of its own that do not fit nothing more is said.
+    """
+    rules: Node | None = root
+    for name in ("faults", "rules"):
+        rules = _child(rules, name)
+    for index, rule in enumerate(rules.value if rules is not None and isinstance(rules.value, list) else ()):
+        if not isinstance(rule.value, dict):
+            continue
+        unfit = {problem.path for problem in conform(rule, Fault, "")[1]}
+        fitting = Node({name: member for name, member in rule.value.items() if name not in unfit}, rule.where)
+        fault, _ = conform(fitting, Fault, "")
+        if fault is None:
+            continue
+        for field, remedy in fault_problems(fault):
+            if field not in unfit:
+                problem = placed(fitting, fault, Finding((field,), remedy))
+                yield replace(problem, path=dotted(("faults", "rules", index, field)))
 
 
 def in_order(problems: list[Problem]) -> list[Problem]:

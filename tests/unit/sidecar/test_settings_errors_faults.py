@@ -39,3 +39,21 @@ from tests.support.settings_texts import GOOD, refused
 )
 def test_error_text(faults: str, lines: list[str]) -> None:
     assert refused(GOOD + f"faults: {faults}\n") == lines
+
+
+def test_faults_are_judged_beside_what_does_not_fit_the_schema() -> None:
+    rules = "[{kind: explode}, {kind: delay, delay_ms: soon, status: 503}, {kind: bandwidth}, {ratio: 2}, 7]"
+    texts = refused(GOOD.replace("version: 1", "version: 2", 1) + f"faults: {{rules: {rules}, most: many}}\n")
+    assert [text.partition(": ")[2].partition(":")[0] for text in texts] == [
+        "version",
+        "faults.rules[0].kind",
+        "faults.rules[1].delay_ms",
+        "faults.rules[1].status",
+        "faults.rules[2].bytes_per_s",
+        "faults.rules[3].kind",
+        "faults.rules[3].ratio",
+        "faults.rules[4]",
+        "faults.most",
+    ]
+    assert texts[3].endswith("status: 503: must be left out: delay does not go by it, abort would")
+    assert texts[4].endswith("bytes_per_s: null: must be given: bandwidth needs it")
