@@ -23,11 +23,13 @@ from sidecar.drills.scenario import (
     Objective,
     kind_of,
 )
+from sidecar.up.engines import unknown_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sidecar.drills.scenario import Do, Phase
+    from sidecar.config.problems import Path
+    from sidecar.drills.scenario import Do, Phase, Up
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _VALUE = re.compile(r"[\t\x20-\x7e]*\Z")
@@ -100,8 +102,28 @@ def _whole(drill: Drill) -> Iterator[Finding]:
             yield Finding(("without",), 'needs "start": only what a drill starts itself can be started otherwise')
         if drill.short.config or drill.short.worker_flags is not None:
             yield Finding(("short",), 'config and worker_flags need "start": leave them out')
-    elif not any(phase.load for phase in drill.phases):
+        return
+    if not any(phase.load for phase in drill.phases):
         yield Finding(("phases",), "no phase is a load, and nobody else sends to a sidecar of the drill's own: add one")
+    yield from _engines(drill, drill.start.up)
+
+
+def _engines(drill: Drill, up: Up) -> Iterator[Finding]:
+    """Yield where an engine is named that there is not: by its field, or among the workers' flags."""
+    if up.engine is not None and (wrong := unknown_engine(up.engine)):
+        yield Finding(("start", "up", "engine"), wrong)
+    places: list[tuple[Path, tuple[str, ...] | None]] = [
+        (("start", "up"), up.worker_flags),
+        (("short",), drill.short.worker_flags),
+        *((("without", feature), off.worker_flags) for feature, off in drill.without.items()),
+    ]
+    for path, flags in places:
+        for number, flag in enumerate(flags or ()):
+            name = flag.partition("=")[2] if flag.startswith("--engine=") else ""
+            if flag == "--engine" and number + 1 < len(flags or ()):
+                number, name = number + 1, (flags or ())[number + 1]
+            if name and (wrong := unknown_engine(name)):
+                yield Finding((*path, "worker_flags", number), wrong)
 
 
 def _phases(drill: Drill) -> Iterator[Finding]:

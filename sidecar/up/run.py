@@ -32,6 +32,7 @@ from sidecar.sockets import BindError, check_free
 from sidecar.state.embedded import EmbeddedRedis, EmbeddedRedisError
 from sidecar.up.announce import Places, WorkerPlace, tries, write_request
 from sidecar.up.ask import ask, ask_json
+from sidecar.up.engines import unknown_engine
 from sidecar.up.fleet import OUTPUT, LogTail, SidecarView, WorkerView
 from sidecar.up.hold import held
 from sidecar.up.janitor import Janitor
@@ -161,6 +162,8 @@ class Up:
                 "directory with --models",
                 started=False,
             )
+        if options.engine is not None and (wrong := unknown_engine(options.engine)):
+            raise UpError(f"--engine {options.engine}: {wrong}", started=False)
         try:
             check_free(options.listen, "--listen HOST:PORT")
             check_free(options.admin, "--admin HOST:PORT")

@@ -30,6 +30,9 @@ from sidecar.drills.scenario import (
     Wait,
     Without,
 )
+from sidecar.up.engines import BUILT_IN, GROUP, unknown_engine
+from worker.engines import registry
+from worker.engines.registry import ENGINES
 
 GOOD = """\
 version: 1
@@ -132,6 +135,24 @@ def changed(old: str, new: str) -> str:
                 '4:34: start.up.engine: "--help": '
                 "must be 1 to 64 letters, digits, dots, underscores or hyphens, the first a letter or digit"
             ),
+        ),
+        (
+            "workers: 2",
+            "workers: 2, engine: determinstic",
+            '4:34: start.up.engine: "determinstic": no engine has this name; did you mean "deterministic"?',
+        ),
+        (
+            "workers: 2",
+            "workers: 2, worker_flags: [--load-s=1, --engine, tensors]",
+            (
+                '4:63: start.up.worker_flags[2]: "tensors": no engine has this name; there are: '
+                "onnxruntime, deterministic, torchscript, torchexport"
+            ),
+        ),
+        (
+            "{breaker: {config",
+            "{breaker: {worker_flags: ['--engine=onyx'], config",
+            '17:36: without.breaker.worker_flags[0]: "--engine=onyx": no engine has this name',
         ),
         (
             "workers: 2",
@@ -324,7 +345,12 @@ def changed(old: str, new: str) -> str:
     ],
 )
 def test_each_error_has_its_line_and_a_remedy(old: str, new: str, said: str) -> None:
-    assert f"d.yaml:{said}" in problems(changed(old, new))
+    assert any(problem.startswith(f"d.yaml:{said}") for problem in problems(changed(old, new)))
+
+
+def test_the_engines_that_may_be_named_are_those_of_the_worker() -> None:
+    assert (tuple(ENGINES), registry.GROUP) == (BUILT_IN, GROUP)
+    assert [unknown_engine(name) for name in BUILT_IN] == [""] * len(BUILT_IN)
 
 
 PLACES: dict[type[msgspec.Struct], tuple[str, str]] = {
@@ -466,7 +492,7 @@ def test_every_field_that_names_a_version_is_looked_at(
     [
         ("workers: 2", "workers: 2, worker_flags: [--models, elsewhere]"),
         ("config: {models", "config: {endpoints: [{url: 'http://h:1', models: [drill]}], models"),
-        ("workers: 2", "workers: 2, engine: another"),
+        ("workers: 2", "workers: 2, engine: torchscript"),
         ("model: drill, split", "model: chat, split"),
     ],
 )
