@@ -31,6 +31,7 @@ from worker.exposition import (
     of_buffers,
     of_changes,
     of_governor,
+    of_leases,
     of_models,
     of_page_cache,
     of_process,
@@ -40,6 +41,7 @@ from worker.exposition import (
 from worker.governor import Governor, Place
 from worker.load_report import LoadProbe
 from worker.loading.fetching import Fetcher
+from worker.loading.guard import Leases, can_guard
 from worker.loading.hash_cache import HashCache
 from worker.loading.model_loader import ModelLoader
 from worker.loading.prefetch import prefetcher
@@ -179,6 +181,10 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
         objective_s=options.start_objective_s,
         cached_ratio=page_cache_ratio,
     )
+    leases = None
+    if options.loading.guard and can_guard():
+        leases = Leases(log, memory.read)
+        leases.heed()
     news = News()
     models = Models()
     cpu_load = CpuLoad(usable_cores(_cores()), time.monotonic, time.process_time).read
@@ -202,7 +208,7 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
         source,
         options.behaviour,
         models,
-        lambda files: HeldReplica(files, engine, loader, log, time.monotonic, changed, starts, news),
+        lambda files: HeldReplica(files, engine, loader, log, time.monotonic, changed, starts, news, leases),
         log,
         prefetcher(log, memory.read) if options.loading.prefetch else None,
         conditions,
@@ -285,6 +291,8 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
     metrics.add(of_models(models))
     metrics.add(of_governor(governor))
     metrics.add(of_changes(news))
+    if leases is not None:
+        metrics.add(of_leases(leases))
     if options.warmup_dir is not None:
         metrics.add(of_recordings(recordings, starts))
     metrics.add_blocking(of_page_cache(models))
@@ -393,6 +401,8 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
         if requests is not None:
             requests.close()
         shm.close()
+        if leases is not None:
+            leases.close()
 
 
 def _grpc_class() -> type[GrpcSurface]:

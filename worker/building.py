@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from worker.engines import Cancellation, Engine, LoadedModel
     from worker.loading import Loaded, Loader, Progress
+    from worker.loading.guard import Guard, Leases
     from worker.memory import MemoryProbe
     from worker.stages import Stages
     from worker.store import ModelFiles, ShapeClass
@@ -41,15 +43,21 @@ class Builder:
         loader: Loader,
         memory: MemoryProbe,
         not_given_back: Callable[[str], None] = lambda _: None,
+        leases: Leases | None = None,
+        guarded: Callable[[], None] = lambda: None,
     ) -> None:
         """``memory``: what models live in; it is only asked when it did not suffice.
 
         ``not_given_back`` is told, on the loop, why an engine kept what it had of a model that came to nothing.
+        ``leases`` guard the files of a copy, whose ``guard`` has something to say when ``guarded`` is called, on the
+        loop.
         """
         self._engine = engine
         self._loader = loader
         self._memory = memory
         self._not_given_back = not_given_back
+        self._leases = leases
+        self._guarded = guarded
 
     async def build(
         self,
@@ -104,15 +112,18 @@ class Builder:
             loop.call_soon_threadsafe(passed_over, shape_class, why)
 
         brought = await asyncio.to_thread(self._loader.load, files, progress, cancellation, stages)
+        guard = None if self._leases is None else self._leases.guard(files, brought, cancellation)
         try:
             _go_on(cancellation)
-            model = await asyncio.to_thread(contained, self._engine.load, brought.placed(files), cancellation, stages)
+            model = await asyncio.to_thread(contained, self._load, brought, files, cancellation, stages, guard)
         except BaseException as error:
-            await asyncio.to_thread(brought.release)
+            await asyncio.to_thread(_release, brought, guard)
+            if guard is not None and guard.given_up:
+                raise LoadError(guard.given_up) from error
             if isinstance(error, EngineError) and not isinstance(error, GivenUpError):
                 raise EngineError(_as_in_repository(str(error), files, brought)) from error
             raise
-        copy = LoadedCopy(files, model, brought, stages)
+        copy = LoadedCopy(files, model, brought, stages, guard)
         try:
             _go_on(cancellation)
             _check_labels(files, model)
@@ -127,14 +138,29 @@ class Builder:
 
                     await asyncio.to_thread(contained, check_batching, model, files, cancellation, copy.proven)
             _go_on(cancellation)  # a run that could not be interrupted ends well after it was given up
-            await asyncio.to_thread(brought.check)
+            await asyncio.to_thread(self._settle, copy)
             _go_on(cancellation)
-        except BaseException:
+        except BaseException as error:
             kept = await close(copy)
             if kept:
                 self._not_given_back(kept)
+            if guard is not None and guard.given_up:
+                raise LoadError(guard.given_up) from error
             raise
         return copy
+
+    def _load(
+        self, brought: Loaded, files: ModelFiles, cancellation: Cancellation, stages: Stages, guard: Guard | None
+    ) -> LoadedModel:
+        if guard is not None:
+            guard.take()
+        return self._engine.load(brought.placed(files), cancellation, stages)
+
+    def _settle(self, copy: LoadedCopy) -> None:
+        """Look whether the files are still what they were, and guard them from now on."""
+        copy.loaded.check()
+        if copy.guard is not None:
+            copy.guard.settle(copy.model, copy.cancel_runs, self._guarded)
 
     def _out_of_memory(self, detail: str) -> str:
         memory = self._memory.read()
@@ -167,6 +193,11 @@ async def close(copy: LoadedCopy) -> str:
 def _go_on(cancellation: Cancellation) -> None:
     if cancellation.cancelled:
         raise GivenUpError("given up meanwhile")
+
+
+def _release(brought: Loaded, guard: Guard | None) -> None:
+    with contextlib.nullcontext() if guard is None else guard.closing():
+        brought.release()
 
 
 def _as_in_repository(text: str, files: ModelFiles, brought: Loaded) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from worker.engines import LoadedModel
+    from worker.engines import Cancellation, LoadedModel
     from worker.loading import Loaded
+    from worker.loading.guard import Guard
     from worker.stages import Stages
     from worker.store import ModelFiles, ShapeClass
 
@@ -20,12 +22,17 @@ class LoadedCopy:
     It is closed by whoever retired it, once nobody uses it any more: a swap takes nothing from under a run.
     """
 
-    def __init__(self, files: ModelFiles, model: LoadedModel, loaded: Loaded, stages: Stages) -> None:
-        """``stages``: what making it took."""
+    def __init__(
+        self, files: ModelFiles, model: LoadedModel, loaded: Loaded, stages: Stages, guard: Guard | None = None
+    ) -> None:
+        """``stages``: what making it took. ``guard``: keeps its files from being changed under it."""
         self.files = files
         self.model = model
         self.loaded = loaded
         self.stages = stages
+        self.guard = guard
+        self.running: set[Cancellation] = set()
+        """What ends the runs that are under way for requests."""
         self.proven: tuple[ShapeClass, ...] = ()
         """What its warm-up ran."""
         self._ran = False
@@ -71,6 +78,11 @@ class LoadedCopy:
             first, self._ran = not self._ran, True
             return first
 
+    def cancel_runs(self) -> None:
+        """Have the runs that are under way end; nobody begins one any more."""
+        for cancellation in list(self.running):
+            cancellation.cancel()
+
     def retire(self, on_unused: Callable[[], None]) -> None:
         """Let nobody begin to use it any more; calls ``on_unused`` once when the last has ended, in that one's thread.
 
@@ -85,7 +97,8 @@ class LoadedCopy:
 
     def close(self) -> None:
         """Give back what it holds; may block. It is retired and unused."""
-        try:
-            self.model.unload()
-        finally:
-            self.loaded.release()
+        with contextlib.nullcontext() if self.guard is None else self.guard.closing():
+            try:
+                self.model.unload()
+            finally:
+                self.loaded.release()

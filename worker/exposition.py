@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from worker.execution.buffers import Buffers
     from worker.execution.pool import Pool
     from worker.governor import Governor
+    from worker.loading.guard import Leases
     from worker.memory import MemoryProbe
     from worker.models import Models
     from worker.news import News
@@ -133,6 +134,22 @@ def of_changes(news: News) -> Callable[[], Iterator[Family]]:
         yield changes
         text = "Models that nobody used any more and whose engine failed to give back what they held."
         yield _one("warmroute_worker_models_not_given_back_total", _C, text, news.not_given_back)
+
+    return families
+
+
+def of_leases(leases: Leases) -> Callable[[], Iterator[Family]]:
+    """Expose how many files are guarded, and what came of those that somebody opened for writing."""
+
+    def families() -> Iterator[Family]:
+        yield _one("warmroute_worker_guarded_files", _G, "Files whose writers wait for this worker.", leases.held)
+        changing = Family(
+            "warmroute_worker_files_changing_total", _C, "Files opened for writing while a model was mapped from them."
+        )
+        changing.add(leases.kept, outcome="kept")
+        changing.add(leases.taken_out, outcome="taken_out")
+        changing.add(leases.failed_loads, outcome="load_failed")
+        yield changing
 
     return families
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from worker.copies import LoadedCopy
     from worker.engines import Engine
     from worker.loading import Loader
+    from worker.loading.guard import Leases
     from worker.log import EventLog
     from worker.served import Rest
     from worker.store import ModelFiles, ShapeClass
@@ -55,13 +56,14 @@ class HeldReplica(ServedReplica):
         on_change: Callable[[], None],
         starts: Starts | None = None,
         news: News | None = None,
+        leases: Leases | None = None,
     ) -> None:
         """``clock``: monotonic seconds. ``on_change`` is called whenever what :meth:`report` returns has changed.
 
-        ``starts`` is told of its start, ``news`` of what becomes of it.
+        ``starts`` is told of its start, ``news`` of what becomes of it. ``leases`` guard what it is mapped from.
         """
         super().__init__(files, log, clock, on_change, Starts(log) if starts is None else starts)
-        self._builder = Builder(engine, loader, HostMemory(), self._note_kept)
+        self._builder = Builder(engine, loader, HostMemory(), self._note_kept, leases, self._heed_guard)
         self._news = News() if news is None else news
         self._busy = asyncio.Lock()
         self._cancellation = Cancellation()
@@ -125,6 +127,8 @@ class HeldReplica(ServedReplica):
             except GivenUpError:
                 return
             except Exception as error:  # noqa: BLE001 - whatever broke, it must not stay between two states
+                if self._lifecycle.state is not State.WARMING:
+                    return  # it was drained or taken out meanwhile
                 known = isinstance(error, EngineError | WarmupError)
                 self.lose(str(error) if known else f"{type(error).__name__}: {error}")
                 return
@@ -183,6 +187,7 @@ class HeldReplica(ServedReplica):
             start = Start(self.start_s, self.expected_s, stages, copy.loaded.facts())
             self._news.add(ModelEvent.LOADED, self.name, self.version)
             self._starts.warm(self.name, self.version, copy.model.device, start)
+            self._heed_guard()
             return True
 
     async def swap(self, files: ModelFiles) -> bool:
@@ -218,6 +223,11 @@ class HeldReplica(ServedReplica):
             self._trouble = ""
             self._warmth = {shape_class.name: 1.0 for shape_class in copy.proven}
             self._news.add(ModelEvent.SWAPPED, self.name, self.version)
+            if self._lifecycle.state is State.FAILED:  # the old one was taken out meanwhile
+                self._lifecycle.to(State.LOADING, self._clock())
+                self._lifecycle.to(State.WARMING, self._clock())
+                self.gate.open()
+                self._lifecycle.to(State.WARM, self._clock())
             self._on_change()
             self.stages, self.start_s = stages, self._clock() - began
             self._log.info(
@@ -231,6 +241,7 @@ class HeldReplica(ServedReplica):
             )
             if old is not None:
                 self._retire(old)
+            self._heed_guard()
             return True
 
     def _not_taken_over(self, why: str) -> None:
@@ -330,6 +341,36 @@ class HeldReplica(ServedReplica):
                     given_back=given_back,
                 )
             return given_back
+
+    def _heed_guard(self) -> None:
+        """Take note of what became of the files that what serves now is mapped from."""
+        guard = None if self._copy is None else self._copy.guard
+        if guard is None:
+            return
+        if guard.lost:
+            self._take_out(guard.lost)
+        elif guard.kept:
+            self._trouble = guard.kept
+            self._on_change()
+
+    def _take_out(self, why: str) -> None:
+        """Serve no more, and give back what is loaded once no request uses it: its files are about to change."""
+        copy, self._copy = self._copy, None
+        now = self._clock()
+        self.gate.close(why, self._again_in_s)
+        if self.state in (State.LOADING, State.WARMING):  # what it depends on is back, and it is proven once more
+            self._cancellation.cancel()
+        elif self.state is State.FAILED:
+            self._lifecycle.to(State.LOADING, now)
+        if self.state is not State.DRAINING:
+            if self._on_request:
+                self._again_at = now + FIRST_AGAIN_S
+            self._warmth = dict.fromkeys(self._warmth, 0.0)
+            self.start_s = None
+            self._lifecycle.to(State.FAILED, now, why)
+            self.gate.close(why, self._again_in_s)
+        if copy is not None:
+            self._retire(copy)
 
     def _retire(self, copy: LoadedCopy) -> None:
         task = asyncio.create_task(self._retired(copy), name=f"retire {self.name}@{self.version}")

@@ -320,12 +320,16 @@ class ServedReplica:
             EngineError: the execution failed.
         """
         self.counts.begun()
-        if not copy.first_run():
-            if buffers is not None:
-                return binding.run(copy.model, buffers, inputs, outputs, parameters, cancellation)
-            return copy.model.run(inputs, outputs, parameters, cancellation)
-        with copy.stages.measure(Stage.FIRST_ANSWER):
-            answer = copy.model.run(inputs, outputs, parameters, cancellation)
+        copy.running.add(cancellation)
+        try:
+            if not copy.first_run():
+                if buffers is not None:
+                    return binding.run(copy.model, buffers, inputs, outputs, parameters, cancellation)
+                return copy.model.run(inputs, outputs, parameters, cancellation)
+            with copy.stages.measure(Stage.FIRST_ANSWER):
+                answer = copy.model.run(inputs, outputs, parameters, cancellation)
+        finally:
+            copy.running.discard(cancellation)
         self._starts.first_answer(self.name, self.version, copy.stages)
         return answer
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -139,6 +141,57 @@ def test_each_broken_model_says_what_is_wrong_and_the_rest_is_served(tmp_path: P
         assert (status, answer["outputs"][0]["data"]) == (200, [2, 3])
         assert told()["good"].state is State.WARM
     client.close()
+
+
+def test_a_file_that_is_cut_while_it_is_served_ends_nothing_and_its_successor_is_taken_over(tmp_path: Path) -> None:
+    rows = 4096
+    directory = put(tmp_path, "external")
+    weights = directory / "weights.bin"
+    weights.write_bytes(FACTORS * rows)
+    held = external_tensor("w", FLOAT, [rows, 2], weights.name, 0, rows * len(FACTORS))
+    (directory / "model.onnx").write_bytes(model("external", [node("Mul", ["x", "w"], "y")], [held], X, Y))
+    (put(tmp_path, "good") / "model.onnx").write_bytes(GOOD)
+    answers: list[tuple[int, list[float]]] = []
+    enough = threading.Event()
+    flags = ("--models", str(tmp_path), "--model-control", "poll", "--poll-s", "0.1")
+    with WorkerProcess(*flags) as worker:
+        worker.listening()
+        worker.warm("external")
+        worker.warm("good")
+
+        def keep_asking() -> None:
+            while not enough.is_set():
+                status, answer, _ = worker.ask("/v2/models/external/infer", BODY)
+                data = answer["outputs"][0]["data"] if status == 200 else answer
+                answers.append((status, [*data[:2], *data[-2:]]))
+
+        caller = threading.Thread(target=keep_asking)
+        caller.start()
+        try:
+            os.truncate(weights, 1)
+            told = worker.event("model.file_changing")
+            assert (told["file"], told["outcome"]) == (str(weights), "kept")
+            worker.event("model.swap_failed", model="external")
+            status, ready, _ = worker.ask("/v2/models/external/ready")
+            assert (status, ready["ready"]) == (200, True)
+            assert "the new content was not taken over" in ready["reason"]
+            assert worker.ask("/v2/models/good/infer", BODY)[0] == 200
+            beside = tmp_path / "whole"
+            beside.write_bytes(struct.pack("<2f", 4, 6) * rows)
+            beside.replace(weights)
+            worker.event("model.swapped", model="external")
+            assert worker.ask("/v2/models/external/ready")[1].get("reason", "") == ""
+            status, answer, _ = worker.ask("/v2/models/external/infer", BODY)
+            assert (status, answer["outputs"][0]["data"][-2:]) == (200, [4, 6])
+        finally:
+            enough.set()
+            caller.join(30)
+        assert {status for status, _ in answers} == {200}
+        assert [2, 3, 2, 3] in [data for _, data in answers]
+        with urllib.request.urlopen(f"{worker.address}/metrics") as page:
+            said = page.read().decode().splitlines()
+        assert 'warmroute_worker_files_changing_total{outcome="kept"} 1' in said
+        assert "warmroute_worker_guarded_files 1" in said, "the new file's"
 
 
 def test_a_worker_that_can_write_nothing_serves(tmp_path: Path) -> None:

@@ -188,6 +188,17 @@ class WritesInto(Protocol):
         """
 
 
+@runtime_checkable
+class Detachable(Protocol):
+    """A :class:`LoadedModel` that goes on when its files are changed, once what it has mapped of them is moved.
+
+    It maps and unmaps files only as it is loaded and unloaded, or in its turn of :mod:`worker.engines.background`.
+    """
+
+    def detach(self) -> None:
+        """Begin nothing more with the files: they may change from now on. It has that turn, and none follows."""
+
+
 class Engine(Protocol):
     """Makes files into something that runs. All of it blocks, and is called in threads that are not the loop's."""
 

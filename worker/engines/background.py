@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
+
+from worker.engines import GivenUpError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,14 +24,17 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 @contextlib.contextmanager
-def turn(cancellation: Cancellation) -> Iterator[None]:
+def turn(cancellation: Cancellation, within_s: float = math.inf) -> Iterator[None]:
     """Wait until no other work goes on in the background: however many models there are, it costs one core at most.
 
     Raises:
-        GivenUpError: ``cancellation`` said so meanwhile.
+        GivenUpError: ``cancellation`` said so meanwhile, or it took longer than ``within_s``.
     """
+    until = time.monotonic() + within_s
     while not _ONE_AT_A_TIME.acquire(timeout=_LOOK_S):
         cancellation.wait(0)
+        if time.monotonic() >= until:
+            raise GivenUpError(f"other work in the background took over {within_s:g} s")
     try:
         yield
     finally:

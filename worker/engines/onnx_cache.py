@@ -107,6 +107,8 @@ class OptimisedGraphs:
         try:
             cancellation.wait(self._settle_s)
             with turn(cancellation), self._cache.work() as directory:
+                if not unchanged():
+                    return
                 lower_priority()
                 save(directory / _SAVED, saving_entries(), cancellation)
                 graph = (directory / _SAVED).read_bytes()

@@ -6,6 +6,7 @@ What ``model.yaml`` may say: :mod:`worker.engines.onnx_options`. Every provider 
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -88,11 +89,12 @@ class OnnxModel:
         pins: Mapping[str, Any],
         kept: bool | None,
         weights: Mapping[str, ort.OrtValue],
+        detached: threading.Event,
     ) -> None:
         """``pins``: what deterministic execution holds fast; empty where it is not asked for.
 
         ``kept``: whether its optimised graph came from the cache; None where it could not have. ``weights``: what the
-        session uses and does not own.
+        session uses and does not own. ``detached``: set once the files may change, for all sessions of one load.
         """
         self._session = session
         self._weights = weights
@@ -102,6 +104,7 @@ class OnnxModel:
         self.inputs = tuple(_spec("input", value) for value in session.get_inputs())
         self.outputs = tuple(_spec("output", value) for value in session.get_outputs())
         self._by_values = any_bfloat16(self.inputs + self.outputs)
+        self._detached = detached
 
     def run(
         self,
@@ -154,6 +157,10 @@ class OnnxModel:
         if self._pins:
             said["deterministic"] = dict(self._pins)
         return said
+
+    def detach(self) -> None:
+        """Have no graph kept that is not made yet; see :class:`worker.engines.Detachable`."""
+        self._detached.set()
 
     def unload(self) -> None:
         """Drop the session, which frees its memory, and then the weights it used."""
@@ -216,14 +223,15 @@ class OnnxRuntimeEngine:
         if options.deterministic:
             self._pin()
         self._check_devices(options)
+        detached = threading.Event()
         if _as_it_lies(files, options):
-            return self._load(files, options, {PREPACKING_OFF: "1"}, cancellation, stages)
+            return self._load(files, options, {PREPACKING_OFF: "1"}, cancellation, stages, detached)
         marks = _marks(files)
         if not _in_two_phases(options, marks):
-            return self._load(files, options, {}, cancellation, stages)
+            return self._load(files, options, {}, cancellation, stages, detached)
 
         def build(cancellation: Cancellation) -> LoadedModel:
-            second = self._load(files, options, {}, cancellation, Stages())
+            second = self._load(files, options, {}, cancellation, Stages(), detached)
             if _marks(files) != marks:
                 second.unload()
                 raise EngineError(f"{files.directory}: its files have changed since the first session was made of them")
@@ -234,7 +242,7 @@ class OnnxRuntimeEngine:
             check_expected(second, files, cancellation)
 
         classes = shape_classes(files)
-        first = self._load(files, options, {PREPACKING_OFF: "1"}, cancellation, stages)
+        first = self._load(files, options, {PREPACKING_OFF: "1"}, cancellation, stages, detached)
         return TwoPhaseModel(
             first,
             build,
@@ -252,6 +260,7 @@ class OnnxRuntimeEngine:
         entries: Mapping[str, str],
         cancellation: Cancellation,
         stages: Stages,
+        detached: threading.Event,
     ) -> OnnxModel:
         weights = _weights(files)
         graphs = self._graphs if not weights else None  # a kept graph has its own weights
@@ -270,8 +279,8 @@ class OnnxRuntimeEngine:
                 raise GivenUpError("given up while loading") from error
             raise
         if graphs is not None and key is not None and not kept:
-            self._keep(graphs, files, options, key)
-        return OnnxModel(session, options.pins(), None if key is None else kept, weights)
+            self._keep(graphs, files, options, key, detached)
+        return OnnxModel(session, options.pins(), None if key is None else kept, weights, detached)
 
     def _kept(
         self,
@@ -297,14 +306,16 @@ class OnnxRuntimeEngine:
             graphs.drop(key, str(error))
             return None
 
-    def _keep(self, graphs: OptimisedGraphs, files: ModelFiles, options: OnnxOptions, key: str) -> None:
+    def _keep(
+        self, graphs: OptimisedGraphs, files: ModelFiles, options: OnnxOptions, key: str, detached: threading.Event
+    ) -> None:
         marks = _marks(files)
 
         def save(path: Path, entries: Mapping[str, str], cancellation: Cancellation) -> None:
             self._session(files, options, entries, str(files.model_file), cancellation, Stages(), save_to=path)
 
         if sum(size for _, _, size, _ in marks) <= graphs.most_bytes:
-            graphs.make(key, files, save, lambda: _marks(files) == marks)
+            graphs.make(key, files, save, lambda: not detached.is_set() and _marks(files) == marks)
 
     def _session(
         self,

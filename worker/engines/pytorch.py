@@ -122,6 +122,9 @@ class TorchModel:
             said["deterministic"] = dict(self._pins)
         return said
 
+    def detach(self) -> None:
+        """Nothing: it looks at its files in its load alone; see :class:`worker.engines.Detachable`."""
+
     def unload(self) -> None:
         """Drop the module, and give the GPU's cached memory back."""
         del self._module

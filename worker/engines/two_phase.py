@@ -14,7 +14,7 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from worker.engines import Cancellation, EngineError, GivenUpError, WritesInto
+from worker.engines import Cancellation, Detachable, EngineError, GivenUpError, WritesInto
 from worker.engines.background import lower_priority, turn
 from worker.memory import trim
 
@@ -38,7 +38,7 @@ class Phase(StrEnum):
     PROVING = "proving"
     SECOND = "second"  # it serves
     FAILED = "failed"  # the first one serves on
-    GIVEN_UP = "given_up"  # the model was unloaded meanwhile
+    GIVEN_UP = "given_up"  # the model was unloaded meanwhile, or its files are being changed
 
 
 class _Session:
@@ -140,6 +140,7 @@ class TwoPhaseModel:
         try:
             self._cancellation.wait(self._settle_s)
             with turn(self._cancellation):
+                self._cancellation.wait(0)
                 if self._behind:
                     lower_priority()
                 began = time.monotonic()
@@ -194,6 +195,16 @@ class TwoPhaseModel:
         if seconds:
             said["seconds"] = round(seconds, 3)
         return {**model.facts(), "two_phase": said}
+
+    def detach(self) -> None:
+        """Make no second session of files that may change; see :class:`worker.engines.Detachable`."""
+        self._cancellation.cancel()
+        with self._changed:
+            model = self._current.model
+            if self._phase is Phase.FIRST:
+                self._phase = Phase.GIVEN_UP
+        if isinstance(model, Detachable):
+            model.detach()
 
     def unload(self) -> None:
         """Give up what is still being made, wait for its end, and drop the session.

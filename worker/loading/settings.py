@@ -75,6 +75,7 @@ class LoadOptions:
     peer_listen: str | None = None
     peer_streams: int = PEER_STREAMS
     numa: bool = False
+    guard: bool = True
 
     @classmethod
     def read(cls, given: argparse.Namespace) -> LoadOptions:
@@ -89,6 +90,7 @@ class LoadOptions:
             given.peer_listen,
             given.peer_streams,
             given.numa == "bind",
+            given.guard_files == "on",
         )
 
 
@@ -135,6 +137,12 @@ def add_flags(
         choices=("off", "bind"),
         default="off",
         help="bind what is loaded to the memory nodes next to this worker's processors, and lock it in memory",
+    )
+    add(
+        "--guard-files",
+        choices=("on", "off"),
+        default="on",
+        help="have whoever opens a file for writing wait until no loaded model needs it as it was any more",
     )
     add(
         "--prefetch",
