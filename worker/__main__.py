@@ -41,8 +41,8 @@ from worker.exposition import (
 from worker.governor import Governor, Place
 from worker.load_report import LoadProbe
 from worker.loading.fetching import Fetcher
-from worker.loading.guard import Leases, can_guard
 from worker.loading.hash_cache import HashCache
+from worker.loading.leases import Leases, can_guard
 from worker.loading.model_loader import ModelLoader
 from worker.loading.prefetch import prefetcher
 from worker.loading.settings import PeerListenError

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from worker.engines import Cancellation, Engine, LoadedModel
     from worker.loading import Loaded, Loader, Progress
-    from worker.loading.guard import Guard, Leases
+    from worker.loading.guard import Guard
+    from worker.loading.leases import Leases
     from worker.memory import MemoryProbe
     from worker.stages import Stages
     from worker.store import ModelFiles, ShapeClass

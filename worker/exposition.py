@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from worker.execution.buffers import Buffers
     from worker.execution.pool import Pool
     from worker.governor import Governor
-    from worker.loading.guard import Leases
+    from worker.loading.leases import Leases
     from worker.memory import MemoryProbe
     from worker.models import Models
     from worker.news import News

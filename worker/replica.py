@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from worker.copies import LoadedCopy
     from worker.engines import Engine
     from worker.loading import Loader
-    from worker.loading.guard import Leases
+    from worker.loading.leases import Leases
     from worker.log import EventLog
     from worker.served import Rest
     from worker.store import ModelFiles, ShapeClass

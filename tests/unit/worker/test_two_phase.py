@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.worker_parts import DoublingModel, ReadableLog, shipped_model
 from worker.engines import Cancellation, EngineError, GivenUpError
+from worker.engines.background import turn
 from worker.engines.registry import EngineSettings, make_engine
 from worker.engines.two_phase import TwoPhaseModel
 from worker.stages import Stages
@@ -202,3 +203,19 @@ def test_a_build_that_is_given_up_is_no_failure(tmp_path: Path) -> None:
     files = ModelFiles("m", "1", directory, directory / "model.onnx", options={"two_phase": "on"})
     with pytest.raises(GivenUpError):
         make_engine("onnxruntime", EngineSettings(ReadableLog())).load(files, cancellation, Stages())
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_no_second_session_is_made_of_files_that_may_change(began: bool) -> None:
+    bench = Bench()
+    with turn(Cancellation()):  # as whoever detaches it has
+        if began:
+            bench.run()
+        bench.model.detach()
+    bench.may_build.set()
+    if not began:
+        bench.run()
+    until(lambda: bench.phase() == "given_up")
+    assert bench.run() == 2.0
+    assert not bench.second.ran
+    bench.model.unload()

@@ -21,7 +21,7 @@ from tests.support.worker_parts import DoublingModel, ReadableLog
 from worker.engines import Cancellation, EngineError
 from worker.gate import GateClosedError
 from worker.loading import StrategyName
-from worker.loading.guard import Leases
+from worker.loading.leases import Leases
 from worker.loading.model_loader import ModelLoader
 from worker.loading.own_memory import FileId, mapped_areas
 from worker.memory import Memory
@@ -182,6 +182,48 @@ async def test_what_cannot_be_kept_is_taken_out_before_the_writer_goes_on(
         assert await bench.replica.bring_up()
         assert (bench.replica.state, bench.replica.reason) == (State.WARM, "")
         bench.replica.take_down()
+
+
+@in_loop
+async def test_a_swap_that_ends_after_its_old_copy_was_taken_out_serves(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, MappingEngine(MappedModel))
+    async with heeded(bench):
+        assert await bench.replica.bring_up()
+        old = bench.engine.made[0]
+        successor = tmp_path / "successor"
+        successor.mkdir()
+        (successor / "weights.bin").write_bytes(b"\3" * SIZE)
+        bench.engine.hold = threading.Event()
+        bench.engine.loading.clear()
+        swap = asyncio.create_task(bench.replica.swap(ModelFiles("m", "1", successor)), name="a swap")
+        assert await asyncio.to_thread(bench.engine.loading.wait, 10)
+        await bench.cut()
+        assert old.closed
+        assert (bench.replica.state, bench.replica.gate.is_open) == (State.FAILED, False)
+        bench.engine.hold.set()
+        assert await swap
+        assert (bench.replica.state, bench.replica.gate.is_open, bench.replica.reason) == (State.WARM, True, "")
+        bench.replica.take_down()
+
+
+@pytest.mark.parametrize(("draining", "state"), [(False, State.FAILED), (True, State.COLD)])
+@in_loop
+async def test_one_that_is_lost_or_ends_is_closed_before_the_writer_goes_on(
+    draining: bool, state: State, tmp_path: Path
+) -> None:
+    bench = Bench(tmp_path, MappingEngine(MappedModel))
+    async with heeded(bench):
+        assert await bench.replica.bring_up()
+        if draining:
+            bench.replica.drain()
+        else:
+            bench.replica.lose("what it depends on is amiss")
+        await bench.cut()
+        assert bench.engine.made[0].closed
+        assert not bench.replica.lost
+        assert draining or "is being changed in place" in bench.replica.reason
+        bench.replica.take_down()
+        assert bench.replica.state is state
 
 
 @in_loop
