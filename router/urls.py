@@ -1,4 +1,7 @@
-"""URLs: what an endpoint's may be and says of its protocol; that of the shared state without what is nobody else's."""
+"""URLs: what an endpoint's may be and says of its protocol; that of the shared state without what is nobody else's.
+
+And which names of hosts are this machine's alone.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +52,27 @@ def check_address(address: str) -> None:
         raise ValueError(f"must have a port between 1 and {MAX_PORT}")
     if not _is_host(place[1]):
         raise ValueError("must hold the name of a host, an IPv4 address, or an IPv6 one in brackets")
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether ``host``, a name or an address without brackets, can be reached from this machine alone."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_loopback_name(text: str) -> bool:
+    """Say whether a Host field's value, with a port or without, names this machine's loopback."""
+    if text.startswith("["):
+        name, _, port = text[1:].partition("]")
+        if port and not (port[0] == ":" and port[1:].isdecimal()):
+            return False
+    else:
+        name = text.rpartition(":")[0] if text.count(":") == 1 else text
+    return is_loopback(name)
 
 
 def _is_host(host: str) -> bool:

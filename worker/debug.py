@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import ipaddress
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
+from router.urls import is_loopback_name
 from worker.alarms import heap_bytes
 
 if TYPE_CHECKING:
@@ -155,22 +155,6 @@ async def _same_host(request: web.Request, handler: Handler) -> web.StreamRespon
     if len(said) != 1 or not is_loopback_name(said[0]):
         raise web.HTTPForbidden(text="the Host header must name a loopback address: 127.0.0.1, [::1] or localhost\n")
     return await handler(request)
-
-
-def is_loopback_name(text: str) -> bool:
-    """Whether a Host header's value, with a port or without, names this machine's loopback."""
-    if text.startswith("["):
-        name, _, port = text[1:].partition("]")
-        if port and not (port[0] == ":" and port[1:].isdecimal()):
-            return False
-    else:
-        name = text.rpartition(":")[0] if text.count(":") == 1 else text
-    if name.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def describe_tasks(tasks: set[asyncio.Task[Any]], rows: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import socket
 import struct
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
+from router.urls import is_loopback_name
 from sidecar.telemetry.logs import get_log
 
 if TYPE_CHECKING:
@@ -59,22 +59,6 @@ def who(request: web.Request) -> str:
         pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
         return f"unix uid={uid} pid={pid}"
     return f"tcp {request.remote}"
-
-
-def is_loopback_name(text: str) -> bool:
-    """Whether a Host header's value names this machine's loopback."""
-    if text.startswith("["):
-        name, _, port = text[1:].partition("]")
-        if port and not (port[0] == ":" and port[1:].isdecimal()):
-            return False
-    else:
-        name = text.rpartition(":")[0] if text.count(":") == 1 else text
-    if name.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 @web.middleware

@@ -103,16 +103,6 @@ def check_server_name(text: str) -> None:
             raise AddressError("must be a host name or an IP address, without a port") from None
 
 
-def is_loopback(host: str) -> bool:
-    """Say whether ``host`` can be reached from this machine alone."""
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def check_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     """Return the network that ``text`` names: ``10.0.0.0/8``, ``fd00::/8``, or one address.
 

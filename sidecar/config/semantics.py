@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from router.model import HTTP, Replica
-from router.urls import protocol_of
+from router.urls import is_loopback, protocol_of
 from router.wire import MAX_RECORD_BYTES, replica_bytes
 from sidecar.config.addresses import (
     AddressError,
@@ -16,7 +16,6 @@ from sidecar.config.addresses import (
     check_server_name,
     check_state_url,
     check_unix_path,
-    is_loopback,
     server_place,
     split_address,
     unix_path,

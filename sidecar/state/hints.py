@@ -16,7 +16,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from router.hints import LEAST_S, REPEAT_S, HintError, decode, encode
-from sidecar.config.addresses import is_loopback
+from router.urls import is_loopback
 from sidecar.state.connect import subscribed
 from sidecar.telemetry.logs import Throttle, get_log
 

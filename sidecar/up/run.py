@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from router.urls import is_loopback
 from sidecar import boot
 from sidecar.children import Child, RestartPolicy
-from sidecar.config.addresses import is_loopback, split_address
+from sidecar.config.addresses import split_address
 from sidecar.signals import Signals
 from sidecar.sockets import BindError, check_free
 from sidecar.state.embedded import EmbeddedRedis, EmbeddedRedisError

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.urls import check_address, masked_url, masked_urls
+from router.urls import check_address, is_loopback_name, masked_url, masked_urls
 from sidecar.config.addresses import check_endpoint_url
 from sidecar.upstreams.pool import split_address
 
@@ -93,3 +93,30 @@ def test_an_address_of_the_store_is_one_of_the_configuration_and_can_be_connecte
 def test_what_nobody_could_connect_to_is_no_address(address: str) -> None:
     with pytest.raises(ValueError, match=r"must|control"):
         check_address(address)
+
+
+@pytest.mark.parametrize(
+    ("text", "loopback"),
+    [
+        ("localhost", True),
+        ("LocalHost.:80", True),
+        ("127.0.0.1", True),
+        ("127.1.2.3:9901", True),
+        ("[::1]", True),
+        ("[::1]:9901", True),
+        ("::1", True),
+        ("", False),
+        (":80", False),
+        ("0.0.0.0", False),
+        ("10.0.0.1:9901", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example:80", False),
+        ("[::2]:80", False),
+        ("[::1]evil.example", False),
+        ("[::1]:80x", False),
+        ("[127.0.0.1", True),  # nobody but this machine can be meant
+        ("localhost:80:80", False),
+    ],
+)
+def test_only_names_of_this_machine_are_loopback(text: str, loopback: bool) -> None:
+    assert is_loopback_name(text) is loopback
