@@ -195,8 +195,9 @@ class Seen(Protocol):
 def render(seen: Seen, now: float, bounds: Bounds) -> Iterator[bytes | None]:
     """Yield the exposition as of ``now`` (monotonic seconds) in pieces, and None where a turn of work is over.
 
-    All of it is collected before the first piece, so who reads slowly holds nothing up, and what is slow to read is of
-    one moment as far as that goes: each row of a data process is, each route is, and ``now`` is for all.
+    All of it is collected, compressed, before the first piece: a family's samples stand together, and are made with
+    those of others. So who reads slowly holds nothing up, and what is slow to read is of one moment as far as that
+    goes: each row of a data process is, each route is, and ``now`` is for all.
     """
     out = Exposition(f.FAMILIES)
     pages = [page for page in seen.pages if page.words[0] == MAGIC]

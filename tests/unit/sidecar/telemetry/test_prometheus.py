@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from math import inf, nan
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from router.outcomes import Outcome
 from sidecar.telemetry.families import FAMILIES
-from sidecar.telemetry.prometheus import Exposition, Family, Kind, number
+from sidecar.telemetry.prometheus import LINES, Exposition, Family, Kind, number
 
 REQUESTS = Family("requests_total", Kind.COUNTER, "How many.\nSecond line.", ("model", "outcome"))
 DURATION = Family("duration_seconds", Kind.HISTOGRAM, "How long.", ("model",))
@@ -26,6 +27,37 @@ def test_families_come_in_order_with_help_and_type_and_only_where_they_have_samp
         "# HELP requests_total How many.\\nSecond line.\n# TYPE requests_total counter\n"
         'requests_total{model="m",outcome="ok"} 3\nrequests_total{model="m",outcome="busy"} 1\n'
     )
+
+
+def test_many_samples_come_in_the_order_they_were_added_and_wait_in_a_fraction_of_their_size() -> None:
+    out = Exposition((UP, REQUESTS, DURATION))
+    tracemalloc.start()
+    try:
+        for number_ in range(20_000):
+            out.add(REQUESTS, number_, f"model-{number_ % 20}", f"endpoint-of-some-length-{number_}")
+            if number_ % 100 == 0:
+                out.add_histogram(DURATION, (0.1, 1.0), (1, 2, 3), 4, f"m{number_}")
+        waiting = tracemalloc.get_traced_memory()[1]
+        sizes = [len(piece) for piece in out.pieces()]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(sizes) > 1_500_000
+    assert max(sizes) < 128 * 1024
+    assert waiting < 600_000
+    assert peak < 800_000
+
+
+@pytest.mark.parametrize("samples", [1, LINES - 1, LINES, LINES + 1, 3 * LINES])
+def test_no_sample_is_lost_between_pieces(samples: int) -> None:
+    out = Exposition((REQUESTS, UP))
+    for number_ in range(samples):
+        out.add(REQUESTS, number_, "m", "ok") if number_ % 2 else out.add_labelled(REQUESTS, number_, "a")
+        out.add(UP, 1)
+    lines = b"".join(out.pieces()).decode().splitlines()
+    assert [int(line.rpartition(" ")[2]) for line in lines[2 : 2 + samples]] == list(range(samples))
+    assert lines[2 + samples] == "# HELP up Whether."
+    assert lines[4 + samples :] == ["up 1"] * samples
 
 
 def test_label_values_are_escaped() -> None:
