@@ -372,10 +372,13 @@ class Steering:
         say(_ROLLED[stage], model=model, step=step, why=why)
 
     def _forget_departed(self) -> None:
-        """Let go what was counted of versions that nobody holds any more."""
+        """Let go what was counted of versions that nobody holds any more, and of models that nobody knows any more."""
         for model, version in list(self.attempts):
             if not self._cluster.is_held(model, version):
                 del self.attempts[model, version]
+        for model, cause in list(self.changes):
+            if not (model in self._models or model in self.records or self._cluster.is_held(model, "")):
+                del self.changes[model, cause]
 
 
 def without(model: str, serve: ServePolicy, version: str) -> VersionSteering:

@@ -14,7 +14,9 @@ from router.cluster import Cluster
 from router.model import (
     EjectCause,
     EndpointEjected,
+    EndpointGone,
     EndpointSeen,
+    GoneReason,
     ModelObservation,
     Observation,
     PeerObserved,
@@ -507,3 +509,25 @@ def test_attempts_are_counted_by_version_as_long_as_somebody_holds_it() -> None:
     bench.now += 1.0
     bench.steering.tick(bench.now)
     assert bench.steering.attempts == {("m", "1"): [4, 1]}
+
+
+def test_what_was_counted_of_a_model_that_left_is_let_go() -> None:
+    """Workers may bring models, and take them away again: what is kept of them is bounded by what is there."""
+    bench = Bench(LATEST, "1")
+    for number in range(50):
+        model = f"guest-{number}"
+        told = record("guest", version="1", model=model)
+        bench.cluster.apply(EndpointSeen(told, bench.now), bench.now)
+        seen = ModelObservation(model, "1", None, (), 1, 0)
+        bench.steering.observed(PeerObserved(0, (Observation("guest", 0, (seen,)),), bench.now))
+        bench.steering.promote(model, "1", "x", bench.now)
+        bench.now += 1.0
+        bench.steering.tick(bench.now)
+        assert bench.steering.attempts == {(model, "1"): [1, 0]}
+        bench.steering.reset(model, "x")
+    assert bench.steering.changes == {(model, "operator"): 2}
+    bench.cluster.apply(EndpointGone("guest", GoneReason.DEREGISTERED, bench.now), bench.now)
+    bench.steering.promote("m", "1", "x", bench.now)
+    bench.now += 1.0
+    bench.steering.tick(bench.now)
+    assert (bench.steering.attempts, bench.steering.changes) == ({}, {("m", "operator"): 1})
