@@ -30,9 +30,6 @@ from sidecar.drills.scenario import (
     Wait,
     Without,
 )
-from sidecar.up.engines import BUILT_IN, GROUP, unknown_engine
-from worker.engines import registry
-from worker.engines.registry import ENGINES
 
 GOOD = """\
 version: 1
@@ -346,11 +343,6 @@ def changed(old: str, new: str) -> str:
 )
 def test_each_error_has_its_line_and_a_remedy(old: str, new: str, said: str) -> None:
     assert any(problem.startswith(f"d.yaml:{said}") for problem in problems(changed(old, new)))
-
-
-def test_the_engines_that_may_be_named_are_those_of_the_worker() -> None:
-    assert (tuple(ENGINES), registry.GROUP) == (BUILT_IN, GROUP)
-    assert [unknown_engine(name) for name in BUILT_IN] == [""] * len(BUILT_IN)
 
 
 PLACES: dict[type[msgspec.Struct], tuple[str, str]] = {
