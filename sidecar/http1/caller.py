@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from sidecar.http1.plane import Plane
     from sidecar.http1.targets import Target
     from sidecar.http1.watch import Watch
-    from sidecar.upstreams.connection import Sink, UpstreamConnection
+    from sidecar.upstreams.connection import UpstreamConnection
+    from sidecar.upstreams.exchanging import Sink
 
 NEW: Final = 0
 IDLE: Final = 1

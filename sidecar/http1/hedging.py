@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from router.routes import Attempt
     from sidecar.http1.head import ResponseHead
     from sidecar.http1.watch import Watch
-    from sidecar.upstreams.connection import Sink, UpstreamConnection
+    from sidecar.upstreams.connection import UpstreamConnection
+    from sidecar.upstreams.exchanging import Sink
     from sidecar.upstreams.pool import Upstream
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sidecar.upstreams.connection import Sink
+    from sidecar.upstreams.exchanging import Sink
 
 
 class Recorder:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sidecar.settings import Limits, Timeouts
     from sidecar.telemetry.page import Page
     from sidecar.tls.client import UpstreamGate
-    from sidecar.upstreams.connection import Exchange
+    from sidecar.upstreams.exchanging import Exchange
     from sidecar.upstreams.names import Connect
 
 _NEVER: Final = float("inf")
