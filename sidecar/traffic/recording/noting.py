@@ -184,9 +184,10 @@ class Terms:
             flow.under_way += 1
         if not sampled:
             self.passed_over += 1
-        headers = self.redaction.of_headers(lines) if sampled else ()
         if flow is not None:  # whose value nobody is to read there, and which is to stay one value in a replay
-            headers = tuple((name, flow.name if name.lower() == self.flow_header else text) for name, text in headers)
+            start = f"{self.flow_header}:"
+            lines = [f"{line[: len(start)]} {flow.name}" if line.lower().startswith(start) else line for line in lines]
+        headers = self.redaction.of_headers(lines) if sampled else ()
         noted = Noted(method, target, headers, request_id, now_s, sampled, flow, chained, think_s)
         noted.protocol = protocol
         return noted
