@@ -17,10 +17,10 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from aiohttp import web
 
 from router.urls import is_loopback_name
+from worker import json_text
 from worker.alarms import heap_bytes
 
 if TYPE_CHECKING:
@@ -238,4 +238,4 @@ def _number(request: web.Request, name: str, absent: float, least: float, most: 
 
 
 def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+    return web.Response(body=json_text.encode(value), content_type="application/json")

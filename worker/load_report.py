@@ -6,7 +6,7 @@ import base64
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
+from worker import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ def report_header(load: Load, form: str) -> tuple[str, str] | None:
             return REPORT_HEADER, "TEXT " + ", ".join(f"{name}={value:g}" for name, value in entries.items())
         case "json":
             said = {**load.values(), "named_metrics": load.named()}
-            return REPORT_HEADER, "JSON " + msgspec.json.encode(said).decode()
+            return REPORT_HEADER, "JSON " + json_text.encode(said).decode()
         case "bin":
             return BINARY_REPORT_HEADER, base64.b64encode(report_message(load)).decode()
     return None

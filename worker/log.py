@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
-import msgspec
+from worker import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,9 +50,9 @@ class EventLog:
             stamp = now.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
             said = {"ts": stamp, "level": level, "event": event, **fields}
             try:
-                line = msgspec.json.encode(said).decode()
+                line = json_text.encode(said).decode()
             except UnicodeEncodeError:  # the name of a file that is no UTF-8
-                line = msgspec.json.encode(_legible(said)).decode()
+                line = json_text.encode(_legible(said)).decode()
         else:
             rest = " ".join(f"{name}={value}" for name, value in fields.items())
             line = f"{now:%H:%M:%S} {level:<7} {event} {_legible(rest)}".rstrip()

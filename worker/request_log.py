@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from worker import json_text
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -111,7 +113,6 @@ class RequestLog:
         self._waiting = 0
         self._lock = threading.Lock()
         self._queue: SimpleQueue[bytes] = SimpleQueue()
-        self._encode = msgspec.json.Encoder().encode
         self._torn = False
         self._tell_at = 0.0
         self._file = -1
@@ -147,7 +148,7 @@ class RequestLog:
             None if note.queue_s is None else round(note.queue_s, 6),
             None if note.run_s is None else round(note.run_s, 6),
         )
-        encoded = self._encode(line) + b"\n"
+        encoded = bytes(json_text.encode(line) + b"\n")
         with self._lock:
             if self._waiting + len(encoded) > MAX_WAITING_BYTES:
                 self._lost += 1

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from worker import json_text
 from worker.dependencies import MAX_DEPENDENCIES, Dependency, DependencyError, parse
 from worker.loading.settings import LoadDescription
 from worker.paths import MAX_FILES, PACKED, within
@@ -150,7 +151,7 @@ class ModelFiles:
             (one.name, sorted(one.shapes.items()), one.file.name if one.file else "", one.fill) for one in self.warmup
         )
         said = (self.labels, classes, self.options)
-        return hashlib.blake2b(msgspec.json.encode(said, order="sorted"), digest_size=8).hexdigest()
+        return hashlib.blake2b(json_text.encode_sorted(said), digest_size=8).hexdigest()
 
 
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -426,7 +427,7 @@ def signature(directory: Path, alone: Path | None = None) -> str:
                         continue
                     status = entry.stat()
                     said = (path, status.st_size, status.st_mtime_ns, status.st_ino)
-                    digest.update(msgspec.json.encode(said))
+                    digest.update(json_text.encode(said))
     except OSError as error:
         raise _unreadable(directory, error) from error
     except UnicodeEncodeError as error:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
+from worker import json_text
 from worker.loading.private import PrivateDirectory, UntrustedError, own_root
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class Turns:
                 self._state = state
             while not given_up():
                 os.ftruncate(self._state, 0)
-                os.pwrite(self._state, msgspec.json.encode(self._standing()), 0)
+                os.pwrite(self._state, json_text.encode(self._standing()), 0)
                 if self._take(directory, held):
                     return True
                 if self._clock() >= until:

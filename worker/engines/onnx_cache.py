@@ -14,6 +14,7 @@ import msgspec
 import onnxruntime as ort
 import xxhash
 
+from worker import json_text
 from worker.engines import Cancellation, EngineError
 from worker.engines.background import lower_priority, turn
 from worker.engines.onnx_graph import MAX_INLINE_BYTES, GraphError, external_tensors, refer_to
@@ -65,7 +66,7 @@ class OptimisedGraphs:
             options.custom_ops,
             _processor(),
         ]
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(parts, order="sorted"))
+        return xxhash.xxh3_128_hexdigest(json_text.encode_sorted(parts))
 
     def find(self, key: str) -> bytes | None:
         """Return the graph that is kept under ``key``."""

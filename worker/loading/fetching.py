@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import msgspec
 import xxhash
 
+from worker import json_text
 from worker.engines import GivenUpError
 from worker.loading import LoadError, NoRoomError
 from worker.loading.digests import BLOCK_BYTES, DIGEST_BYTES, FileDigest, block_offsets
@@ -302,7 +303,7 @@ class _Fetch:
 
     def _save(self) -> None:
         with self._lock:
-            raw = msgspec.json.encode(self._state)
+            raw = json_text.encode(self._state)
         beside = self._incoming / f"{STATE}.new"
         try:
             beside.write_bytes(raw)

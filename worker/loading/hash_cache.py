@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import xxhash
 
+from worker import json_text
 from worker.loading.digests import BLOCK_BYTES, FileDigest
 from worker.loading.private import PrivateDirectory, own_root
 
@@ -79,7 +80,7 @@ class HashCache:
         }
         if not kept:
             return
-        raw = msgspec.json.encode(_Entry(FORMAT, BLOCK_BYTES, str(directory.resolve()), kept))
+        raw = bytes(json_text.encode(_Entry(FORMAT, BLOCK_BYTES, str(directory.resolve()), kept)))
         if len(raw) > MAX_ENTRY_BYTES:
             return
 

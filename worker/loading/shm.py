@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
+from worker import json_text
 from worker.loading import LoadError, NoRoomError
 from worker.loading.digests import BLOCK_BYTES, FileDigest
 from worker.loading.private import PrivateDirectory, UntrustedError, own_root
@@ -98,7 +99,7 @@ class ShmEntry:
         held = {name: _Held(one.size_bytes, one.blocks.hex(), one.sha256) for name, one in digests.items()}
         try:
             with PrivateDirectory(self.directory) as here:
-                here.write(_COMPLETE, msgspec.json.encode(_Manifest(FORMAT, BLOCK_BYTES, held)))
+                here.write(_COMPLETE, bytes(json_text.encode(_Manifest(FORMAT, BLOCK_BYTES, held))))
         except OSError as error:
             raise NoRoomError(f"{self.directory}: {error.strerror or error}") from error
         self.digests = dict(digests)
@@ -373,7 +374,7 @@ def _held(path: Path) -> int:
 def _entry_name(files: ModelFiles, found: Sequence[SourceFile]) -> str:
     key = xxhash.xxh3_64()
     for file in found:
-        key.update(msgspec.json.encode((str(file.path), file.name, *file.key)))
+        key.update(json_text.encode((str(file.path), file.name, *file.key)))
     return f"{files.name}@{files.version}.{key.hexdigest()}"
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from worker import json_text
 from worker.datatypes import Datatype, datatype_of
 from worker.serving.binary import encode_binary
 from worker.serving.classification import classify
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 class Answer:
     """``json_bytes``: as many of the body are JSON, the others binary tensors; None: all are JSON."""
 
-    body: bytes
+    body: bytes | bytearray
     json_bytes: int | None
 
 
@@ -70,5 +69,5 @@ def write(files: ModelFiles, request: InferRequest, arrays: Sequence[Array]) -> 
         else:
             tensors.append(encode(output.spec.name, datatype, array))
     answer["outputs"] = tensors
-    text = msgspec.json.encode(answer)
+    text = json_text.encode(answer)
     return Answer(b"".join((text, *binary)), len(text)) if binary else Answer(text, None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import msgspec
 from aiohttp import web
 
+from worker import json_text
 from worker.models import UnknownModelError
 from worker.repository import LoadFailedError, NotGivenBackError, RefusedError, StillInUseError
 from worker.serving.errors import RequestError
@@ -139,4 +140,4 @@ def _why_not(parameter: str) -> str:
 
 
 def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+    return web.Response(body=json_text.encode(value), content_type="application/json")

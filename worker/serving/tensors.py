@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from worker import json_text
 from worker.datatypes import NUMPY, Datatype
 from worker.serving.errors import RequestError
 
@@ -283,8 +284,12 @@ def _encode_strings(name: str, flat: Array) -> list[str]:
 
 
 def _encode_pieces(flat: Array) -> msgspec.Raw:
-    text = bytearray(b"[")
+    text = bytearray(b"]")
     for start in range(0, flat.size, PIECE_ELEMENTS):
-        text += msgspec.json.encode(flat[start : start + PIECE_ELEMENTS].tolist())[1:-1] + b","
-    text[-1:] = b"]"
+        end = len(text) - 1
+        json_text.append(flat[start : start + PIECE_ELEMENTS].tolist(), text, end)
+        if end:
+            text[end : end + 1] = (
+                b","  # in place of the bracket that opens this piece, where that of the last one closed
+            )
     return msgspec.Raw(text)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from aiohttp import web
 
+from worker import json_text
 from worker.governor import Governor
 from worker.load_report import FORMAT_HEADER, TEXT, report_header
 from worker.metrics import CONTENT_TYPE, Metrics
@@ -278,7 +278,7 @@ def _stats(replica: HeldReplica) -> dict[str, Any]:
 
 
 def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+    return web.Response(body=json_text.encode(value), status=status, content_type="application/json")
 
 
 def _error(message: str, status: int, retry_after_s: int | None = None) -> web.Response:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import xxhash
 
+from worker import json_text
 from worker.paths import within
 from worker.sharding import ShardError
 from worker.sharding.rules import MOST_PARTS, MOST_SHARDS, Split, check_shards, split_for
@@ -143,7 +144,7 @@ def write_manifest(manifest: Manifest, directory: Path) -> Path:
 
 def _text(manifest: Manifest) -> bytes:
     """Return it as JSON, a tensor a line."""
-    tensors = b",\n".join(msgspec.json.encode(tensor) for tensor in manifest.tensors)
+    tensors = b",\n".join(json_text.encode(tensor) for tensor in manifest.tensors)
     return b'{"version":%d,"shards":%d,"tensors":[\n%s\n]}\n' % (manifest.version, manifest.shards, tensors)
 
 
