@@ -27,13 +27,9 @@ from sidecar.discovery.static import FIRST_PROBES_S, SUCCESSOR_PROBES_S, StaticS
 from sidecar.discovery.warming import WarmedSource, asked_shards, warmups
 from sidecar.loading import Loader, load_bounds
 from sidecar.settings import model_policies, router_policies
-from sidecar.state.answers import SharedAnswers
-from sidecar.state.hints import HintExchange, open_here
 from sidecar.state.keeper import Keeper
-from sidecar.state.latencies import LatencyExchange
 from sidecar.state.memory import Memory
 from sidecar.state.processes import SPEAKS_S
-from sidecar.state.store import RedisSource
 from sidecar.tasks import end_all
 from sidecar.telemetry.logs import get_log
 from sidecar.telemetry.page import Page, Scalar
@@ -45,6 +41,8 @@ if TYPE_CHECKING:
 
     from sidecar.boot import PlanFile
     from sidecar.discovery.source import DiscoverySource
+    from sidecar.state.answers import SharedAnswers
+    from sidecar.state.store import RedisSource
 
 TICK_S = 0.1
 LATENCIES_S = 1.0
@@ -93,8 +91,10 @@ class Control:
             first_s=first_s,
             asked=asked_shards(settings),
         )
-        store = None
+        store: RedisSource | None = None
         if settings.state.url != NO_STORE:
+            from sidecar.state.store import RedisSource  # and the client of Redis: only who has a store needs one
+
             store = RedisSource(settings.state, policies.freshness, clock=clock, rng=rng)
         self._sources: list[DiscoverySource] = [self._warmed] if store is None else [self._warmed, store]
         memory = Memory(plan.memory_fd)
@@ -127,6 +127,10 @@ class Control:
         self._warmed.answered_at = keeper.answered_at
         self._answers: SharedAnswers | None = None
         if store is not None:
+            from sidecar.state.answers import SharedAnswers
+            from sidecar.state.hints import HintExchange, open_here
+            from sidecar.state.latencies import LatencyExchange
+
             self._answers = SharedAnswers(settings.state, keeper.feed.answer)
             keeper.on_answer = self._answers.from_data
             store.answered_at = keeper.answered_at

@@ -17,13 +17,12 @@ from sidecar.http2.frames import (
     settings_frame,
     window_update,
 )
-from sidecar.http2.hpack import Decoder, Encoder
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator, Sequence
 
-    from sidecar.http2.hpack import Field
+    from sidecar.http2.hpack import Decoder, Field
 
 UNIMPLEMENTED: Final = "12"
 HEALTH: Final = b"/grpc.health.v1.Health/Check"
@@ -78,6 +77,8 @@ async def call(
         ValueError: what came is not gRPC, too large or compressed.
         EOFError: the worker closed the connection.
     """
+    from sidecar.http2.hpack import Decoder, Encoder  # its table is a large part of a start: only who calls needs it
+
     head: list[Field] = [
         (b":method", b"POST"),
         (b":scheme", b"http"),
