@@ -232,6 +232,7 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
         order=options.order,
         weights=options.tenant_weights,
     )
+    executor.stand()
     pool = None
     if options.pool is not None:
         from worker.execution.pool import Pool  # most workers have as many threads as cores

@@ -5,8 +5,10 @@ An entry holds the graph alone; its weights are the model's own files, as long a
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +17,7 @@ import onnxruntime as ort
 import xxhash
 
 from worker import json_text
+from worker.crew import Crew
 from worker.engines import Cancellation, EngineError
 from worker.engines.background import lower_priority, turn
 from worker.engines.onnx_graph import MAX_INLINE_BYTES, GraphError, external_tensors, refer_to
@@ -50,7 +53,7 @@ class OptimisedGraphs:
         self._log = log
         self._settle_s = settle_s
         self._lock = threading.Lock()
-        self._making: dict[str, threading.Thread] = {}
+        self._making: dict[str, Crew] = {}
 
     def key(self, files: ModelFiles, options: OnnxOptions) -> str | None:
         """Return what tells apart what would be optimised differently; None where nothing is to be kept."""
@@ -89,18 +92,20 @@ class OptimisedGraphs:
         if files.model_file is None or files.model_file.stat().st_size > MAX_INLINE_BYTES:
             return
         with self._lock:
-            if not self._cache.writable or key in self._making:
+            made = self._making.get(key)
+            if not self._cache.writable or (made is not None and not made.is_over):
                 return
-            args = (key, files, save, unchanged)
-            thread = self._making[key] = threading.Thread(target=self._make, args=args, name="optimised", daemon=True)
-        thread.start()
+            crew = Crew()
+            with contextlib.suppress(MemoryError):  # only its next start is no quicker
+                crew.start(partial(self._make, key, files, save, unchanged))
+                self._making[key] = crew
 
     def wait(self, timeout_s: float) -> None:
         """Wait for the entries that are being made, for at most so long each."""
         with self._lock:
             making = list(self._making.values())
-        for thread in making:
-            thread.join(timeout_s)
+        for crew in making:
+            crew.wait(timeout_s)
 
     def _make(self, key: str, files: ModelFiles, save: Save, unchanged: Callable[[], bool]) -> None:
         model_file = files.model_file or Path()
@@ -126,7 +131,7 @@ class OptimisedGraphs:
             self._log.error("model_cache.not_stored", model=files.name, version=files.version, reason=reason)
         finally:
             with self._lock:
-                del self._making[key]
+                self._making.pop(key, None)
 
 
 def saving_entries() -> dict[str, str]:

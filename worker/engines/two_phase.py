@@ -14,6 +14,7 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from worker.crew import Crew
 from worker.engines import Cancellation, Detachable, EngineError, GivenUpError, WritesInto
 from worker.engines.background import lower_priority, turn
 from worker.memory import trim
@@ -84,7 +85,7 @@ class TwoPhaseModel:
         self._current = _Session(first)
         self._changed = threading.Condition(threading.Lock())
         self._cancellation = Cancellation()
-        self._thread: threading.Thread | None = None
+        self._crew = Crew()
         self._phase = Phase.FIRST
         self._reason = ""
         self._seconds = 0.0
@@ -131,8 +132,10 @@ class TwoPhaseModel:
             if self._proofs:
                 return
             self._phase = Phase.BUILDING
-            self._thread = threading.Thread(target=self._second_phase, name=f"second-{self._name}", daemon=True)
-        self._thread.start()
+            try:
+                self._crew.start(self._second_phase)
+            except MemoryError as error:  # the first one serves on
+                self._phase, self._reason = Phase.FAILED, f"out of memory: {error}"
 
     # --- the second session: everything below runs in its thread ----------------------------------------------------
 
@@ -213,14 +216,14 @@ class TwoPhaseModel:
         :class:`worker.engines.LoadedModel`.
         """
         self._cancellation.cancel()
-        self.wait(GIVE_UP_S)
+        self._crew.end(GIVE_UP_S)
         with self._changed:
             model = self._current.model
+            if self._phase is Phase.BUILDING:  # it had not begun yet
+                self._phase = Phase.GIVEN_UP
         model.unload()
 
     def wait(self, timeout_s: float) -> Phase:
         """Wait until the second session serves or never will; returns the phase then."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
+        self._crew.wait(timeout_s)
         return self._phase

@@ -292,6 +292,12 @@ class Executor:
             with contextlib.suppress(RuntimeError, MemoryError):  # the next call tries again
                 self._start(self._clock())
 
+    def stand(self) -> None:
+        """Have a thread before there is a call: with memory out none may begin, and a lone call wait for the next."""
+        with self._lock:
+            self._alive += 1
+        self._start(self._clock())
+
     def _start(self, now: float) -> None:
         """Start a thread, which is counted as alive already; where it cannot be started, it is counted no more."""
         self._number += 1
@@ -325,35 +331,55 @@ class Executor:
         self._work(loop)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        while True:
-            self._tokens.get()
-            with self._lock:
-                if self._leaving:
-                    self._leaving -= 1
-                    self._alive -= 1
-                    return
-                job = self._waiting.pop()
-                if job is None:
-                    continue
-                job.begun = True
-                self._busy += 1
-                size = job.size
-                self._running += size
-            self._execute(job, size, loop)
+        while True:  # with memory out every step here may fail, and no call be lost for it, nor this thread
+            try:
+                job = self._next()
+            except MemoryError:
+                time.sleep(NO_MEMORY_PAUSE_S)
+                continue
+            if job is None:
+                return
+            self._execute(job, job.size, loop)
             del job
 
+    def _next(self) -> Job[Any] | None:
+        """Wait for a call; None: this thread is to leave."""
+        while True:
+            self._tokens.get()
+            while True:
+                try:
+                    with self._lock:
+                        if self._leaving:
+                            self._leaving -= 1
+                            self._alive -= 1
+                            return None
+                        job = self._waiting.pop()
+                        if job is None:
+                            break
+                        job.begun = True
+                        self._busy += 1
+                        self._running += job.size
+                        return job
+                except MemoryError:  # the token is taken, and nothing else yet
+                    time.sleep(NO_MEMORY_PAUSE_S)
+
     def _execute(self, job: Job[Any], size: int, loop: asyncio.AbstractEventLoop) -> None:
-        began = self._clock()
         result: Any = None
         error: Exception | None = None
-        deadline = job.ticket.deadline
+        began, ran_s = job.submitted, 0.0
         try:
+            began = self._clock()
+            deadline = job.ticket.deadline
             if deadline is not None and began >= deadline:
                 raise DeadlineError(began=False)
             result = job.work()
         except BaseException as raised:  # noqa: BLE001 - whoever waits for it gets it, and nobody else
-            error = as_failure(raised)
-        ran_s = self._clock() - began
+            try:
+                error = as_failure(raised)
+            except MemoryError as lacking:
+                error = lacking
+        with contextlib.suppress(MemoryError):
+            ran_s = self._clock() - began
         with self._lock:
             self._busy -= 1
             self._running -= size

@@ -103,7 +103,10 @@ class Fifo(Generic[T]):
 
     def pop(self) -> T | None:
         """See :class:`Queue`."""
-        return self._calls.popitem(last=False)[0] if self._calls else None
+        for call in self._calls:
+            del self._calls[call]  # and no popitem(), which may find no memory for its answer once it has taken it
+            return call
+        return None
 
     def remove(self, call: T) -> bool:
         """See :class:`Queue`."""
@@ -136,9 +139,10 @@ class ByPriority(Generic[T]):
     def pop(self) -> T | None:
         """See :class:`Queue`."""
         for level in self._levels if self._count else ():
-            if level:
+            for call in level:
+                del level[call]
                 self._count -= 1
-                return level.popitem(last=False)[0]
+                return call
         return None
 
     def remove(self, call: T) -> bool:

@@ -23,6 +23,7 @@ import msgspec
 import xxhash
 
 from worker import json_text
+from worker.crew import Crew
 from worker.engines import GivenUpError
 from worker.loading import LoadError, NoRoomError
 from worker.loading.digests import BLOCK_BYTES, DIGEST_BYTES, FileDigest, block_offsets
@@ -198,15 +199,13 @@ class _Fetch:
         self._progress(done, total)
         for job in jobs:
             self._jobs.put(job)
-        threads = [
-            threading.Thread(target=self._work, name=f"fetch-{k}", daemon=True) for k in range(min(THREADS, len(jobs)))
-        ]
-        for thread in threads:
-            thread.start()
+        crew = Crew()
         try:
+            for _ in range(min(THREADS, len(jobs))):
+                crew.start(self._work)
             saved = time.monotonic()
             for _ in jobs:
-                length = self._next()
+                length = self._next(crew)
                 done, fetched = done + length, fetched + length
                 self._progress(done, total)
                 if time.monotonic() - saved >= SAVE_EVERY_S:
@@ -215,9 +214,7 @@ class _Fetch:
         finally:
             self._stop.set()
             self._source.close()  # which ends what still waits
-            until = time.monotonic() + JOIN_S
-            for thread in threads:  # one that waits on writes nothing any more
-                thread.join(max(0.0, until - time.monotonic()))
+            crew.end(JOIN_S)  # one that waits on writes nothing any more
             self._save()
         came = tuple(self._found(file.name) for file in wanted)
         digests = self._compare(came)
@@ -311,7 +308,7 @@ class _Fetch:
         except OSError:
             beside.unlink(missing_ok=True)  # the next try then fetches what this one had
 
-    def _next(self) -> int:
+    def _next(self, crew: Crew) -> int:
         """Return how many bytes the block had that ended next."""
         while True:
             if self._cancellation.cancelled:
@@ -319,6 +316,8 @@ class _Fetch:
             try:
                 ended = self._ended.get(timeout=LOOK_S)
             except queue.Empty:
+                if crew.is_over and self._ended.empty():
+                    raise MemoryError("the threads that fetch found no memory") from None
                 continue
             if isinstance(ended, Exception):
                 raise ended
@@ -397,7 +396,8 @@ class _Fetch:
             except Exception as error:  # noqa: BLE001 - it is the caller's, whatever it is
                 answers.put((None, error))
 
-        threading.Thread(target=run, name="fetch-ask", daemon=True).start()
+        crew = Crew()
+        crew.start(run)
         while True:
             if self._cancellation.cancelled:
                 self._stop.set()
@@ -407,6 +407,8 @@ class _Fetch:
                 if error is not None:
                     raise error
                 return cast("T", answer)
+            if crew.is_over and answers.empty():
+                raise MemoryError("the thread that asks found no memory")
 
     def _check_own(self, name: str, status: os.stat_result) -> None:
         if not os.path.samestat(status, self._made[name]):

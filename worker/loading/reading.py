@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from worker.crew import Crew
 from worker.engines import GivenUpError
 from worker.loading import LoadError, NoRoomError
 from worker.loading.digests import BLOCK_BYTES, DIGEST_BYTES, FileDigest, block_offsets
@@ -115,19 +116,24 @@ class BlockReader:
         self._stop = threading.Event()
         self._pending = 0
         self._tally = Tally()
-        self._threads = [threading.Thread(target=self._work, name=f"load-{k}", daemon=True) for k in range(threads)]
+        self._count = threads
+        self._crew = Crew()
 
     def __enter__(self) -> BlockReader:
-        for thread in self._threads:
-            thread.start()
+        for started in range(self._count):
+            try:
+                self._crew.start(self._work)
+            except MemoryError:
+                if not started:
+                    raise
+                break  # it is as well done by fewer
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        for _thread in self._threads:
+        for _thread in range(self._count):
             self._jobs.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._crew.end()
 
     def read(self, file: SourceFile, offset: int, length: int) -> None:
         """Have a block read."""
@@ -165,6 +171,8 @@ class BlockReader:
             try:
                 done = self._done.get(timeout=LOOK_S)
             except queue.Empty:
+                if self._crew.is_over and self._done.empty():
+                    raise MemoryError("the threads that read the files found no memory") from None
                 continue
             if isinstance(done, Exception):
                 raise done
@@ -183,12 +191,12 @@ class BlockReader:
         return tally
 
     def _work(self) -> None:
-        buffer = memoryview(bytearray(self._buffer_bytes))
-        while (job := self._jobs.get()) is not None and not self._stop.is_set():
-            try:
+        try:
+            buffer = memoryview(bytearray(self._buffer_bytes))
+            while (job := self._jobs.get()) is not None and not self._stop.is_set():
                 self._done.put(self._do(job, buffer))
-            except Exception as error:  # noqa: BLE001 - it is the caller's, whatever it is
-                self._done.put(error)
+        except Exception as error:  # noqa: BLE001 - it is the caller's, whatever it is, and ends the load
+            self._done.put(error)
 
     def _do(self, job: _Job, buffer: memoryview) -> _Done:
         hasher = hashlib.sha256() if job.sum else xxhash.xxh3_128() if job.file.name in self._wanted.blocks else None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import _thread
 import threading
 import time
 from collections.abc import Callable
@@ -219,3 +220,17 @@ def test_no_second_session_is_made_of_files_that_may_change(began: bool) -> None
     assert bench.run() == 2.0
     assert not bench.second.ran
     bench.model.unload()
+
+
+def test_a_first_session_serves_on_where_no_thread_makes_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+
+    def cannot_start(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", cannot_start)
+    assert bench.run() == 2.0
+    assert bench.model.facts()["two_phase"] == {"phase": "failed", "reason": "out of memory: can't start new thread"}
+    assert bench.run() == 2.0
+    bench.model.unload()
+    assert bench.first.closed

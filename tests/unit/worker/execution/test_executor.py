@@ -422,6 +422,50 @@ def test_a_thread_that_never_begins_holds_nobody_and_is_given_up(monkeypatch: py
     asyncio.run(scenario())
 
 
+def test_a_call_alone_is_run_where_no_thread_can_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        executor = Executor(2, 2)
+        executor.stand()
+        monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 1)
+        assert await asyncio.wait_for(executor.run(partial(same, 1)), 10) == 1
+        assert executor._alive == 1
+        executor.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("lacks", ["pop", "clock"])
+def test_a_thread_that_finds_no_memory_on_its_way_loses_no_call(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = 3
+
+    def scarce(real: Any) -> Any:
+        def call(*args: Any) -> Any:
+            nonlocal failures
+            if threading.current_thread() is not threading.main_thread() and failures:
+                failures -= 1
+                raise MemoryError
+            return real(*args)
+
+        return call
+
+    async def scenario() -> None:
+        executor = Executor(1, 8)
+        if lacks == "pop":
+            monkeypatch.setattr(executor._waiting, "pop", scarce(executor._waiting.pop))
+        else:
+            monkeypatch.setattr(executor, "_clock", scarce(executor._clock))
+        for number in range(6):
+            try:
+                assert await asyncio.wait_for(executor.run(partial(same, number)), 10) == number
+            except MemoryError:
+                assert lacks == "clock"
+        await threads_through(executor)
+        assert (failures, executor.in_flight, executor._alive) == (0, 0, 1)
+        executor.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_thread_that_finds_no_memory_to_say_so_says_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
