@@ -84,10 +84,12 @@ demo: model
 system-packages:
 	@tools/system_packages.sh
 
-# Tests that measure, and whole products that are not marked beside, run alone: they are serial (tests/conftest.py).
+# Tests that measure, and whole products that are not marked, run alone: they are serial (tests/conftest.py). Those that are
+# marked roomy wait most of their time: three of them take one core of two.
 test:
 	@$(MAKE) --no-print-directory -j2 --output-sync=target check system-packages model $(CLIENTS)/clients.stamp collected
-	$(BIN)/pytest -n $(TEST_JOBS) -m "not serial"
+	$(BIN)/pytest -n $(TEST_JOBS) -m "not serial and not roomy"
+	$(BIN)/pytest -n $(TEST_JOBS) -m roomy tests/acceptance tests/chaos tests/conformance
 	$(BIN)/pytest -m serial tests/acceptance tests/bench tests/chaos tests/conformance
 	$(MAKE) --no-print-directory -j2 --output-sync=target drills compiled-beside
 	$(MAKE) --no-print-directory test-compiled

@@ -18,8 +18,8 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 HERE = Path(__file__).parent
 ALONE = {"bench", "chaos"}
-SERIAL = ALONE | {"acceptance", "conformance"}
-"""Where ``make test`` looks for serial tests: to collect all the others once more takes a quarter of a minute."""
+AFTERWARDS = ALONE | {"acceptance", "conformance"}
+"""Where ``make test`` looks for what it runs after the rest: to collect all the others again would take longer."""
 
 # No property here is about time: what one example takes on a busy machine fails none. Else as usual, or as in CI.
 settings.register_profile("suite", settings.default, deadline=None)
@@ -44,15 +44,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as serial what measures, or drives a whole product and does not say that it may run beside others.
 
-    ``make test`` runs that after the rest, one at a time.
+    ``make test`` runs that after the rest, one at a time, and before it what is marked roomy, three at a time.
     """
     for item in items:
         if item.get_closest_marker("beside"):
             continue
-        if item.get_closest_marker("acceptance") or _folder(item.path) in ALONE:
+        roomy = bool(item.get_closest_marker("roomy"))
+        if not roomy and (item.get_closest_marker("acceptance") or _folder(item.path) in ALONE):
             item.add_marker(pytest.mark.serial)
-        if item.get_closest_marker("serial") and _folder(item.path) not in SERIAL:
-            raise pytest.UsageError(f"{item.nodeid} is serial, and stands where make test looks for none such")
+        if (roomy or item.get_closest_marker("serial")) and _folder(item.path) not in AFTERWARDS:
+            raise pytest.UsageError(f"{item.nodeid} is to run after the rest, where make test looks for none such")
 
 
 @cache

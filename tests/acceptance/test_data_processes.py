@@ -32,6 +32,7 @@ def connect(sidecar: Sidecar) -> socket.socket:
     return sock
 
 
+@pytest.mark.roomy
 def test_two_data_processes_share_a_thousand_fresh_connections(tmp_path: Path) -> None:
     with (
         streaming_origin(tmp_path / "origin.log") as origin,
@@ -51,6 +52,7 @@ def test_two_data_processes_share_a_thousand_fresh_connections(tmp_path: Path) -
         assert [held[pid] for pid in sidecar.data_pids] == shares
 
 
+@pytest.mark.roomy
 def test_a_killed_data_process_cuts_its_own_connections_only(tmp_path: Path) -> None:
     with streaming_origin(tmp_path / "origin.log") as origin, running(tmp_path, "--to", origin) as sidecar:
         victim, survivor = sidecar.data_pids

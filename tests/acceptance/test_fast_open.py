@@ -11,7 +11,7 @@ import pytest
 
 SCENARIO = Path(__file__).parents[1] / "support" / "fast_open.py"
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.netns, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.roomy, pytest.mark.netns, pytest.mark.timeout(60)]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.support.sidecars import until
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.roomy, pytest.mark.timeout(60)]
 
 FOR_S = 4.0
 

@@ -20,7 +20,7 @@ from tests.support.worker_process import WorkerProcess
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.roomy, pytest.mark.timeout(120)]
 
 MODEL = "toy"
 WORKERS = ("worker-a", "worker-b")

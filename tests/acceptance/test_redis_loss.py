@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.support.product import Sidecar
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.roomy, pytest.mark.timeout(120)]
 
 MODEL = "toy"
 NAMESPACE = "test"

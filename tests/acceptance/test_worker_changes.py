@@ -41,6 +41,7 @@ def device_bytes_now(pid: int) -> int:
     return device_bytes(pid) or 0
 
 
+@pytest.mark.beside  # what it holds to anything is memory
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_two_hundred_loads_and_unloads_leave_nothing_behind(tmp_path: Path, device: str) -> None:
     place = put_product(tmp_path / "models" / "m" / "1", 0.5)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.support.load import Answer
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.roomy, pytest.mark.timeout(120)]
 
 LEDGER = Path(__file__).parents[1] / "conformance" / "faults" / "ledger.py"
 MODEL = "toy"

@@ -7,6 +7,7 @@ import pytest
 from tests.chaos.churn import churn
 
 
+@pytest.mark.roomy
 @pytest.mark.timeout(110)
 def test_after_churn_everything_is_as_it_was() -> None:
     lines: list[str] = []

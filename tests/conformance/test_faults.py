@@ -68,6 +68,7 @@ INJECTED = (
 """Everything that a network does on the way to a worker, but for wrong bytes."""
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("idempotent", [False, True])
 def test_injected_faults_lose_and_double_nothing(tmp_path: Path, idempotent: bool) -> None:
     ports = [free_port(), free_port()]
@@ -145,6 +146,7 @@ def killed(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.beside
 def test_an_idempotent_model_survives_the_death_of_a_worker(tmp_path: Path) -> None:
     report = ledger_under(tmp_path, killed, 5, idempotent=True)
     assert {name: report[name] for name in NEVER} == dict.fromkeys(NEVER, 0)
@@ -153,6 +155,7 @@ def test_an_idempotent_model_survives_the_death_of_a_worker(tmp_path: Path) -> N
     assert unanswered <= {"stream cut mid-body"}
 
 
+@pytest.mark.roomy
 def test_nothing_is_executed_twice_unless_declared_idempotent(tmp_path: Path) -> None:
     report = ledger_under(tmp_path, killed, 5, idempotent=False)
     assert {name: report[name] for name in (*NEVER, "doubled", "get_retried")} == dict.fromkeys(
@@ -285,6 +288,7 @@ def pressure(sidecar: SidecarProcess, origin: int, tests: str, *options: str) ->
     return "\n".join(verdicts)
 
 
+@pytest.mark.roomy
 def test_memory_is_bounded_whatever_clients_do(tmp_path: Path) -> None:
     """Twenty of a kind have a megabyte each. Limits as shipped, but for bodies of 200 MB to be taken at all."""
     origin = free_port()
@@ -295,6 +299,7 @@ def test_memory_is_bounded_whatever_clients_do(tmp_path: Path) -> None:
         assert sidecar.stop() == 0
 
 
+@pytest.mark.roomy
 def test_a_flood_of_connections_passes(tmp_path: Path) -> None:
     origin = free_port()
     with sidecar_process(tmp_path, settings(origin)) as sidecar:
@@ -358,6 +363,7 @@ TOXINS: list[tuple[dict[str, Any], int, float, float]] = [
 ]
 
 
+@pytest.mark.roomy
 def test_a_sick_network_to_a_worker_is_told_apart_from_a_slow_one(tmp_path: Path) -> None:
     """Each toxin for one request; the one after it, without any, is served at once."""
     origin = free_port()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.support.product import Sidecar
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.roomy]
 
 LOAD_S = 1.0
 ASK = Ask("infer", b"POST /v2/models/m/infer HTTP/1.1\r\n", b"{}", b"}")

@@ -124,7 +124,8 @@ def test_our_own_cases_pass_without_a_remark(verdicts: Callable[..., list[dict[s
     assert [(row["id"], row["statuses"], row["fail"], row["warn"]) for row in rows if row["verdict"] != "PASS"] == []
 
 
-@pytest.mark.acceptance  # what it counts is seconds
+@pytest.mark.acceptance
+@pytest.mark.roomy  # what it counts is seconds
 def test_slow_clients_are_cut(tmp_path: Path) -> None:
     timeouts = {"client_head_s": 2.0, "client_body_idle_s": 2.0, "keep_alive_s": 3.0}
     verdicts = judge(tmp_path, "--slow", "--only", "slow", "--slow-limit", "15", timeouts=timeouts)
