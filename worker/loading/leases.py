@@ -79,6 +79,7 @@ class Leases:
         """Hear of what is opened, on the running loop, from now on. In the main thread."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_signal_handler(signal.SIGIO, self.look)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGIO})  # whoever started this process may have blocked it
         self._thread.start()
 
     def guard(self, files: ModelFiles, loaded: Loaded, cancellation: Cancellation) -> Guard | None:

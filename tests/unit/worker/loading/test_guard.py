@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import mmap
 import os
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -110,6 +111,7 @@ class Bench:
 
 @asynccontextmanager
 async def heeded(bench: Bench) -> AsyncIterator[None]:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGIO})  # as a process may be started
     bench.leases.heed()
     try:
         yield
