@@ -20,7 +20,7 @@ from cyclopts.validators import Number
 from sidecar.cli.outcome import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, CliError
 from sidecar.cli.sending import needs_tls
 from sidecar.config.addresses import AddressError, split_address
-from sidecar.traffic.addresses import Speech, destination
+from sidecar.traffic.addresses import destination
 from sidecar.traffic.recording.listener import MAX_CONNECTIONS, Recorder
 from sidecar.traffic.recording.noting import Terms
 from sidecar.traffic.recording.redaction import Redaction, RedactionError, path_of
@@ -161,7 +161,7 @@ def record(
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:
-        uvloop.run(_run(recorder, host, port, lambda: _say(terms, file)))
+        uvloop.run(_run(recorder, to, host, port, lambda: _say(terms, file)))
     except OSError as error:
         raise CliError(f"--listen: {listen}: {error.strerror}", EXIT_REFUSED) from None
     finally:
@@ -186,8 +186,7 @@ def record(
 def _callers_tls(to: Destination, cert_file: Path | None, key_file: Path | None) -> ssl.SSLContext | None:
     """Return how callers are spoken to over TLS; None where they speak none.
 
-    They are offered what the server understands: where that speaks TLS it is asked as the caller chose, else it may
-    know HTTP/1.1 alone.
+    They are offered what the server understands: one that speaks TLS is asked for that, else it may know HTTP/1.1 alone.
 
     :raises TrustError: a file cannot be used.
     """
@@ -195,11 +194,10 @@ def _callers_tls(to: Destination, cert_file: Path | None, key_file: Path | None)
         if key_file is not None:
             raise CliError("--listen-key-file: needs --listen-cert-file", EXIT_REFUSED)
         return None
-    both = to.secure and to.speech is Speech.HTTP1
-    return server_context(["h2", "http/1.1"] if both else [to.speech.alpn], cert_file, key_file)
+    return server_context([to.speech.alpn], cert_file, key_file)
 
 
-async def _run(recorder: Recorder, host: str, port: int, said: Callable[[], str]) -> None:
+async def _run(recorder: Recorder, to: str, host: str, port: int, said: Callable[[], str]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for end in (signal.SIGINT, signal.SIGTERM):
@@ -207,6 +205,9 @@ async def _run(recorder: Recorder, host: str, port: int, said: Callable[[], str]
     name, number = await recorder.listen(host, port)
     shown = f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
     sys.stderr.write(f"recording what passes {shown}; Ctrl-C ends it\n")
+    if recorder.untold:
+        until = f"callers are offered HTTP/1.1 alone until {to} says what it speaks"
+        sys.stderr.write(f"{until}: {recorder.untold}\n")
     sys.stderr.flush()
     while not stop.is_set():
         try:

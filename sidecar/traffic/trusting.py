@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+SPOKEN: Final = ("h2", "http/1.1")
+"""What a server may agree on (ALPN, RFC 7301), best first."""
 
 
 class TrustError(ValueError):
@@ -52,6 +57,34 @@ def server_context(alpn: list[str], cert_file: Path, key_file: Path | None) -> s
     _load(context, cert_file, key_file, "listen-cert-file")
     context.set_alpn_protocols(alpn)
     return context
+
+
+def is_alpn_refusal(error: BaseException) -> bool:
+    """Return whether a handshake failed because the server speaks nothing of what it was offered (RFC 7301 3.2)."""
+    return isinstance(error, ssl.SSLError) and "NO_APPLICATION_PROTOCOL" in (error.reason or "")
+
+
+async def accepted(name: str, port: int, tls: Callable[[str], ssl.SSLContext]) -> list[str]:
+    """Return which of :data:`SPOKEN` the server at an address takes, by a handshake with each; ``tls`` as for them.
+
+    One that does not choose at all speaks HTTP/1.1.
+
+    Raises:
+        OSError: it does not answer, or its certificate does not count.
+    """
+    taken = []
+    for alpn in SPOKEN:
+        try:
+            _, writer = await asyncio.open_connection(name, port, ssl=tls(alpn))
+        except ssl.SSLError as error:
+            if is_alpn_refusal(error):
+                continue
+            raise
+        chosen = writer.get_extra_info("ssl_object").selected_alpn_protocol()
+        writer.transport.abort()
+        if (chosen or "http/1.1") == alpn:
+            taken.append(alpn)
+    return taken
 
 
 def _load(context: ssl.SSLContext, cert_file: Path, key_file: Path | None, option: str) -> None:

@@ -23,7 +23,7 @@ from sidecar.traffic.trusting import client_context, server_context
 from tests.integration.test_record import ended, recording
 from tests.support.certificates import Authority, write
 from tests.support.http2_origin import Http2Origin, http2_origin
-from tests.support.loops import in_loop
+from tests.support.loops import in_loop, until
 
 if TYPE_CHECKING:
     import ssl
@@ -211,7 +211,10 @@ async def serving_http1(
 
 @pytest.mark.parametrize("http2", [False, True])
 @in_loop
-async def test_a_server_is_asked_over_tls_as_its_caller_chose(http2: bool, tmp_path: Path) -> None:
+async def test_callers_over_tls_are_offered_what_the_server_takes(
+    http2: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.traffic.recording.listener.LEARN_S", 0.01)
     authority = Authority()
     files = authority.issue("127.0.0.1").write(tmp_path, "both")
     ca = tmp_path / "ca.pem"
@@ -221,8 +224,16 @@ async def test_a_server_is_asked_over_tls_as_its_caller_chose(http2: bool, tmp_p
     taken: list[Recorded] = []
     samples: list[Sample] = []
 
-    def tls(alpn: str) -> ssl.SSLContext:
-        return client_context([alpn], ca, None, None, insecure=False)
+    def tls(*alpn: str) -> ssl.SSLContext:
+        return client_context([*alpn], ca, None, None, insecure=False)
+
+    asked: list[str] = []
+
+    def not_at_first(alpn: str) -> ssl.SSLContext:
+        asked.append(alpn)
+        if len(asked) == 1:
+            raise ConnectionRefusedError("not yet")
+        return tls(alpn)
 
     async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\nbody")
@@ -233,11 +244,13 @@ async def test_a_server_is_asked_over_tls_as_its_caller_chose(http2: bool, tmp_p
             f"https://127.0.0.1:{origin.port}",
             Terms(lambda: 0.0, lambda told: taken.append(told.recorded())),
             lambda: 1.0,
-            callers_tls=server_context(["h2", "http/1.1"], Path(files[0]), Path(files[1])),
-            tls=tls,
+            callers_tls=server_context(["http/1.1" if http2 else "h2"], Path(files[0]), Path(files[1])),
+            tls=not_at_first,
         )
         host, port = await recorder.listen("127.0.0.1", 0)
-        sender = Sender(f"https://{host}:{port}", samples.append, http2=http2, tls=tls("h2" if http2 else "http/1.1"))
+        assert recorder.untold == "not yet"
+        await until(lambda: not recorder.untold, "the server said what it speaks")
+        sender = Sender(f"https://{host}:{port}", samples.append, http2=http2, tls=tls("h2", "http/1.1"))
         await sender.run([Timed(0.0, "POST", "/ask", body=b"body")])
         await recorder.close()
     assert [(sample.ended, sample.status) for sample in samples] == [(Ended.OK, 200)]

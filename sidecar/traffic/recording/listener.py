@@ -1,19 +1,21 @@
 """A listener in front of a sidecar, or of anything else that speaks HTTP or gRPC: bytes pass through as they are.
 
-Where callers speak TLS it ends here; towards the server it may begin anew, with what the caller agreed on (ALPN).
+Where callers speak TLS it ends here; towards the server it may begin anew, with what the caller agreed on (ALPN). Callers
+are offered what the server takes, which it is asked for before anybody is accepted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from sidecar.traffic.addresses import destination
+from sidecar.traffic.addresses import Speech, destination
 from sidecar.traffic.recording.either import EitherTap
+from sidecar.traffic.trusting import accepted, is_alpn_refusal
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable
 
     from sidecar.traffic.recording.noting import Terms
@@ -22,14 +24,17 @@ MAX_CONNECTIONS: Final = 1024
 CONNECT_S: Final = 5.0
 FLUSH_S: Final = 30.0
 DRAIN_S: Final = 10.0
+LEARN_S: Final = 1.0
+"""How often a server is asked what it speaks that could not be asked before."""
 _PIECE_BYTES: Final = 65536
 
 
 class Recorder:
     """Relays connections to one address; ``now`` gives the trace's seconds.
 
-    More than ``max_connections`` at once are closed, and counted as ``refused``. ``callers_tls``: callers speak TLS.
-    ``tls`` gives the context towards a server that does, for what is spoken there (ALPN).
+    More than ``max_connections`` at once are closed, and counted as ``refused``. ``callers_tls``: callers speak TLS;
+    what they are offered is set here where the server speaks TLS too. ``tls`` gives the context towards a server that
+    does, for what is spoken there (ALPN).
     """
 
     def __init__(
@@ -57,6 +62,9 @@ class Recorder:
         self._max = max_connections
         self._server: asyncio.Server | None = None
         self._taps: dict[asyncio.Task[None], EitherTap] = {}
+        self._learning: asyncio.Task[None] | None = None
+        self.untold = ""
+        """Why it is not known what the server speaks; callers over TLS are offered HTTP/1.1 until it is."""
         self.refused = 0
         self.unreachable = 0
         """Connections that were closed because nobody took them at the address."""
@@ -71,14 +79,45 @@ class Recorder:
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Accept connections; return the address and port, which the kernel chose where ``port`` is 0."""
+        if self._callers_tls is not None and self._to.secure and self._to.speech is Speech.HTTP1:
+            await self._learn(self._callers_tls)
         self._server = await asyncio.start_server(self._accept, host, port, backlog=1024, ssl=self._callers_tls)
         name: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
         return name
+
+    async def _learn(self, callers_tls: ssl.SSLContext) -> None:
+        """Ask the server what it speaks, and offer that to callers. Where it cannot be asked now, go on in a while."""
+        offered: list[str] = []
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                offered = await accepted(self._to.name, self._to.port, self._context)
+            untold = "" if offered else "it takes neither h2 nor http/1.1 (ALPN)"
+        except OSError as error:  # a TimeoutError is one
+            untold = str(error) or f"no answer in {CONNECT_S:g} s"
+        callers_tls.set_alpn_protocols(offered or [Speech.HTTP1.alpn])
+        self.untold = untold
+        if untold:
+            self._learn_again(callers_tls, LEARN_S)
+
+    def _learn_again(self, callers_tls: ssl.SSLContext, in_s: float) -> None:
+        async def later() -> None:
+            await asyncio.sleep(in_s)
+            self._learning = None
+            await self._learn(callers_tls)
+
+        if self._learning is None:
+            self._learning = asyncio.create_task(later(), name="learn-alpn")
+
+    def _context(self, alpn: str) -> ssl.SSLContext:
+        assert self._tls is not None  # noqa: S101 (for the type checker: a secure address has one)
+        return self._tls(alpn)
 
     async def close(self, within_s: float = DRAIN_S) -> None:
         """Accept no more, let requests under way end within a time, and close."""
         if self._server is not None:
             self._server.close()
+        if self._learning is not None:
+            self._learning.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while any(tap.under_way for tap in self._taps.values()):  # noqa: ASYNC110 (taps know no loop)
@@ -118,12 +157,25 @@ class Recorder:
         async with asyncio.timeout(CONNECT_S):
             if self._to.socket is not None:
                 return await asyncio.open_unix_connection(self._to.socket)
-            context = None
-            if self._to.secure and self._tls is not None:
-                agreed = caller.get_extra_info("ssl_object")
-                chosen = None if agreed is None else agreed.selected_alpn_protocol()
-                context = self._tls(chosen or self._to.speech.alpn)
-            return await asyncio.open_connection(self._to.name, self._to.port, ssl=context)
+            if not self._to.secure:
+                return await asyncio.open_connection(self._to.name, self._to.port)
+            alpn = _agreed(caller) or self._to.speech.alpn
+            try:
+                both = await asyncio.open_connection(self._to.name, self._to.port, ssl=self._context(alpn))
+            except ssl.SSLError as error:
+                if is_alpn_refusal(error):
+                    self._changed()
+                raise
+            if alpn == Speech.HTTP2.alpn and self._to.speech is Speech.HTTP1 and _agreed(both[1]) != alpn:
+                both[1].transport.abort()
+                self._changed()
+                raise ConnectionRefusedError(f"it did not choose {alpn} (ALPN)")
+            return both
+
+    def _changed(self) -> None:
+        """The server takes no longer what it took: it is another one since it was asked."""
+        if self._callers_tls is not None and self._to.speech is Speech.HTTP1:
+            self._learn_again(self._callers_tls, 0.0)
 
     async def _carry(
         self,
@@ -174,3 +226,9 @@ class Recorder:
                 writer.close()
             for writer in writers:
                 await writer.wait_closed()
+
+
+def _agreed(writer: asyncio.StreamWriter) -> str | None:
+    """Return what was agreed on over TLS (ALPN); None where there is no TLS, or no agreement."""
+    tls = writer.get_extra_info("ssl_object")
+    return None if tls is None else tls.selected_alpn_protocol()
