@@ -186,7 +186,7 @@ def record(
 def _callers_tls(to: Destination, cert_file: Path | None, key_file: Path | None) -> ssl.SSLContext | None:
     """Return how callers are spoken to over TLS; None where they speak none.
 
-    They are offered what the server understands: one that speaks TLS is asked for that, else it may know HTTP/1.1 alone.
+    They are offered what the server takes: one that speaks TLS is asked first, another may know HTTP/1.1 alone.
 
     :raises TrustError: a file cannot be used.
     """

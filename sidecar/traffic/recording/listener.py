@@ -1,7 +1,7 @@
 """A listener in front of a sidecar, or of anything else that speaks HTTP or gRPC: bytes pass through as they are.
 
-Where callers speak TLS it ends here; towards the server it may begin anew, with what the caller agreed on (ALPN). Callers
-are offered what the server takes, which it is asked for before anybody is accepted.
+Where callers speak TLS it ends here; towards the server it may begin anew, with what the caller agreed on (ALPN).
+Callers are offered what the server takes, which is asked before anybody is accepted.
 """
 
 from __future__ import annotations
