@@ -161,8 +161,7 @@ class Learning(Known):
         attempt.permits &= ~LENT
         endpoint = attempt.endpoint
         if attempt.permits & PROBE:
-            endpoint.quarantine.reclaim(attempt.began)
-            endpoint.quarantine.hold(now)
+            endpoint.quarantine.wait_again(attempt.began, now)
         if attempt.permits & TRIAL:
             attempt.candidate.breaker.reclaim(attempt.began)
         self._fleet.judge(endpoint, now)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from router.protocols import Rng
 
 HELD_S: Final = 1.0
-"""For so long a probe that has said nothing yet keeps others from probing."""
+"""For so long a probe that waits for its caller keeps others from probing, and any where nobody else is left."""
 MOST_PROBES: Final = 8
 """Probes at a time that the endpoint has whole and has yet to answer."""
 PROBE_PASSES: Final[frozenset[AttemptResult]] = frozenset(
@@ -29,24 +29,28 @@ PROBE_PASSES: Final[frozenset[AttemptResult]] = frozenset(
 
 
 class Quarantine(Guard):
-    """Opens at once, backs off from ``base_s`` doubling to ``max_s``, then lets probes through, one each ``HELD_S``.
+    """Opens at once, backs off from ``base_s`` doubling to ``max_s``, then lets probes through.
 
-    The next one may begin as soon as one said something; of those that say nothing there are ``MOST_PROBES`` at most.
-    One that waits for its caller is none of them, and where nobody else is left it keeps nobody from probing: a caller
-    that takes its time must not turn all others away.
+    The next one may begin as soon as one said something. Those that the endpoint has whole and says nothing to are
+    likely held while it loads, and a request lost to that is one too many: where others are left, each that is added
+    keeps further ones from probing for a back-off of its own, two base steps and doubling. Where nobody else is left
+    one follows each ``HELD_S``. There are ``MOST_PROBES`` at most. One that waits for its caller is none of them: it
+    keeps others from probing for ``HELD_S``, and nobody where nobody else is left, as a caller that takes its time
+    must not turn all others away.
 
     Jitter only shortens, so the documented times are upper bounds. ``soon`` is when a probe is due in a route that has
-    nobody else left: one base step after the last failure, whatever the back-off has grown to. ``held_until`` is how
-    long the last probe keeps others from probing.
+    nobody else left: one base step after the last failure, whatever the back-off has grown to. ``asked_at`` is when
+    the endpoint was given the last probe, ``held_until`` until when that keeps others from probing where some are left.
     """
 
-    __slots__ = ("held_until", "level", "policy", "soon")
+    __slots__ = ("asked_at", "held_until", "level", "policy", "soon")
 
     def __init__(self, policy: QuarantinePolicy) -> None:
         super().__init__()
         self.policy = policy
         self.level = 0  # back-off steps taken, from 1
         self.soon = float("-inf")
+        self.asked_at = float("-inf")
         self.held_until = float("-inf")
 
     @property
@@ -60,18 +64,33 @@ class Quarantine(Guard):
             return min(self.soon, self.until) if alone else self.until
         if self.state is GuardState.CLOSED or self.trials >= MOST_PROBES:
             return float("inf")
-        return float("-inf") if alone and not self.trials else self.held_until
+        if alone:
+            return self.asked_at + HELD_S if self.trials else float("-inf")
+        return self.held_until
 
     def take(self, now: float) -> None:
         """Count the probe that begins."""
         if self.state is GuardState.OPEN:
             self._wait_over(now)
         self.trials += 1
-        self.held_until = now + HELD_S
+        self._hold(now)
 
-    def hold(self, now: float) -> None:
-        """Have a probe that waits for the endpoint again keep others from probing."""
-        self.held_until = max(self.held_until, now + HELD_S)
+    def lend(self, started: float) -> None:
+        """A probe waits for its caller from here on, and keeps others from probing for no longer than ``HELD_S``."""
+        super().lend(started)
+        self.held_until = min(self.held_until, self.asked_at + HELD_S)
+
+    def wait_again(self, started: float, now: float) -> None:
+        """A probe whose place was lent waits for the endpoint again, and keeps others from probing."""
+        if self._is_trial(started):
+            self.reclaim(started)
+            self._hold(now)
+
+    def _hold(self, now: float) -> None:
+        """Have the probes that wait for the endpoint keep others from probing."""
+        policy = self.policy
+        self.asked_at = now
+        self.held_until = max(self.held_until, now + min(policy.base_s * 2**self.trials, policy.max_s))
 
     def record(
         self,

@@ -241,8 +241,7 @@ class QuarantineMachine(RuleBasedStateMachine):
     def caller_has_sent_all(self, attempt: tuple[float, bool]) -> object:
         started, _ = attempt
         if started in self.lent and self.guard.trials < MOST_PROBES:
-            self.guard.reclaim(started)
-            self.guard.hold(self.now)
+            self.guard.wait_again(started, self.now)
             self.lent.discard(started)
         return attempt
 

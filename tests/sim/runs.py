@@ -119,7 +119,9 @@ class Verdict:
 def verdicts(played: Played) -> Iterator[Verdict]:
     """Judge every bound that ``played`` has the rows of."""
     yield from _restart(played, ROLLING, Knows.REPORTS, Knows.NOTHING)
+    yield from _restart(played, ROLLING, Knows.NOTHING, Knows.NOTHING)
     yield from _restart(played, LYING, Knows.PROOF, Knows.CHECKS)
+    yield from _restart(played, LYING, Knows.CHECKS, Knows.CHECKS)
     for title in STEADY:
         yield from _steady(played, title)
     for title in HERDS:
@@ -132,11 +134,14 @@ def _restart(played: Mapping[tuple[str, Row], Result], title: str, knows: Knows,
     """Judge a restart.
 
     Slow start stands apart where a check starts it: that check told it the truth, once. Nothing can be 12.3 x lower
-    than what it reaches, as one request takes half of that; so the router has to come close to it.
+    than what it reaches, as one request takes half of that; so the router has to come close to it. Where the router
+    knows no more than the others, its quarantine's probes alone find out what loads.
     """
     ours = played.get((title, Row(WARM, knows)))
     if ours is None:
         return
+    alike = "told nothing" if knows is Knows.NOTHING else "checks alone"
+    named = f"{title}, {alike}" if knows is against else title
     apart = (SLOW_START,) if against is Knows.CHECKS else ()
     for laws in (tuple(law for law in OTHERS if law not in apart), apart):
         ratios = {
@@ -146,14 +151,14 @@ def _restart(played: Mapping[tuple[str, Row], Result], title: str, knows: Knows,
             who = min(ratios, key=ratios.__getitem__)
             if laws is apart:
                 behind = 1 / ratios[who]
-                yield Verdict(f"{title}: P99.9 to {who}'s", "≤ 1.25 ×", behind, who, behind <= BOUND_SLOW_START)
+                yield Verdict(f"{named}: P99.9 to {who}'s", "≤ 1.25 ×", behind, who, behind <= BOUND_SLOW_START)
             else:
-                figure = f"{title}: P99.9 lower than of each other"
+                figure = f"{named}: P99.9 lower than of each other"
                 yield Verdict(figure, "≥ 12.3 ×", ratios[who], who, ratios[who] >= BOUND_P999)
     turns = played.get((title, Row("round_robin", against)))
     if turns is not None:
         ratio = turns.p99_ms / ours.p99_ms
-        yield Verdict(f"{title}: P99 lower than round robin's", "≥ 40 ×", ratio, "round_robin", ratio >= BOUND_P99)
+        yield Verdict(f"{named}: P99 lower than round robin's", "≥ 40 ×", ratio, "round_robin", ratio >= BOUND_P99)
 
 
 def _steady(played: Mapping[tuple[str, Row], Result], title: str) -> Iterator[Verdict]:

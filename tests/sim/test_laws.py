@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 SETTINGS = {setting.title: setting for setting in settings(0.4)}
 OURS = Row(WARM, Knows.REPORTS)
 JUDGED = {ROLLING: (Knows.REPORTS, Knows.NOTHING), LYING: (Knows.PROOF, Knows.CHECKS)}
+"""What the router and the others know; the router is judged with what the others know as well."""
 
 
 def played(title: str) -> Played:
     """Play what is judged in a scenario."""
     setting = SETTINGS[title]
     ours, theirs = JUDGED.get(title, (Knows.REPORTS, Knows.NOTHING))
-    rows = [row for row in setting.rows if row.knows is (ours if row.law == WARM else theirs)]
+    rows = [row for row in setting.rows if row.knows is theirs or (row.law == WARM and row.knows is ours)]
     return {(title, row): play_row(setting, row, (1,)) for row in rows}
 
 

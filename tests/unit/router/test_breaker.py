@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from router.breaker import TRANSITIONS, Breaker, GuardEvent, GuardState
@@ -216,19 +218,23 @@ def test_one_probe_at_a_time_for_as_long_as_it_may_say_nothing() -> None:
     guard = out(10.0)
     assert guard.probe_at(alone=False) == 11.0
     guard.take(11.0)
-    assert guard.probe_at(alone=False) == guard.probe_at(alone=True) == 11.0 + HELD_S
+    assert guard.probe_at(alone=True) == 11.0 + HELD_S
+    assert guard.probe_at(alone=False) == 11.0 + 2 * guard.policy.base_s
     assert guard.record(AttemptResult.CANCELLED, 11.5, NO_JITTER, started=11.0, probe=True) is False
     assert guard.probe_at(alone=False) == float("-inf")  # nobody knows yet: the next request may
 
 
 def test_so_many_probes_that_say_nothing_are_enough() -> None:
     guard = out(10.0)
+    taken = []
     for _ in range(MOST_PROBES):
-        assert guard.probe_at(alone=False) < float("inf")
-        guard.take(max(11.0, guard.probe_at(alone=False)))
+        taken.append(guard.probe_at(alone=False))
+        guard.take(taken[-1])
+    assert [later - earlier for earlier, later in pairwise(taken)] == [2, 4, 8, 16, 30, 30, 30]
     assert guard.probe_at(alone=False) == guard.probe_at(alone=True) == float("inf")
-    assert not guard.record(AttemptResult.CANCELLED, 20.0, NO_JITTER, started=12.0, probe=True)
-    assert guard.probe_at(alone=False) == 18.0 + HELD_S
+    assert not guard.record(AttemptResult.CANCELLED, 140.0, NO_JITTER, started=12.0, probe=True)
+    assert guard.probe_at(alone=False) == taken[-1] + 30
+    assert guard.probe_at(alone=True) == taken[-1] + HELD_S
 
 
 def test_a_probe_whose_caller_is_waited_for_is_none_of_them() -> None:
@@ -240,10 +246,10 @@ def test_a_probe_whose_caller_is_waited_for_is_none_of_them() -> None:
         assert guard.probe_at(alone=True) == float("-inf")
     assert (guard.trials, guard.under_way) == (0, 3 * MOST_PROBES)
     assert not guard.record(AttemptResult.CANCELLED, 40.0, NO_JITTER, started=11.0, probe=True, lent=True)
-    guard.reclaim(12.0)
-    guard.hold(50.0)
+    guard.wait_again(12.0, 50.0)
     assert (guard.trials, guard.lent) == (1, 3 * MOST_PROBES - 2)
     assert guard.probe_at(alone=True) == 50.0 + HELD_S
+    assert guard.probe_at(alone=False) == 52.0
     assert guard.record(AttemptResult.SUCCESS, 50.5, NO_JITTER, started=12.0, probe=True)
     assert (active(guard), guard.under_way) == (False, 0)
 
