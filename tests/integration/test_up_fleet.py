@@ -5,10 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -20,31 +18,8 @@ from sidecar.faults.processes import FaultKeeper, ProcessFault
 from tests.support.sidecars import Process, gone, until
 from tests.support.up_fleet import MODEL, Fleet, fleet
 
-REQUEST = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
-DEMO_MODEL = Path(__file__).parents[2] / "models" / "magika" / "1" / "model.onnx"
-
-
-def test_the_printed_lines_work_on_the_demo_model(tmp_path: Path) -> None:
-    if not DEMO_MODEL.exists():
-        pytest.skip("the demo model is not here: make model")
-    if shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
-    with fleet(tmp_path, models=DEMO_MODEL.parents[2]) as up:
-        lines = [line for line in up.output().splitlines() if line.startswith("curl ")]
-        answers = [
-            subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=True).stdout
-            for line in lines
-        ]
-        infer, routes, health = (json.loads(answer) for answer in answers)
-        best = infer["outputs"][0]["data"][0]
-        score, _, label = best.split(":")
-        assert (label, float(score) > 0.9) == ("python", True)  # no README.md beside: it asks about its own source
-        assert {row["endpoint"] for row in routes["routes"][0]["candidates"]} == {"worker-1", "worker-2"}
-        assert all(row["weight"] > 0 for row in routes["routes"][0]["candidates"])
-        assert health
-        up.process.send(signal.SIGINT)
-        assert up.process.wait() == 0
-        up.assert_nothing_is_left()
+SMALL = ("--workers", "1", "--processes", "1")
+"""For what is said of each worker and each data process."""
 
 
 def test_ctrl_c_leaves_nothing_and_everything_was_private(tmp_path: Path) -> None:
@@ -83,16 +58,8 @@ def test_a_start_that_is_broken_off_leaves_nothing(after_s: float, signum: signa
         until(lambda: not _running_in(run_dir), "no process of it is left")
 
 
-def test_sigkill_of_the_parent_leaves_nothing(tmp_path: Path) -> None:
-    with fleet(tmp_path) as up:
-        assert up.infer() == 200
-        up.process.send(signal.SIGKILL)
-        up.process.wait()
-        up.assert_nothing_is_left()
-
-
-def test_sigkill_of_the_parent_lets_a_running_request_finish(tmp_path: Path) -> None:
-    with fleet(tmp_path, "--", "--service-ms", "1500") as up:
+def test_sigkill_of_the_parent_lets_a_running_request_finish_and_leaves_nothing(tmp_path: Path) -> None:
+    with fleet(tmp_path, *SMALL, "--", "--service-ms", "1500") as up:
         statuses: list[int] = []
         caller = threading.Thread(target=lambda: statuses.append(up.infer()))
         caller.start()
@@ -132,7 +99,7 @@ def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
 
 
 def test_a_killed_store_is_started_again_and_requests_go_on(tmp_path: Path) -> None:
-    with fleet(tmp_path) as up:
+    with fleet(tmp_path, *SMALL) as up:
         os.kill(up.places["redis_pid"], signal.SIGKILL)
         assert [up.infer() for _ in range(20)] == [200] * 20
         until(lambda: "state store: died; started again, empty" in up.output(), "it says so")
@@ -144,7 +111,7 @@ def test_a_killed_store_is_started_again_and_requests_go_on(tmp_path: Path) -> N
 
 def test_a_store_that_a_fault_keeps_away_comes_back_when_nobody_keeps_it(tmp_path: Path) -> None:
     again = "state store: died; started again, empty"
-    with fleet(tmp_path, "--workers", "1", "--processes", "1") as up:
+    with fleet(tmp_path, *SMALL) as up:
         fault = ProcessFault("store_stop", url=f"unix://{up.places['redis_socket']}", for_s=300)
         with FaultKeeper() as keeper:
             kept = keeper.begin(fault)
@@ -168,7 +135,7 @@ def there(path: str) -> bool:
 
 
 def test_a_killed_sidecar_comes_back_on_the_same_addresses(tmp_path: Path) -> None:
-    with fleet(tmp_path) as up:
+    with fleet(tmp_path, *SMALL) as up:
         os.kill(up.places["sidecar_pid"], signal.SIGKILL)
         until(lambda: "sidecar: ended (SIGKILL)" in up.output(), "it says so")
 
@@ -186,7 +153,7 @@ def test_a_killed_sidecar_comes_back_on_the_same_addresses(tmp_path: Path) -> No
 
 
 def test_a_second_ctrl_c_cuts_a_long_request_short(tmp_path: Path) -> None:
-    with fleet(tmp_path, "--", "--service-ms", "8000") as up:
+    with fleet(tmp_path, *SMALL, "--", "--service-ms", "8000") as up:
         caller = threading.Thread(target=lambda: _swallow(up.infer))
         caller.start()
         until(lambda: b'"in_flight":1' in _stats(up), "the request runs", within_s=10)
@@ -200,11 +167,11 @@ def test_a_second_ctrl_c_cuts_a_long_request_short(tmp_path: Path) -> None:
 
 
 def test_the_run_directory_can_be_kept(tmp_path: Path) -> None:
-    with fleet(tmp_path, "--keep-run-dir") as up:
+    with fleet(tmp_path, *SMALL, "--keep-run-dir") as up:
         up.process.send(signal.SIGTERM)
         assert up.process.wait() == 0
         run_dir = Path(up.places["run_dir"])
-        assert {path.name for path in (run_dir / "log").iterdir()} == {"worker-1.log", "worker-2.log", "sidecar.log"}
+        assert {path.name for path in (run_dir / "log").iterdir()} == {"worker-1.log", "sidecar.log"}
         assert not (run_dir / "admin.sock").exists()
         assert not (run_dir / "state.sock").exists()
         assert "version: 1" in (run_dir / "warmroute.yaml").read_text()

@@ -62,13 +62,13 @@ class Fleet:
 
 
 @contextmanager
-def fleet(tmp_path: Path, *flags: str, models: Path | None = None) -> Iterator[Fleet]:
-    """Run ``warmroute up`` until ready; the deterministic engine where no models are given."""
+def fleet(tmp_path: Path, *flags: str) -> Iterator[Fleet]:
+    """Run ``warmroute up`` with the deterministic engine until it is ready."""
     scratch = tmp_path
     (scratch / "tmp").mkdir()
     command = [sys.executable, "-P", "-m", "sidecar.cli.main", "up", "--listen", "127.0.0.1:0", "--admin"]
     command += ["127.0.0.1:0", "--ready-file", str(scratch / "ready.json"), "--no-color"]
-    command += ["--models", str(models)] if models else ["--engine", "deterministic", "--model", MODEL]
+    command += ["--engine", "deterministic", "--model", MODEL]
     with (scratch / "out").open("wb") as out:
         process = Process(
             [*command, *flags],
