@@ -263,6 +263,8 @@ def judged(request: WarmupRequest, answer: Answer, took_s: float) -> tuple[str, 
     if not wanted:
         asked = "a 2xx" if expect is None or expect.status is None else f"the {expect.status} of expect.status"
         return WRONG, f"{what}: HTTP {answer.status}, not {asked}"
+    if answer.cut:
+        return WRONG, f"{what}: HTTP {answer.status}, but more than its max_answer_bytes of {request.max_answer_bytes}"
     if expect is not None and expect.body_contains is not None and expect.body_contains.encode() not in answer.body:
         return WRONG, f"{what}: HTTP {answer.status}, but the body lacks expect.body_contains"
     if took_s > request.within_s:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 BACKGROUND: Final = ("warmroute-background", "1")
 """Marks a request that nobody waits for."""
-ANSWER_BYTES: Final = 8 << 20
-"""So much of an answer is read; where it goes on, it counts as whole."""
 WATCH_AGAIN_S: Final = 1.0
 """A watched connection that ended is opened again so much later, up to twice as long at random."""
 _JSON: Final = ("content-type", "application/json")
@@ -438,9 +436,8 @@ def question_of(request: WarmupRequest, content: bytes = b"") -> Question:
     elif request.body is not None:
         body = request.body.encode()
     fields[BACKGROUND[0]] = BACKGROUND[1]
-    return Question(
-        request.path, body_bytes=ANSWER_BYTES, method=request.method, fields=tuple(fields.items()), body=body
-    )
+    most = request.max_answer_bytes
+    return Question(request.path, body_bytes=most, method=request.method, fields=tuple(fields.items()), body=body)
 
 
 def _are_one(one: Replica, other: Replica) -> bool:

@@ -48,6 +48,9 @@ class WarmupRequest(Base, frozen=True):
         ),
     ] = 1.0
     count: Annotated[int, doc(Reload.LIVE, "how many in a row must succeed in time", "requests", ge=1, le=100)] = 1
+    max_answer_bytes: Annotated[
+        int, doc(Reload.LIVE, "a body of an answer that is longer proves nothing", "bytes", ge=0, le=1 << 28)
+    ] = 8 << 20
 
 
 class Warmup(Base, frozen=True):

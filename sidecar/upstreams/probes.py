@@ -231,7 +231,9 @@ class _Visit:
             most = question.body_bytes
             async for message in call(reader, writer, self._host, path, question.body, most=most, fields=fields):
                 self.read_bytes += len(message)
-                body = body if len(body) + len(message) > most else body + message
+                if len(body) + len(message) > most:
+                    return Answer(200, body=body, cut=True)
+                body += message
         except CallError as error:
             return Answer(None, str(error))
         return Answer(200, body=body)

@@ -204,6 +204,13 @@ def test_what_serves_as_before_is_out_once_something_happens_to_it(breaks: bool)
             WRONG,
             "warm-up b1: HTTP 200, but the body lacks expect.body_contains",
         ),
+        (
+            {"body_contains": "ok"},
+            Answer(200, body=b"ok", cut=True),
+            0.0,
+            WRONG,
+            "warm-up b1: HTTP 200, but more than its max_answer_bytes of 8388608",
+        ),
         (None, GOOD, 0.11, LATE, "warm-up b1: took 0.11 s, more than its within_s of 0.1"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from grpc_health.v1 import health, health_pb2_grpc
 
-from sidecar.discovery.proving import NO_ANSWER, PROVEN, judged
+from sidecar.discovery.proving import NO_ANSWER, PROVEN, WRONG, judged
 from sidecar.discovery.warming import question_of
 from sidecar.http1.head import HeadError
 from sidecar.http1.parsing import parse_response
@@ -249,7 +249,10 @@ def test_an_answer_over_its_bound_is_none() -> None:
     with Echo() as address:
         question = Question("/test.Echo/Echo", body_bytes=10, method="POST", body=bytes(11))
         (found,) = asyncio.run(HttpProber()(address, (question,), 10.0))
+        many = Question("/test.Echo/Stream", body_bytes=10, method="POST", body=b"four")
+        (cut,) = asyncio.run(HttpProber()(address, (many,), 10.0))
     assert (found.status, found.error) == (None, f"{address}: a message that is compressed or over 10 bytes")
+    assert cut == Answer(200, body=b"fourfour", cut=True)
 
 
 @pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\0\0\0\4\0\0\0\0\0" * 300, b"\xff" * 40])
@@ -393,15 +396,24 @@ TWO_READINGS = CHUNKED[:-2] + b"Content-Length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
 
 
 @pytest.mark.parametrize("method", [b"GET", b"POST", b"HEAD"])
-@pytest.mark.parametrize("answer", [TWO_READINGS, plain(b"abc", b"Content-Length: 4\r\n"), plain(b"abc")])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        TWO_READINGS,
+        plain(b"abc", b"Content-Length: 4\r\n"),
+        plain(b"abc"),
+        b"HTTP/1.1 200 OK\r\nContent-Length: 900000000\r\n\r\n12345",  # and no more of it ever comes
+        CHUNKED + b"5\r\n12345\r\n",
+    ],
+)
 def test_a_warm_up_request_is_proven_by_no_answer_that_callers_would_not_get(answer: bytes, method: bytes) -> None:
     try:
         parse_response(answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n", method)
     except HeadError:
         wanted = NO_ANSWER
     else:
-        wanted = PROVEN
-    request = WarmupRequest("b1", "/infer", method=method.decode(), within_s=5.0)
+        wanted = WRONG if b"12345" in answer and method != b"HEAD" else PROVEN
+    request = WarmupRequest("b1", "/infer", method=method.decode(), within_s=5.0, max_answer_bytes=4)
 
     async def main() -> Answer:
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
