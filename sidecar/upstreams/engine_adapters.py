@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from router.model import State
 from sidecar.upstreams.adapters import (
-    BODY_BYTES,
+    ANYTHING,
     NOT_ASKED,
     Load,
     Question,
@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from sidecar.upstreams.adapters import Answer, Held
     from sidecar.upstreams.metrics_page import MetricsPage
 
-MODELS: Final = Question("/v1/models", body_bytes=BODY_BYTES, every_s=10.0)
+MODELS: Final = Question("/v1/models", body_bytes=2 << 20, every_s=10.0)
+"""A list of thousands of adapters is some hundred KiB long."""
+TOO_LONG: Final = (
+    f"its {MODELS.path} is over {MODELS.body_bytes >> 20} MiB, so what it serves is not known; "
+    'probe.served_as: "*" asks for the server alone'
+)
 _SLEEPS: Final = Question("/is_sleeping", body_bytes=1024)
 _AWAKE: Final = "awake"
 
@@ -98,6 +103,7 @@ class EngineReadiness:
         if probe.load:
             self._metrics = metrics_question(probe.metrics_path or engine.metrics_path, probe.metrics_port)
         self._queued = (f"{engine.queued}_sum", f"{engine.queued}_count")
+        self._listed: tuple[Answer, tuple[str, ...] | None] = (NOT_ASKED, None)
         self._names = frozenset(
             filter(None, (*engine.waiting, *engine.usage, *engine.runs, engine.sleep_state, *self._queued))
         )
@@ -119,13 +125,21 @@ class EngineReadiness:
         found = readiness(answers.get(self._ready, NOT_ASKED))
         if found.state is State.WARM and self._sleeps(answers, page):
             found = Signal(State.COLD, "it sleeps; POST /wake_up wakes it")
-        names = served(answers.get(MODELS, NOT_ASKED))
         warmth = proof(total(page.of(engine.runs)))
         signals = {}
         for one in held:
-            why = "" if names is None or found.state is not State.WARM else is_not_served(one[0], names)
+            why = "" if found.state is not State.WARM else self._is_missing(one[0], answers.get(MODELS, NOT_ASKED))
             signals[one] = Signal(State.LOADING if why else found.state, why or found.reason, warmth)
         return Reading(signals, self._load(page) if told else None, page.refused, queued(page, *self._queued))
+
+    def _is_missing(self, name: str, answer: Answer) -> str:
+        """Return why it is not ready for ``name`` by the list that it answered with; empty where that says nothing."""
+        if answer.cut and answer.good:
+            return "" if name == ANYTHING else TOO_LONG
+        if answer is not self._listed[0]:  # one answer is read in many rounds
+            self._listed = (answer, served(answer))
+        names = self._listed[1]
+        return "" if names is None else is_not_served(name, names)
 
     def _sleeps(self, answers: Mapping[Question, Answer], page: MetricsPage) -> bool:
         """Return whether it says so, on its own path (development mode only, in vLLM) or on its metrics page."""

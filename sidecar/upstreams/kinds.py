@@ -42,7 +42,8 @@ def kind_of(probe: Probe, answers: Mapping[Question, Answer]) -> ProbeKind | Non
     """Return which kind of server answers so, None while that cannot be told.
 
     V2 servers name themselves in their metadata, engines in ``owned_by`` of their models, and NIM's health has a form
-    of its own. One that does not say but answers the readiness path with a 2xx is taken for plain HTTP.
+    of its own. One that does not say but answers the readiness path with a 2xx is taken for plain HTTP, unless it has
+    a list of models that is too long to be read.
     """
     metadata = answers.get(_METADATA, NOT_ASKED).document()
     name = str(metadata.get("name", "")).lower() if isinstance(metadata, dict) else ""
@@ -55,7 +56,8 @@ def kind_of(probe: Probe, answers: Mapping[Question, Answer]) -> ProbeKind | Non
     said = health.document()
     if isinstance(said, dict) and str(said.get("object", "")).startswith("health"):
         return ProbeKind.NIM
-    models = answers.get(MODELS, NOT_ASKED).document()
+    listed = answers.get(MODELS, NOT_ASKED)
+    models = listed.document()
     entries = models.get("data") if isinstance(models, dict) else None
     owners = {
         str(entry.get("owned_by", "")).lower()
@@ -65,4 +67,6 @@ def kind_of(probe: Probe, answers: Mapping[Question, Answer]) -> ProbeKind | Non
     for kind in (ProbeKind.VLLM, ProbeKind.SGLANG):
         if kind.value in owners:
             return kind
+    if listed.good and listed.cut:
+        return None
     return ProbeKind.HTTP if answers.get(kind_questions(probe)[3], NOT_ASKED).good else None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from router.model import State
 from sidecar.settings import Probe, ProbeKind
 from sidecar.upstreams.adapters import Answer, Held, Load, Question, Reading, Signal, SignalAdapter, readiness
+from sidecar.upstreams.engine_adapters import TOO_LONG
 from sidecar.upstreams.kinds import adapter_for, kind_of, kind_questions
 
 
@@ -265,6 +267,8 @@ SLEEP_STATE = 'vllm:engine_sleep_state{sleep_state="awake"} %d\nvllm:engine_slee
             State.LOADING,
             "it serves a, b, not m; check probe.served_as",
         ),
+        ({"health": OK, "v1__models": Answer(200, body=b'{"data": [', cut=True)}, State.LOADING, TOO_LONG),
+        ({"health": OK, "v1__models": Answer(401, body=b"x", cut=True)}, State.WARM, ""),
         (
             {"health": OK, "v1__models": page('{"data": []}')},
             State.LOADING,
@@ -285,8 +289,20 @@ def test_a_healthy_engine_that_answered_nothing_yet_has_proven_nothing() -> None
     assert read(adapter("vllm"), M, health=OK).signals["m", ""].warmth == ()
 
 
-def test_what_an_engine_serves_under_any_name_will_do() -> None:
-    assert read(adapter("vllm"), [("*", "")], health=OK, v1__models=SERVES).signals["*", ""].state is State.WARM
+@pytest.mark.parametrize("listed", [SERVES, Answer(200, body=b'{"data": [', cut=True)])
+def test_what_an_engine_serves_under_any_name_will_do(listed: Answer) -> None:
+    assert read(adapter("vllm"), [("*", "")], health=OK, v1__models=listed).signals["*", ""].state is State.WARM
+
+
+def test_a_list_of_a_thousand_adapters_is_read_and_what_it_lacks_is_not_ready() -> None:
+    entries = [{"id": f"lora-{number}", "root": "x" * 60, "permission": [{"id": "y" * 300}]} for number in range(1000)]
+    vllm, listed = adapter("vllm"), page(json.dumps({"data": entries}))
+    question = next(one for one in vllm.questions(M) if one.path == "/v1/models")
+    assert len(listed.body) < question.body_bytes
+    found = read(vllm, [("m", ""), ("lora-999", "")], health=OK, v1__models=listed).signals
+    assert found["m", ""].reason == "it serves lora-0, lora-1, lora-2 and 997 more, not m; check probe.served_as"
+    assert found["lora-999", ""].state is State.WARM
+    assert read(vllm, M, health=OK, v1__models=SERVES).signals["m", ""].state is State.WARM  # another answer since
 
 
 def test_older_names_are_known_too() -> None:
@@ -326,6 +342,7 @@ def test_sglang_and_nim_under_their_own_names() -> None:
         ({"v1__models": page('{"data": [{"id": "m", "owned_by": "me"}]}')}, None),
         ({"v1__models": page('{"data": [4]}'), "v2": page("[]")}, None),
         ({"v2__health__ready": Answer(503)}, None),
+        ({"v2__health__ready": OK, "v1__models": Answer(200, body=b'{"data": [', cut=True)}, None),
         ({}, None),
     ],
 )
