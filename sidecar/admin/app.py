@@ -9,6 +9,7 @@ from aiohttp import web
 
 from sidecar.admin import guard
 from sidecar.admin.answers import Answers
+from sidecar.admin.drilling import DrillHandlers
 from sidecar.admin.handlers import Handlers
 from sidecar.admin.versions import VersionHandlers
 
@@ -37,6 +38,7 @@ def make_app(context: Context) -> web.Application:
     answers = Answers()
     app.add_routes(Handlers(context, answers).routes())
     app.add_routes(VersionHandlers(context, answers).routes())
+    app.add_routes(DrillHandlers(context).routes())
     return app
 
 

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from sidecar.admin import documents, status_page
+from sidecar.admin.drilling import gone
 from sidecar.admin.guard import JSON, RefusedError, json_response
 from sidecar.channel import CacheCleared
 from sidecar.faults.aim import misses
@@ -195,7 +196,10 @@ class Handlers:
         return json_response({"id": endpoint_id, "held": held})
 
     async def add_fault(self, request: web.Request) -> web.Response:
-        """Put a fault in force for a while."""
+        """Put a fault in force for a while; with ``?drill=ID`` only as long as that drill has this sidecar."""
+        drill, has = request.query.get("drill", ""), self._context.keeper.drill
+        if drill and (has is None or has.id != drill):
+            raise RefusedError(409, gone(drill))
         try:
             asked = _FAULT.decode(await request.read())
         except msgspec.DecodeError as error:

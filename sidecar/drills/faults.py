@@ -15,7 +15,7 @@ import msgspec
 
 from sidecar.drills.aside import aside
 from sidecar.drills.faulting import OfProcess, endpoint_of, of_process, pid_of, process_fault, rule, told
-from sidecar.drills.place import PlaceError
+from sidecar.drills.place import LEASE_S, RENEW_S, PlaceError
 from sidecar.drills.record import FaultSpan
 from sidecar.faults.processes import FaultKeeper, ProcessFaultError
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from sidecar.faults.processes import KeptFault
     from sidecar.up.announce import Places
 
-LEASE_S = 10.0
-"""A fault that the sidecar injects ends by itself so long after the drill was heard of last."""
-RENEW_S = 2.5
 KILL = "kill"
 THERE_S = 0.2
 """How often it is looked whether a process that was killed is there again."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from sidecar.cli.client import decoded, segment
 from sidecar.cli.outcome import CliError
-from sidecar.cli.shapes import Endpoints, Faults, Routes, VersionsDocument
+from sidecar.cli.shapes import Endpoints, Faults, Refusal, Routes, VersionsDocument
 from sidecar.drills.aside import aside
 from sidecar.drills.scenario import Act, Do
 from sidecar.drills.watching import look_of, scrape_of
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LEASE_S = 10.0
+"""What a sidecar does for a drill, and that it does it for this one alone, ends by itself so long after it was heard of
+last."""
+RENEW_S = 2.5
+
 
 class PlaceError(Exception):
     """The sidecar cannot be asked, or refuses; the text is one line."""
@@ -36,6 +42,8 @@ class Place:
         self._admin = admin
         self.target = target
         """Where requests go, HOST:PORT."""
+        self._id = secrets.token_hex(8)
+        """What the sidecar knows the drill by, once it has it."""
 
     async def look(self, at: float, *, with_ready: bool) -> Look:
         """Return what the sidecar shows now."""
@@ -58,20 +66,32 @@ class Place:
         """Return the faults in force."""
         return list((await self._read("/faults", Faults)).faults)
 
-    async def may_write(self) -> str:
-        """Return why the sidecar would refuse changes, "" where it takes them: asked with one that changes nothing."""
+    async def take(self, name: str, ends_in_s: float) -> None:
+        """Have the sidecar for the drill of this name alone; to be prolonged (:meth:`keep`)."""
+        await self._change("POST", "/drill", self._lease(name, ends_in_s))
+
+    async def keep(self, name: str, ends_in_s: float) -> str:
+        """Have it for longer; return why the drill has it no longer, "" where it has."""
         try:
             token = self._admin.token()
-            answer = await aside(self._admin.ask, "DELETE", "/faults/drill-", token=token, accept_errors=True)
+            lease = self._lease(name, ends_in_s) | {"renew": True}
+            answer = await aside(self._admin.ask, "POST", "/drill", lease, token=token, accept_errors=True)
+            if answer.status in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
+                return decoded(answer.body, Refusal).error
         except CliError as error:
             raise PlaceError(str(error)) from None
-        if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-            return "the sidecar takes no changes from here: --admin unix:PATH, or --token-file FILE"
         return ""
 
+    async def release(self) -> None:
+        """Let others have it."""
+        await self._change("DELETE", f"/drill/{self._id}")
+
+    def _lease(self, name: str, ends_in_s: float) -> dict[str, Any]:
+        return {"id": self._id, "name": name, "for_s": LEASE_S, "ends_in_s": max(0.0, ends_in_s)}
+
     async def put_fault(self, rule: dict[str, Any]) -> None:
-        """Put a fault in force, or prolong it."""
-        await self._change("POST", "/faults", rule)
+        """Put a fault in force, or prolong it; refused where the sidecar is another one than the drill had."""
+        await self._change("POST", f"/faults?drill={self._id}", rule)
 
     async def remove_fault(self, id_: str) -> None:
         """End a fault; one that has ended is ended."""

@@ -14,7 +14,7 @@ from sidecar.drills.faulting import endpoint_of
 from sidecar.drills.faults import Faults
 from sidecar.drills.load import Sending
 from sidecar.drills.picks import share_of_late
-from sidecar.drills.place import PlaceError, undoing
+from sidecar.drills.place import RENEW_S, PlaceError, undoing
 from sidecar.drills.record import Accounts, Check, Record, Span
 from sidecar.drills.scenario import kind_of
 from sidecar.drills.traffic import Figures, figures, of_calls
@@ -75,6 +75,7 @@ class Running:
         self._stop: asyncio.Future[str]
         self._hurry: asyncio.Future[None]
         self._background: list[asyncio.Task[None]] = []
+        self._changes = any(phase.fault is not None or phase.do is not None for phase in drill.phases)
         self._with_ready = any(phase.expect and phase.expect.ready is not None for phase in drill.phases)
 
     async def run(self) -> Record:
@@ -99,6 +100,8 @@ class Running:
                 self._spawn(work)
             keeping = self._spawn(self._faults.keep())
             self._spawn(self._faults.watch_killed())
+            if self._changes:
+                self._spawn(self._keep_the_sidecar())
             cut_short = await self._until_over()
         finally:
             self._show.note("ending: load, faults")
@@ -129,18 +132,26 @@ class Running:
         A sidecar of the drill's own has the fleet's ``ready_s`` to hear of all its workers: it may be ready before.
 
         Raises:
-            PlaceError: the sidecar does not answer, or has no such endpoint or model.
+            PlaceError: the sidecar does not answer, has no such endpoint or model, takes no changes, or another drill
+                has it.
         """
-        if any(phase.fault is not None or phase.do is not None for phase in self._drill.phases):
-            refused = await self._place.may_write()
-            if refused:
-                raise PlaceError(refused)
         start = self._drill.start
         until = self._clock() + (0.0 if self._fleet is None or start is None else start.up.ready_s)
         while lacks := self._unknown(await self._place.endpoints(), await self._place.models()):
             if self._clock() >= until:
                 raise PlaceError(lacks)
             await asyncio.sleep(LOOK_S)
+        if self._changes:
+            await self._place.take(self._drill.name, self._drill.limit_s + END_S)
+        try:
+            await self._refuse_other_faults()
+        except PlaceError:
+            if self._changes:
+                await self._release()
+            raise
+
+    async def _refuse_other_faults(self) -> None:
+        """Look for faults of a drill that was killed: they end within seconds."""
         ours = {one.id for one in await self._place.faults() if one.id.startswith("drill-")}
         if ours:
             ids = ", ".join(sorted(ours))
@@ -269,6 +280,15 @@ class Running:
             with suppress(PlaceError):
                 self._scrapes.append(await self._place.scrape(self._now()))
 
+    async def _keep_the_sidecar(self) -> None:
+        """Go on saying that the drill runs; end it where the sidecar knows nothing of it any more."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            with suppress(PlaceError):  # it may be starting again; then it says that it knows of none
+                lost = await self._place.keep(self._drill.name, self._drill.limit_s + END_S - self._now())
+                if lost and not self._stop.done():
+                    self._stop.set_result(f"its faults are gone: {lost}")
+
     async def _guard(self) -> None:
         """End the drill where an abort condition holds."""
         while True:
@@ -310,12 +330,18 @@ class Running:
             await asyncio.wait(ending)
         if not left:  # who does not answer to that has no counters to tell
             await self._within(END_S, self._scrape())
+            if self._changes:
+                await self._within(END_S, self._release())
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         if self._fleet is not None:
             return []  # what is in force there ends with it
         return left
+
+    async def _release(self) -> None:
+        with suppress(PlaceError):  # then it ends by itself
+            await self._place.release()
 
     async def _undo_all(self, undoing: list[Do], refused: list[str]) -> None:
         """Do all of ``undoing``, which keeps what is not done yet; what is refused goes to ``refused``."""

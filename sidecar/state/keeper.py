@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from sidecar.discovery.source import DiscoverySource, Found
     from sidecar.faults.rules import FaultRule
     from sidecar.settings import Fault
+    from sidecar.state.drilling import DrillLease
     from sidecar.state.memory import Memory
 
 PING_S = 0.5
@@ -116,6 +117,8 @@ class Keeper:
         self._recalled = remembered.records
         self.names = remembered.names
         self._begun_faults = remembered.begun_faults
+        self.drill = remembered.drill
+        """The drill that had this sidecar last; its time may be over."""
         self.steering = Steering(cluster, models, wall)
         self.steering.restore(remembered.steered)
         for event in self.steering.messages():
@@ -352,6 +355,11 @@ class Keeper:
         self._faults_changed()
         return True
 
+    def lease(self, drill: DrillLease | None) -> None:
+        """Let a drill have this sidecar, or none."""
+        self.drill = drill
+        self._remember()
+
     def configure_faults(self, faults: Iterable[Fault], most: int) -> None:
         """Begin and end the faults of the configuration, where it is another; at most so many are in force."""
         begin, end, begun = changes(faults, self._begun_faults, self._clock())
@@ -389,7 +397,7 @@ class Keeper:
         kept = self._recalled if self._recalled and not self._told_whole else records
         steered = tuple(self.steering.records.values())
         held, faults = tuple(self.roster.held), tuple(self.roster.faults.values())
-        self._memory.save(Remembered(held, faults, kept, steered, self.names, self._begun_faults))
+        self._memory.save(Remembered(held, faults, kept, steered, self.names, self._begun_faults, self.drill))
         self._unsaved = False
 
     def _recall(self) -> None:

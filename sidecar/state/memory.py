@@ -1,4 +1,4 @@
-"""What is kept through a restart of the control process: holds, faults, steered versions, the last good view.
+"""What is kept through a restart of the control process: holds, faults, steered versions, a drill, the last good view.
 
 It lies in a memory file that the supervisor holds, so it lives exactly as long as the sidecar. Data processes go by it
 while the control process is away; without it a new control process would know nothing of a hold that is in force, and
@@ -16,6 +16,7 @@ import msgspec
 
 from router.model import EndpointRecord
 from sidecar.faults.rules import FaultRule
+from sidecar.state.drilling import DrillLease
 from sidecar.state.steering import Steered
 from sidecar.telemetry.logs import get_log
 
@@ -45,6 +46,7 @@ class Remembered:
     names: tuple[KnownName, ...] = ()
     begun_faults: tuple[tuple[str, str], ...] = ()
     """Of the configuration: their names, and a digest of each."""
+    drill: DrillLease | None = None
 
 
 _DECODER = msgspec.msgpack.Decoder(Remembered)

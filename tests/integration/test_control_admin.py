@@ -20,6 +20,7 @@ from sidecar.telemetry.page import OVERFLOW_KEY, Scalar
 from tests.support.control_process import ControlProcess
 from tests.support.metrics_text import doubled
 from tests.support.redis_server import RedisServer
+from tests.support.sidecars import until
 from tests.support.state_writer import StateWriter, worker_record
 
 SETTINGS: dict[str, Any] = {
@@ -137,6 +138,8 @@ WRITES = [
     ("POST", "/endpoints/127.0.0.1:9001/resume"),
     ("POST", "/faults"),
     ("DELETE", "/faults/x"),
+    ("POST", "/drill"),
+    ("DELETE", "/drill/x"),
     ("PUT", "/routes"),
     ("POST", "/nowhere"),
 ]
@@ -262,6 +265,32 @@ def test_a_malformed_fault_is_refused_with_what_is_wrong(unchanged: ControlProce
     answer = unchanged.ask("/faults", method="POST", body=body, unix=True)
     assert answer.status == 400
     assert says in answer.json["error"]
+
+
+def test_one_drill_has_the_sidecar_at_a_time(control: ControlProcess) -> None:
+    def take(body: bytes) -> tuple[int, Any]:
+        answer = control.ask("/drill", method="POST", body=body, unix=True)
+        return answer.status, answer.json
+
+    assert control.ask("/drill").json == {"drill": None}
+    status, refusal = take(b'{"id": "one", "renew": true}')
+    assert (status, refusal["error"]) == (400, 'name: missing: add "name" (the drill\'s name)')
+    assert take(b'{"id": "one", "name": "surge", "renew": true}')[0] == 404
+    status, taken = take(b'{"id": "one", "name": "surge", "for_s": 30, "ends_in_s": 90}')
+    assert (status, taken["drill"]["name"], round(taken["drill"]["left_s"])) == (201, "surge", 30)
+    control.kill()
+    control.start()  # it outlives the control process, as its faults do
+    status, refusal = take(b'{"id": "two", "name": "other"}')
+    assert status == 409
+    assert re.fullmatch(r'the drill "surge" \(unix uid=\d+ pid=\d+\) has .* for [89]\d s at most: .*', refusal["error"])
+    assert take(b'{"id": "one", "name": "surge", "for_s": 0.001, "renew": true}')[0] == 200
+    until(lambda: control.ask("/drill").json["drill"] is None, "its time is over")
+    assert control.ask("/faults?drill=one", method="POST", body=ABORT, unix=True).status == 201  # nobody had it since
+    assert take(b'{"id": "two", "name": "other"}')[0] == 201
+    assert control.ask("/faults?drill=one", method="POST", body=ABORT, unix=True).status == 409
+    assert control.ask("/drill/one", method="DELETE", unix=True).status == 404
+    assert control.ask("/drill/two", method="DELETE", unix=True).json == {"id": "two", "removed": True}
+    assert control.ask("/drill").json == {"drill": None}
 
 
 def test_bodies_and_the_number_of_faults_are_bounded(control: ControlProcess) -> None:

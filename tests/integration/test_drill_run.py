@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.drills.faults import LEASE_S
+from sidecar.drills.place import LEASE_S
 from sidecar.drills.run import END_S
 from tests.support.http_origin import Echo, HttpOrigin
 from tests.support.product import Sidecar, running
@@ -131,13 +131,22 @@ def test_what_an_operator_drained_stays_drained(here: Here) -> None:
     assert endpoint["held"]
 
 
-def test_ctrl_c_takes_the_fault_back_first(here: Here) -> None:
+def test_another_drill_is_refused_and_ctrl_c_takes_the_fault_back_first(here: Here) -> None:
     with here.drill(60) as process:
         until(here.faults, "the fault is in force")
+        other = here.scratch / "drain.yaml"
+        other.write_text(DRAIN.replace("ENDPOINT", json.dumps(here.sidecar.json("/endpoints")["endpoints"][0]["id"])))
+        command = [WARMROUTE, "drill", "run", str(other), "--admin", here.admin, "--out", str(here.scratch)]
+        done = subprocess.run(command, check=False, env=ENVIRON, timeout=60, capture_output=True, text=True)
+        who = re.escape(f'the drill "here" (unix uid={os.getuid()} pid={process.popen.pid}) has this sidecar, for ')
+        assert re.search(rf"drain: {who}[89]\d\d s at most: wait for its end$", done.stderr.strip()), done.stderr
+        assert done.returncode == 2
+        assert not any(one["held"] for one in here.sidecar.json("/endpoints")["endpoints"])
         process.send(signal.SIGINT)
         assert process.wait() == 1, process.text()
     assert here.faults() == []
     assert here.report()["cut_short"] == "interrupted (SIGINT)"
+    assert here.sidecar.json("/drill") == {"drill": None}
 
 
 def test_a_killed_drill_leaves_its_fault_no_longer_than_its_lease(here: Here) -> None:
@@ -147,9 +156,7 @@ def test_a_killed_drill_leaves_its_fault_no_longer_than_its_lease(here: Here) ->
         process.wait()
     left = here.faults()
     assert all(fault["left_s"] <= LEASE_S for fault in left)
-    for fault in left:  # others of this sidecar's tests need not wait for it
-        removed = [WARMROUTE, "fault", "remove", fault["id"], "--admin", here.admin]
-        subprocess.run(removed, check=True, env=ENVIRON, timeout=30, capture_output=True)
+    assert here.sidecar.json("/drill")["drill"]["left_s"] <= LEASE_S
 
 
 def test_a_sidecar_that_crashed_for_good_is_named_as_what_could_not_be_asked(here: Here) -> None:

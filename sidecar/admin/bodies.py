@@ -1,0 +1,32 @@
+"""Bodies of requests to the admin API: all that does not fit is told at once, each with field, value and remedy."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from sidecar.admin.guard import RefusedError
+from sidecar.config.document import node_of
+from sidecar.config.problems import Where
+from sidecar.config.structure import conform
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def read_body(data: bytes, shape: type[S], empty: str) -> S:
+    """Return what a body in JSON describes; ``empty`` is what to do about one that holds nothing.
+
+    Raises:
+        RefusedError: it is no JSON, or does not fit.
+    """
+    if not data.strip():
+        raise RefusedError(400, f"the body is empty: {empty}")
+    try:
+        content = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise RefusedError(400, f"the body is no JSON ({error}): {empty}") from None
+    made, problems = conform(node_of(content, Where("")), shape, empty)
+    if made is None:
+        raise RefusedError(400, "; ".join(map(str, problems)))
+    return made
