@@ -18,12 +18,17 @@ STAND_IN = Path(__file__).with_name("stand_in_roles.py")
 
 
 def until(condition: Callable[[], Any], what: str, within_s: float = WAIT_S) -> Any:
-    """Return the first true value of ``condition``; fail with ``what`` where none comes in time."""
+    """Return the first true value of ``condition``; fail with ``what`` where none comes in time.
+
+    It is asked less often the longer it takes: asking may be a request, of what the test waits for.
+    """
     deadline = time.monotonic() + within_s
+    wait_s = 0.005
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {within_s} s: {what}")
-        time.sleep(0.01)
+        time.sleep(wait_s)
+        wait_s = min(1.2 * wait_s, 0.04)
     return value
 
 
@@ -41,6 +46,8 @@ class Process:
 
     def __init__(self, command: Sequence[str], log: Path, **options: Any) -> None:
         self._log = log
+        self._read_bytes = 0
+        self._entries: list[dict[str, Any]] = []
         with log.open("ab") as stderr:
             self.popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr, **options)
 
@@ -73,13 +80,13 @@ class Process:
 
     def events(self, event: str, /, **fields: object) -> list[dict[str, Any]]:
         """Return the logged events of that name whose fields have these values."""
-        found = []
-        for line in self.text().splitlines():
-            if line.startswith("{") and line.endswith("}"):
-                entry = json.loads(line)
-                if entry["event"] == event and fields.items() <= entry.items():
-                    found.append(entry)
-        return found
+        with self._log.open("rb") as file:  # each line is read once: who waits for one asks again and again
+            file.seek(self._read_bytes)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._read_bytes += len(whole + end)
+        lines = (line for line in whole.splitlines() if line.startswith(b"{") and line.endswith(b"}"))
+        self._entries.extend(map(json.loads, lines))
+        return [entry for entry in self._entries if entry["event"] == event and fields.items() <= entry.items()]
 
     def await_event(self, event: str, /, count: int = 1, **fields: object) -> dict[str, Any]:
         """Return the ``count``-th such event once it is there."""
