@@ -25,6 +25,8 @@ AGENTS: Final = ("http_user_agent", "user_agent")
 REFERERS: Final = ("http_referer", "http_referrer", "referer")
 LOCAL: Final = "%d/%b/%Y:%H:%M:%S %z"
 """How the common format writes a moment."""
+ACCEPTED: Final = "%d/%b/%Y:%H:%M:%S.%f"
+"""How HAProxy does, by the clock on its wall."""
 _MILLISECONDS: Final = 1e11
 """Numbers from here on are milliseconds: as seconds they would be of the year 5138."""
 _DECODE: Final = msgspec.json.Decoder(dict[str, Any])
@@ -75,7 +77,7 @@ def moment_of(value: object) -> float | None:
     else:
         number = number / 1000 if number >= _MILLISECONDS else number
         return number if 0 <= number < _MILLISECONDS else None
-    for parse in (datetime.fromisoformat, _local):
+    for parse in (datetime.fromisoformat, _local, _accepted):
         try:
             date = parse(text)
         except ValueError:
@@ -86,6 +88,10 @@ def moment_of(value: object) -> float | None:
 
 def _local(text: str) -> datetime:
     return datetime.strptime(text, LOCAL)  # noqa: DTZ007 (the format has a zone)
+
+
+def _accepted(text: str) -> datetime:
+    return datetime.strptime(text, ACCEPTED)  # noqa: DTZ007 (the format has no zone)
 
 
 def _text(said: dict[str, Any], names: tuple[str, ...]) -> str:

@@ -1,4 +1,5 @@
-"""Access logs in the combined or the common format, which nginx, Apache, HAProxy and Envoy can write, or in JSON.
+"""Access logs: in the combined or the common format, which nginx, Apache, HAProxy and Envoy can write, in the formats
+of Envoy's and HAProxy's own, or in JSON.
 
 What they lack is made up, and said: where moments are whole seconds, the requests of one second are spread evenly over
 it; there are no bodies, so requests that need one are left out, or get one from a template.
@@ -22,9 +23,24 @@ if TYPE_CHECKING:
 
     from sidecar.traffic.traces.templates import BodyTemplate
 
-_LINE: Final = re.compile(
-    r'\S+ \S+ [^\[]*\[(?P<time>[^\]]{1,64})\] "(?P<request>(?:[^"\\]|\\.)*)" (?P<status>\d{3}) (?:\d+|-)'
-    r'(?: "(?P<referer>(?:[^"\\]|\\.)*)" "(?P<agent>(?:[^"\\]|\\.)*)")?'
+_TIME: Final = r"\[(?P<time>[^\]]{1,64})\]"
+_REQUEST: Final = r'"(?P<request>(?:[^"\\]|\\.)*)"'
+_AGENT: Final = r'"(?P<agent>(?:[^"\\]|\\.)*)"'
+_TEXT: Final = r'"(?:[^"\\]|\\.)*"'
+_HAPROXY: Final = re.compile(  # its `option httplog`, with whatever syslog puts before it
+    rf"(?:.{{0,512}}? )?\S+:\d+ {_TIME} \S+ \S+/\S+ -?\d+(?:/[+-]?\d+){{4}} (?P<status>-1|\d{{3}}) \+?\d+"
+    rf" \S+ \S+ \S{{4}} \d+(?:/\+?\d+){{4}} \d+/\d+ (?P<referer>)(?P<agent>)[^\"]*{_REQUEST}"
+)
+_FORMS: Final = (
+    re.compile(  # the combined format, the common one without its last two
+        rf"\S+ \S+ [^\[]*{_TIME} {_REQUEST} (?P<status>\d{{3}}) (?:\d+|-)"
+        rf'(?: "(?P<referer>(?:[^"\\]|\\.)*)" {_AGENT})?'
+    ),
+    re.compile(  # Envoy's default, and Istio's, which has three more behind the flags
+        rf"{_TIME} {_REQUEST} (?P<status>\d{{1,3}}) \S+(?P<referer>)"
+        rf"(?:(?: \S+ \S+ {_TEXT})?(?: (?:\d+|-)){{4}} {_TEXT} {_AGENT})?"
+    ),
+    _HAPROXY,
 )
 _BODIES: Final = frozenset({"POST", "PUT", "PATCH"})
 CLIENT_CLOSED: Final = 499
@@ -33,7 +49,7 @@ CLIENT_CLOSED: Final = 499
 
 def looks_like(line: str) -> bool:
     """Return whether this is a line of such a log."""
-    return _LINE.match(line) is not None or (line.startswith("{") and entry_of(line) is not None)
+    return _matched(line) is not None or (line.startswith("{") and entry_of(line) is not None)
 
 
 def read(
@@ -93,15 +109,21 @@ def read(
 def _entry(line: str) -> Entry | None:
     if line.startswith("{"):
         return entry_of(line)
-    found = _LINE.match(line)
+    found = _matched(line)
     if found is None:
         return None
     method, _, rest = found["request"].partition(" ")
     target, _, version = rest.rpartition(" ")
+    if found.re is _HAPROXY and not target.startswith("/"):  # a request over HTTP/2, with its scheme and authority
+        target = "/" + target.partition("://")[2].partition("/")[2]
     at_s = moment_of(found["time"])
     if at_s is None or not version.startswith("HTTP/"):
         return None
-    return Entry(at_s, method, target, int(found["status"]), found["agent"] or "", found["referer"] or "")
+    return Entry(at_s, method, target, max(0, int(found["status"])), found["agent"] or "", found["referer"] or "")
+
+
+def _matched(line: str) -> re.Match[str] | None:
+    return next((found for form in _FORMS if (found := form.match(line)) is not None), None)
 
 
 def _request(found: Entry, headers: Sequence[tuple[str, str]]) -> Timed:
@@ -120,6 +142,6 @@ def _request(found: Entry, headers: Sequence[tuple[str, str]]) -> Timed:
 def _ended(status: int) -> Ended:
     if status == CLIENT_CLOSED:
         return Ended.HUNG_UP
-    if status == 0:  # as Envoy says it of a connection that ended before an answer
+    if status == 0:  # as Envoy says it of a connection that ended before an answer; HAProxy says -1
         return Ended.CUT
     return Ended.STATUS_5XX if status >= 500 else Ended.STATUS_4XX if status >= 400 else Ended.OK

@@ -84,9 +84,9 @@ def _read(name: str, file: BinaryIO, filling: Filling) -> Trace:
             texts = chain([text], (line.decode("utf-8", "replace") for line in lines))
             return logs.read(name, texts, filling.template, filling.model, filling.headers)
     raise TraceError(
-        f"{name}:1: no trace that is known: neither what warmroute record writes, nor an access log in the combined"
-        " or common format or in JSON lines, nor a CSV of Azure's LLM inference traces or BurstGPT, nor Mooncake's JSON"
-        " lines"
+        f"{name}:1: no trace that is known: neither what warmroute record writes, nor an access log (the combined or"
+        " common format, Envoy's default, HAProxy's option httplog, or JSON lines), nor a CSV of Azure's LLM inference"
+        " traces or BurstGPT, nor Mooncake's JSON lines"
     )
 
 

@@ -385,10 +385,38 @@ def test_access_logs(tmp_path: Path) -> None:
     assert posted.headers[0] == ("Content-Type", "application/json")
 
 
+ENVOY_LINES = """\
+[2026-03-01T10:00:00.250Z] "GET /a HTTP/2" 200 - 0 226 12 11 "10.0.0.2" "curl/8.0" "cc21d9b0" "h" "10.0.0.3:80"
+[2026-03-01T10:00:01.000Z] "GET /b HTTP/1.1" 0 DC 0 0 5 - "-" "py \\"x\\"" "cc21d9b1" "h" "-"
+[2026-03-01T10:00:02.000Z] "GET /c HTTP/1.1" 503 UF,URX via_upstream - "-" 0 91 3 - "-" "istio" "i" "h" "[::1]:80" out
+"""
+HAPROXY_LINES = """\
+Mar  1 10:00:00 host haproxy[14]: 10.0.0.2:33317 [01/Mar/2026:10:00:00.250] in~ m/w1 10/0/30/69/109 200 2750 - - ---- \
+1/1/1/1/0 0/0 {h|curl 8} {} "GET /a HTTP/1.1"
+::1:33318 [01/Mar/2026:10:00:01.000] in m/<NOSRV> 0/-1/-1/-1/+5 -1 +0 - - CQ-- 2/1/1/1/+1 0/1 "GET https://h/b HTTP/2.0"
+::1:33318 [01/Mar/2026:10:00:01.000] in in/<NOSRV> -1/-1/-1/-1/0 400 0 - - PR-- 2/1/1/1/0 0/0 "<BADREQ>"
+::1:33319 [01/Mar/2026:10:00:02.000] in m/w2 0/0/0/5/5 503 91 - - SC-- 2/1/1/1/3 0/0 "GET /c HTTP/1.1" 0/0/0 h/TLSv1.3
+"""
+
+
+@pytest.mark.parametrize(("log", "agents", "unreadable"), [(ENVOY_LINES, 3, 0), (HAPROXY_LINES, 0, 1)])
+def test_access_logs_as_envoy_and_haproxy_write_them(tmp_path: Path, log: str, agents: int, unreadable: int) -> None:
+    trace = read(tmp_path, log)
+    requests = list(trace.make())
+    assert [(one.at_s, one.target, one.recorded) for one in requests] == [
+        (0.0, "/a", Ended.OK),
+        (0.75, "/b", Ended.CUT),
+        (1.75, "/c", Ended.STATUS_5XX),
+    ]
+    assert sum(bool(one.headers) for one in requests) == agents
+    assert trace.left_out.get("unreadable", 0) == unreadable
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
         ("", "trace:1: no trace that is known"),
+        ("[tea] at ten\n", "(the combined or common format, Envoy's default, HAProxy's option httplog, or JSON lines)"),
         ("hello\n", "trace:1: no trace that is known"),
         (AZURE.encode("utf-16"), "trace:1: is UTF-16; convert it, as with: iconv -f UTF-16 -t UTF-8"),
         (b"\0" * (2 << 20), "trace:1: no trace that is known"),
