@@ -22,6 +22,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from router.model import EndpointRecord, Replica, State
+from router.texts import CONTROL, spelled_out
 from router.urls import check_address, protocol_of
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def decode_fields(id: str, fields: Mapping[str, str]) -> EndpointRecord:  # noqa
         record = EndpointRecord(
             id=_id(id),
             address=address,
-            epoch=_text(fields["epoch"]),
+            epoch=_name(fields["epoch"], "epoch"),
             revision=_number(fields["rev"]),
             protocol=_protocol(fields["proto"], address),
             replicas=_replicas_in(fields["replicas"]),
@@ -262,7 +263,7 @@ def decode_news(id: str, text: str, after: int = 0) -> list[ModelNews]:  # noqa:
                 ModelEvent(event),
                 _short(model, "model", MAX_NAME_CHARS),
                 _short(version, "version", MAX_NAME_CHARS),
-                _cut(_text(reason)),
+                _cut(spelled_out(_text(reason))),
             )
             for number, event, model, version, reason in rows
             if _integer(number) > after and event in _MODEL_EVENTS
@@ -366,24 +367,24 @@ def _replicas_in(text: str) -> tuple[Replica, ...]:
 
 
 def _replica_in(row: dict[str, Any]) -> Replica:
-    warmth = tuple(sorted((_text(name), _ratio(value)) for name, value in row.get("w", {}).items()))
+    warmth = tuple(sorted((_name(name, "shape class"), _ratio(value)) for name, value in row.get("w", {}).items()))
     shard, count = _integer(row.get("k", 0)), _integer(row.get("n", 1))
     if not 0 <= shard < count:
         raise WireError(f"shard {shard} of {count}")
     return Replica(
-        model=_short(row["m"], "model", MAX_NAME_CHARS),
+        model=_there(_short(row["m"], "model", MAX_NAME_CHARS), "model"),
         version=_short(row.get("v", ""), "version", MAX_NAME_CHARS),
         shard=shard,
         shard_count=count,
         state=State(row["s"]),
         warmth=warmth,
-        content_hash=_text(row.get("h", "")),
-        config_revision=_text(row.get("c", "")),
+        content_hash=_name(row.get("h", ""), "content hash"),
+        config_revision=_name(row.get("c", ""), "configuration revision"),
         generation=_integer(row.get("g", 0)),
         warm_for_s=_finite(row.get("t", 0.0)),
         warm_in_s=_warm_in(row.get("i", 0.0)),
-        reason=_text(row.get("r", "")),
-        group=_id(row.get("p", ""), "group"),
+        reason=spelled_out(_text(row.get("r", ""))),
+        group=_short(row.get("p", ""), "group", MAX_ID_CHARS),
     )
 
 
@@ -396,14 +397,28 @@ def _text(value: object) -> str:
     return value
 
 
-def _id(value: object, of: str = "id") -> str:
-    return _short(value, of, MAX_ID_CHARS)
+def _id(value: object) -> str:
+    return _there(_short(value, "id", MAX_ID_CHARS), "id")
+
+
+def _there(text: str, of: str) -> str:
+    if not text:
+        raise WireError(f"{of} is empty")
+    return text
 
 
 def _short(value: object, of: str, most: int) -> str:
-    text = _text(value)
+    text = _name(value, of)
     if len(text) > most:
         raise WireError(f"{of} of {len(text)} characters, at most {most}", OVER_LIMIT)
+    return text
+
+
+def _name(value: object, of: str) -> str:
+    """Take text that stands in tables, labels and log lines as it is."""
+    text = _text(value)
+    if not text.isprintable() and CONTROL.search(text):
+        raise WireError(f"{of} {_cut(ascii(text), MAX_ID_CHARS)} holds control characters")
     return text
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from router.texts import spelled_out
 from sidecar.cli.shapes import Cache, Candidate, Endpoint, Endpoints, Explanation, Ladder, Replica, Route, Term
 from sidecar.faults.rules import FaultShown
 from sidecar.settings.faults import PARAMETERS, SCOPE
@@ -19,18 +21,41 @@ _UNLIMITED = 10_000
 _STATE_STYLES = {"warm": "green", "warming": "yellow", "loading": "yellow", "failed": "red", "draining": "dim"}
 
 
+class Rows(Table):
+    """A table whose cells hold no control characters: what others named themselves moves nobody's cursor."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        """Add a row; see :class:`rich.table.Table`."""
+        super().add_row(*map(_plain, cells), **options)
+
+
+def _plain(cell: RenderableType | None) -> RenderableType | None:
+    if isinstance(cell, str):
+        return spelled_out(cell)
+    return _line(cell) if isinstance(cell, Text) else cell
+
+
+def _line(text: Text) -> Text:
+    said = "\n".join(map(spelled_out, text.plain.split("\n")))
+    return text if said == text.plain else Text(said, style=text.style)
+
+
 def show(*parts: RenderableType) -> None:
-    """Write tables and lines to standard output: wrapped to a terminal where they can be, unabridged into a pipe."""
+    """Write tables and lines to standard output: wrapped to a terminal where they can be, unabridged into a pipe.
+
+    Control characters in lines are spelled out, as in the cells of :func:`table`.
+    """
     terminal = sys.stdout.isatty()
     for part in parts:
+        part = _line(part) if isinstance(part, Text) else part
         size = Console(width=_UNLIMITED).measure(part)
         width = max(shutil.get_terminal_size().columns, size.minimum) if terminal else max(1, size.maximum)
         Console(width=width, highlight=False, markup=False, emoji=False).print(part, soft_wrap=isinstance(part, Text))
 
 
-def table(*columns: str, right: Iterable[str] = ()) -> Table:
+def table(*columns: str, right: Iterable[str] = ()) -> Rows:
     """Return an empty table; the columns in ``right`` hold numbers, the last one is text that may wrap."""
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    made = Rows(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         wraps = column == columns[-1]
         made.add_column(column, justify="right" if column in right else "left", no_wrap=not wraps, overflow="fold")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from router.model import State
 from router.stats import RecentMean
 from sidecar.settings import ProbeKind
-from sidecar.upstreams.adapters import ANYTHING, REASON_BYTES, HttpReadiness, Load, Reading, Signal
+from sidecar.upstreams.adapters import ANYTHING, HttpReadiness, Load, Reading, Signal, reason_of
 from sidecar.upstreams.kinds import adapter_for, kind_of, kind_questions
 
 if TYPE_CHECKING:
@@ -152,9 +152,7 @@ class Probing:
 
 
 def _tidy(signal: Signal) -> Signal:
-    """Return a signal whose reason is text of a bounded length: a server may have had a say in it."""
-    raw = signal.reason.encode("utf-8", "replace")
-    return replace(signal, reason=raw[:REASON_BYTES].decode("utf-8", "ignore")) if signal.reason else signal
+    return replace(signal, reason=reason_of(signal.reason)) if signal.reason else signal
 
 
 def merged(loads: Iterable[Load]) -> Load:

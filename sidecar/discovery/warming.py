@@ -21,7 +21,7 @@ from sidecar.discovery.proving import MEMBER, RETURNED, Proving
 from sidecar.discovery.static import FIRST_PROBES_S
 from sidecar.settings import BODY_FILE_BYTES
 from sidecar.telemetry.logs import get_log
-from sidecar.upstreams.adapters import REASON_BYTES, Answer, Question
+from sidecar.upstreams.adapters import Answer, Question, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -300,7 +300,9 @@ class WarmedSource:
             return replica
         proving = charge.proving
         state, reason = (replica.state, replica.reason) if replica.state is not State.WARM else proving.state
-        return replace(replica, state=state, reason=_cut(reason), warmth=proving.warmth, proven_at=proving.proven_at)
+        return replace(
+            replica, state=state, reason=reason_of(reason), warmth=proving.warmth, proven_at=proving.proven_at
+        )
 
     # --- sending -------------------------------------------------------------------------------------------------
 
@@ -445,7 +447,3 @@ def _are_one(one: Replica, other: Replica) -> bool:
     return (one.model, one.version, one.group, one.generation, one.shard_count) == (
         other.model, other.version, other.group, other.generation, other.shard_count
     )  # fmt: skip
-
-
-def _cut(reason: str) -> str:
-    return reason.encode("utf-8", "replace")[:REASON_BYTES].decode("utf-8", "ignore")

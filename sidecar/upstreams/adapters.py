@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
 
 from router.model import State
+from router.texts import spelled_out
 from sidecar.settings import PROBE_PATH
 from sidecar.upstreams.metrics_page import PAGE_BYTES, MetricsPage, read_page, total
 
@@ -83,6 +84,11 @@ class Answer:
 
 
 NOT_ASKED: Final = Answer(None, "not asked")
+
+
+def reason_of(text: str) -> str:
+    """Return a reason fit to be shown, of a bounded length: a server may have had a say in it."""
+    return spelled_out(text).encode("utf-8", "replace")[:REASON_BYTES].decode("utf-8", "ignore")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from router.model import EndpointRecord, EndpointSeen, Replica, State
 from router.urls import protocol_of
 from router.wire import (
+    MALFORMED,
     MAX_FIELD_CHARS,
     MAX_ID_CHARS,
     MAX_INTEGER,
@@ -30,11 +32,13 @@ from router.wire import (
 )
 from sidecar.channel import MAX_MESSAGE_BYTES, encode
 
-TEXT = st.text(max_size=12)
+TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc", "Cf", "Zl", "Zp")), max_size=12)
+NAME = TEXT.filter(bool)
+ESCAPE = "\x1b]0;pwned\x07\x9b2J\u202e"
 ADDRESSES = ("http://a:1", "https://b.test:65535", "grpc://[::1]:2", "grpcs://1.2.3.4:3", "unix:/s", "grpc+unix:/s/t")
 REPLICAS = st.builds(
     Replica,
-    model=TEXT,
+    model=NAME,
     version=TEXT,
     shard=st.integers(0, 3),
     shard_count=st.integers(4, 5),
@@ -56,7 +60,7 @@ RECORDS = st.builds(
         total_memory_bytes=memory[1],
         **fields,
     ),
-    id=TEXT,
+    id=NAME,
     address=st.sampled_from(ADDRESSES),
     epoch=TEXT,
     revision=st.integers(1, 1 << 40),
@@ -117,6 +121,14 @@ def replica(**fields: object) -> str:
         ("replicas", json.dumps([0] * (MAX_REPLICAS + 1)), "not a list of at most"),
         ("replicas", replica(p="g" * 129), "group of 129 characters, at most 128"),
         ("replicas", replica(p=3), "3 is not text"),
+        ("replicas", replica(m=""), "model is empty"),
+        ("replicas", replica(m=ESCAPE), r"model '\x1b]0;pwned\x07\x9b2J\u202e' holds control characters"),
+        ("replicas", replica(v="1\n"), r"version '1\n' holds control characters"),
+        ("replicas", replica(p="\x7f"), r"group '\x7f' holds control characters"),
+        ("replicas", replica(h="\0"), r"content hash '\x00' holds control characters"),
+        ("replicas", replica(c="\x80"), r"configuration revision '\x80' holds control characters"),
+        ("replicas", replica(w={"\t": 1.0}), r"shape class '\t' holds control characters"),
+        ("epoch", "\u2028", r"epoch '\u2028' holds control characters"),
         ("replicas", replica(v="9" * 129), "version of 129 characters, at most 128"),
         ("replicas", replica(m="m" * 129), "model of 129 characters, at most 128"),
         ("replicas", "[7]", "AttributeError"),
@@ -222,6 +234,30 @@ def test_what_is_no_revision_is_said(value: object) -> None:
     with pytest.raises(WireError):
         decode_revision(value)
     assert decode_revision(7) == 7
+
+
+@pytest.mark.parametrize(
+    ("id", "says"),
+    [("", "endpoint '': id is empty"), (ESCAPE, "holds control characters"), ("a\nb", r"id 'a\nb' holds")],
+)
+def test_an_id_that_would_move_a_cursor_is_refused_and_named_as_it_is_spelled(id: str, says: str) -> None:  # noqa: A002
+    with pytest.raises(WireError, match=re.escape(says)) as caught:
+        decode_fields(id, sample())
+    assert (caught.value.reason, str(caught.value).isprintable()) == (MALFORMED, True)
+    with pytest.raises(WireError):
+        decode_delta(json.dumps(delta(id=id)))
+
+
+def test_control_characters_in_a_reason_are_spelled_out() -> None:
+    told = r"\x1b]0;pwned\x07\x9b2J\u202e"
+    assert decode_fields("e", sample() | {"replicas": replica(r=ESCAPE)}).replicas[0].reason == told
+    assert decode_news("e", json.dumps([[1, "model-loaded", "m", "1", ESCAPE]]))[0].reason == told
+    assert (
+        decode_fields("e", sample() | {"replicas": replica(r="za\u017c\u00f3\u0142\u0107 \U0001f525")})
+        .replicas[0]
+        .reason[-1]
+        == "\U0001f525"
+    )
 
 
 def test_unknown_fields_of_a_later_minor_writer_are_passed_over() -> None:

@@ -7,6 +7,7 @@ import random
 import msgspec
 import pytest
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from router.cluster import Cluster
 from router.model import (
@@ -275,3 +276,19 @@ def test_into_a_pipe_nothing_is_cut_and_nothing_is_markup(capsys: pytest.Capture
     )
     show(*explanation_parts(Explanation("m", "live", "warm", "law", (row,), None, None, None)))
     assert name in capsys.readouterr().out
+
+
+def test_what_others_named_themselves_moves_nobodys_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever lets control characters in: a sidecar of another version, or none of ours."""
+    evil = "\x1b]0;pwned\x07\x1b[2J\x9bH\r"
+    fleet = cluster(worker(f"a{evil}", State.FAILED))
+    show(
+        routes_table(routes_of(fleet, 101.0).routes),
+        *explanation_parts(explanation_of(fleet, 101.0)),
+        Text(evil, style="red"),
+        Text("one\ntwo"),
+    )
+    shown = capsys.readouterr().out
+    assert [one for one in shown if not one.isprintable() and one != "\n"] == []
+    assert r"a\x1b]0;pwned\x07\x1b[2J\x9bH\r" in shown
+    assert "one\ntwo\n" in shown
