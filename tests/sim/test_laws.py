@@ -78,7 +78,7 @@ def test_models_that_are_resident_stay_so_under_memory_pressure() -> None:
 
 @pytest.mark.timeout(110)
 def test_a_thousand_endpoints_with_a_hundred_models_are_served_as_well_as_by_the_best_other() -> None:
-    large = scenarios.large(2.5)  # ten models an endpoint, and what each takes there is learned apart
+    large = scenarios.large(2.0)  # ten models an endpoint, and what each takes there is learned apart
     ours, theirs = play(large, WARM, Knows.REPORTS, 1), play(large, "peak_ewma", Knows.NOTHING, 1)
     assert ours.errors == 0
     for name in runs.QUANTILES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 from statistics import mean
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -26,10 +27,11 @@ BROKEN = PROFILES["dependency"](replace(PLAN, absent_s=0.0))
 EACH = 5100
 
 
+@cache
 def played(
     *took_ms: float, slow_ms: float | None = None, errors: int = 0, plan: Plan = PLAN, each: int = EACH
 ) -> list[list[Answer]]:
-    """Return two rounds; ``slow_ms``: of every fiftieth answer, ``errors``: failures in the second round's end."""
+    """Return two rounds. ``slow_ms``: of every fiftieth answer; ``errors``: failures in the second one's end. Kept."""
     rounds = []
     duration_s = plan.duration_s
     for number in range(2):
