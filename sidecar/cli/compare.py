@@ -15,7 +15,7 @@ from cyclopts.validators import Number
 from rich.text import Text
 
 from sidecar.cli.outcome import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED, CliError
-from sidecar.cli.sending import Json, Sending, watched
+from sidecar.cli.sending import Json, Sending, unconnected, watched
 from sidecar.cli.tables import show, table
 from sidecar.traffic.comparing.blocks import Block, cut, order, total
 from sidecar.traffic.comparing.verdicts import ERRORS, LEAST_BLOCKS, Judged, Verdict, failed_whole, judge, silent
@@ -180,8 +180,10 @@ def _parts(report: dict[str, Any], judged: list[Judged]) -> list[RenderableType]
     parts += [Text(f"left out: {count:,} {why}", style="yellow") for why, count in report["trace"]["left_out"].items()]
     for name, target in zip(_NAMES, report["targets"], strict=True):
         parts.append(Text(f"{name}: {target['to']}, {target['requests']:,} requests, {_failed(target)}"))
+        why = list(unconnected(target["reasons"], target["to"]))
+        parts += [Text(line, style="red") for line in why]
         if target["silence"]:
-            parts.append(Text(f"{target['silence']}: it was not there, or hung", style="red"))
+            parts.append(Text(target["silence"] + ("" if why else ": it was not there, or hung"), style="red"))
     rows = table("", "A", "B", "B less A", "", right=("A", "B", "B less A"))
     failures = [target["failures"] for target in report["targets"]]
     for one in judged:

@@ -14,7 +14,7 @@ from cyclopts.validators import Number
 from rich.text import Text
 
 from sidecar.cli.outcome import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED, CliError
-from sidecar.cli.sending import Json, Sending, watched
+from sidecar.cli.sending import Json, Sending, unconnected, watched
 from sidecar.cli.tables import show, table
 from sidecar.traffic.report import QUANTILES, figures
 from sidecar.traffic.summary import Summary
@@ -124,6 +124,7 @@ def _parts(report: dict[str, Any]) -> list[RenderableType]:
     parts += [times, Text(f"{report['requests']:,} requests: {ends or 'none'}")]
     if failed:
         parts.append(Text(f"failed: {failed}; {report['new_failures']:,} of them had not failed when recorded"))
+    parts += [Text(line, style="red") for line in unconnected(report["reasons"], report["to"])]
     if report["degraded"]:
         parts.append(Text(f"degraded: {report['degraded']:,} answers from the cache or made up"))
     if report["unasked_answers"]:

@@ -16,6 +16,7 @@ from cyclopts.validators import Number
 from sidecar.cli.outcome import EXIT_REFUSED, CliError
 from sidecar.traffic.addresses import Speech, destination
 from sidecar.traffic.requests import Timed, check
+from sidecar.traffic.samples import Ended
 from sidecar.traffic.sender import MAX_CONNECTIONS, TIMEOUT_S, Sender
 from sidecar.traffic.traces.reading import TARGET, Filling, read_trace
 from sidecar.traffic.traces.templates import BodyTemplate, TemplateError
@@ -150,6 +151,17 @@ def needs_tls(given: Mapping[str, object], addresses: Sequence[str]) -> None:
     for flag, value in given.items():
         if value is not None and not any(address.startswith(("https://", "grpcs://")) for address in addresses):
             raise CliError(f"{flag}: is for https:// and grpcs://, which {addresses[0]} is not", EXIT_REFUSED)
+
+
+def unconnected(reasons: Mapping[str, str], address: str) -> Iterator[str]:
+    """Yield why some requests found no connection at an address, by how they ended, and what to do about it."""
+    for end, reason in reasons.items():
+        remedy = ""
+        if end == Ended.TLS_FAILED:
+            remedy = "; --ca-file FILE says whose certificates count, --cert-file FILE shows ours"
+        elif end == Ended.NO_HTTP2:
+            remedy = "; gRPC needs HTTP/2: name another" if address.startswith("grpc") else "; leave out --http2"
+        yield f"{end}: {reason}{remedy}"
 
 
 async def watched(work: Callable[[], asyncio.Future[None]], stop: Callable[[], None], line: Callable[[], str]) -> bool:

@@ -12,6 +12,7 @@ from sidecar.drills.scenario import Spacing
 from sidecar.traffic.arrivals import poisson, steady
 from sidecar.traffic.requests import Timed
 from sidecar.traffic.samples import Ended
+from sidecar.traffic.summary import UNCONNECTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 1.0
 """How much longer than a request's own time its end is waited for."""
-_LOST = frozenset({Ended.CUT, Ended.FALSE_END, Ended.TIMED_OUT, Ended.NO_CONNECTION, Ended.UNSENT})
+_LOST = UNCONNECTED | {Ended.CUT, Ended.FALSE_END, Ended.TIMED_OUT, Ended.UNSENT}
 """Ends in which a caller got no whole answer, not even an error."""
 _STATUSES = frozenset({Ended.STATUS_4XX, Ended.STATUS_5XX})
 

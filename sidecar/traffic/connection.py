@@ -11,6 +11,7 @@ from sidecar.traffic.answers import MAX_ANSWER_BYTES
 from sidecar.traffic.reading import Reading, UnreadableError
 from sidecar.traffic.requests import head_of
 from sidecar.traffic.samples import Ended
+from sidecar.traffic.trusting import lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,9 +59,9 @@ class Connection(asyncio.Protocol):
         self.drop()
         return self._reading
 
-    def refused(self, error: str) -> None:
+    def refused(self, ended: Ended, error: str) -> None:
         """It could not be opened."""
-        self._fail(Ended.NO_CONNECTION, error)
+        self._fail(ended, error)
 
     def drop(self) -> None:
         """Close at once."""
@@ -104,7 +105,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """A request in hand is lost with it."""
         self._owner.gone(self)
-        self._fail(Ended.CUT, "closed" if exc is None else type(exc).__name__)
+        self._fail(*lost(exc))
 
     def _whole(self, call: Call, reading: Reading) -> None:
         self._call = None

@@ -72,7 +72,7 @@ class Line(Protocol):
     def leave(self, call: Call) -> Answer:
         """Let go of a call, which hears nothing any more. Return what came of its answer."""
 
-    def refused(self, error: str) -> None:
+    def refused(self, ended: Ended, error: str) -> None:
         """It could not be opened."""
 
     def drop(self) -> None:

@@ -29,6 +29,7 @@ def figures(summary: Summary) -> dict[str, Any]:
         "failures": summary.failures,
         "new_failures": summary.new_failures,
         "errors": dict(sorted(summary.errors.items())),
+        "reasons": {end.value: reason for end, reason in sorted(summary.reasons.items())},
         "degraded": summary.degraded,
         "duration_s": round(summary.last_end_s, 3),
         "latency_ms": quantiles_ms(summary.latencies_s),

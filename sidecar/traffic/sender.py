@@ -26,6 +26,7 @@ from sidecar.traffic.reading import Reading
 from sidecar.traffic.requests import REQUEST_ID, Timed, check, id_of
 from sidecar.traffic.samples import Ended, Sample
 from sidecar.traffic.streams import StreamConnection
+from sidecar.traffic.trusting import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -243,7 +244,10 @@ class Sender:
                 await self._loop.create_connection(lambda: protocol, to.name, to.port, ssl=self._tls)
         except OSError as error:
             self.gone(line)
-            line.refused(_plain(error))
+            if isinstance(error, ssl.SSLError):  # its errno is none of the system's
+                line.refused(*refusal(error))
+            else:
+                line.refused(Ended.NO_CONNECTION, _plain(error))
         except asyncio.CancelledError:
             self.gone(line)
             raise
@@ -299,9 +303,7 @@ class Sender:
 
 
 def _plain(error: OSError) -> str:
-    """Return what the system says, or TLS; asyncio's own words name the address once more."""
-    if isinstance(error, ssl.SSLError):  # its errno is none of the system's
-        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
+    """Return what the system says; asyncio's own words name the address once more."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error) or type(error).__name__
 
 

@@ -14,6 +14,7 @@ from sidecar.traffic.answers import MAX_ANSWER_BYTES
 from sidecar.traffic.reading import HEAD_BYTES
 from sidecar.traffic.requests import fields_of
 from sidecar.traffic.samples import Ended
+from sidecar.traffic.trusting import lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,12 +174,12 @@ class StreamConnection(Connection):
             self.reset(reading.stream, Code.CANCEL)
         return reading
 
-    def refused(self, error: str) -> None:
+    def refused(self, ended: Ended, error: str) -> None:
         """It could not be opened."""
         self._going = True
         waiting, self._waiting = self._waiting, {}
         for call in waiting:
-            call.failed(Ended.NO_CONNECTION, error, StreamReading(call))
+            call.failed(ended, error, StreamReading(call))
 
     def drop(self) -> None:
         """Close at once."""
@@ -198,7 +199,7 @@ class StreamConnection(Connection):
         """Say who we are, and send what waits: servers' settings need not be waited for (RFC 9113 3.4)."""
         tls = transport.get_extra_info("ssl_object")
         if self._secure and (tls is None or tls.selected_alpn_protocol() != ALPN):
-            self.refused("it speaks no HTTP/2: it did not choose h2 (ALPN)")
+            self.refused(Ended.NO_HTTP2, "it did not choose h2 (ALPN)")
             cast("asyncio.Transport", transport).abort()
             return
         self.begin(transport, {frames.ENABLE_PUSH: 0, frames.MAX_HEADER_LIST_SIZE: HEAD_BYTES})
@@ -211,7 +212,7 @@ class StreamConnection(Connection):
         """What is under way is lost with it."""
         self.ended = self._going = True
         self._owner.gone(self)
-        self._fail_all(Ended.CUT, "closed" if exc is None else type(exc).__name__)
+        self._fail_all(*lost(exc))
 
     def eof_received(self) -> bool:
         """The server sends nothing more."""
@@ -282,7 +283,7 @@ class StreamConnection(Connection):
         """The server broke the protocol."""
         super().fail(code, detail)
         self._going = True
-        self._fail_all(Ended.WRONG, detail, before=Ended.CUT if self._greeted else Ended.NO_CONNECTION)
+        self._fail_all(Ended.WRONG, detail, before=Ended.CUT if self._greeted else Ended.NO_HTTP2)
         self.transport.close()
 
     def crashed(self, error: Exception) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from sidecar.traffic.samples import Sample
 
+UNCONNECTED: Final = frozenset({Ended.NO_CONNECTION, Ended.TLS_FAILED, Ended.NO_HTTP2})
 LATE_S: Final = 0.01
 """A sender that is more than this behind its moments, at the 99th percentile, is itself part of what it measures."""
 
@@ -42,6 +43,8 @@ class Summary:
     """Failures by status, or by how they ended."""
     new_failures: int = 0
     """Failures of requests that had not failed when they were recorded, or of which that is not known."""
+    reasons: dict[Ended, str] = field(default_factory=dict)
+    """Why there was no connection, of the first request of each way to have none."""
     degraded: int = 0
     last_end_s: float = 0.0
 
@@ -54,6 +57,8 @@ class Summary:
         if sample.ended.failed:
             self.new_failures += sample.recorded is None or not sample.recorded.failed
             self.errors[sample.failure] += 1
+            if sample.ended in UNCONNECTED:
+                self.reasons.setdefault(sample.ended, sample.error)
         elif sample.ended is Ended.OK:
             self.latencies_s.append(sample.latency_s)
             self.degraded += "warmroute-degraded" in sample.headers

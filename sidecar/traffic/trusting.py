@@ -6,6 +6,8 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING, Final
 
+from sidecar.traffic.samples import Ended
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -62,6 +64,21 @@ def server_context(alpn: list[str], cert_file: Path, key_file: Path | None) -> s
 def is_alpn_refusal(error: BaseException) -> bool:
     """Return whether a handshake failed because the server speaks nothing of what it was offered (RFC 7301 3.2)."""
     return isinstance(error, ssl.SSLError) and "NO_APPLICATION_PROTOCOL" in (error.reason or "")
+
+
+def refusal(error: ssl.SSLError) -> tuple[Ended, str]:
+    """Return what a handshake that failed is to who wanted a connection, and why, in the library's words."""
+    if is_alpn_refusal(error):
+        return Ended.NO_HTTP2, "it took none of what it was offered (ALPN)"
+    why = getattr(error, "verify_message", "") or (error.reason or str(error)).replace("_", " ").lower()
+    return Ended.TLS_FAILED, why
+
+
+def lost(error: Exception | None) -> tuple[Ended, str]:
+    """Return what the end of a connection is to who waits for an answer. Servers refuse a certificate so late."""
+    if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
+        return refusal(error)
+    return Ended.CUT, "closed" if error is None else type(error).__name__
 
 
 async def accepted(name: str, port: int, tls: Callable[[str], ssl.SSLContext]) -> list[str]:

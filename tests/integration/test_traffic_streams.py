@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from sidecar.cli.main import main
+from sidecar.cli.sending import unconnected
 from sidecar.traffic.messages import framed
 from sidecar.traffic.recording.listener import Recorder
 from sidecar.traffic.recording.noting import Terms
@@ -111,7 +112,10 @@ def test_calls_are_recorded_and_made_again_over_tls(tmp_path: Path, capsys: pyte
         untrusted = json.loads(capsys.readouterr().out)
     assert report["ends"] == {"grpc_status": 1, "ok": 2}
     assert (report["errors"], report["new_failures"]) == ({"grpc NOT_FOUND": 1}, 0)
-    assert untrusted["ends"] == {"no_connection": 1}
+    assert untrusted["ends"] == {"tls_failed": 1}
+    assert untrusted["reasons"].keys() == {"tls_failed"}
+    (why,) = unconnected(untrusted["reasons"], target)
+    assert why.startswith("tls_failed: unable to get local issuer certificate; --ca-file FILE says whose certificates")
     assert [(method, body) for method, body, _ in worker.seen[:3]] == [
         ("/w.W/Once", b"one"),
         ("/w.W/Thrice", b"two" * 10_000),
@@ -190,9 +194,10 @@ async def test_a_server_that_speaks_http_1_alone_is_told_apart(tmp_path: Path) -
         tls = client_context(["h2"], None, None, None, insecure=insecure)
         await Sender(f"https://127.0.0.1:{port}", samples.append, http2=True, tls=tls).run([Timed(0.0)])
     server.close()
-    assert [sample.ended for sample in samples] == [Ended.NO_CONNECTION] * 2
-    assert samples[0].error == "it speaks no HTTP/2: it did not choose h2 (ALPN)"
-    assert samples[1].error.startswith("TLS: ")
+    assert [(sample.ended, sample.error) for sample in samples] == [
+        (Ended.NO_HTTP2, "it did not choose h2 (ALPN)"),
+        (Ended.TLS_FAILED, "unable to get local issuer certificate"),
+    ]
 
 
 @asynccontextmanager

@@ -69,6 +69,7 @@ def total(blocks: Sequence[Block]) -> Summary:
         whole.lags_s += one.lags_s
         whole.ends += one.ends
         whole.errors += one.errors
+        whole.reasons = {**one.reasons, **whole.reasons}
         whole.new_failures += one.new_failures
         whole.degraded += one.degraded
         whole.last_end_s += one.last_end_s

@@ -184,7 +184,7 @@ def test_to_a_server_that_speaks_no_http2_there_is_no_connection(bench: Bench) -
     asked = bench.ask()
     bench.server.protocol.connection_made(bench.server.transport)
     bench.server.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-    assert asked.ended == (Ended.NO_CONNECTION, "a frame of 4740180 bytes, at most 16384")
+    assert asked.ended == (Ended.NO_HTTP2, "a frame of 4740180 bytes, at most 16384")
 
 
 def test_letting_go_of_a_call_resets_its_stream_alone(bench: Bench) -> None:
@@ -301,7 +301,7 @@ def test_over_tls_the_server_has_to_choose_it(chosen: str | None, error: str | N
     assert asked.sends == (error is None)
     if error is not None:
         assert asked.ended is not None
-        assert asked.ended[0] is Ended.NO_CONNECTION
+        assert asked.ended[0] is Ended.NO_HTTP2
         assert asked.ended[1].endswith(f"did not choose {error}")
         assert not bench.line.room
     bench.loop.close()
