@@ -174,15 +174,15 @@ def _shard(number: int) -> str:
 def _count_groups(groups: dict[tuple[str, str], Counter[bool]], stood: RouteStanding, bounds: Bounds) -> None:
     """Count the groups of each model and version: complete where whoever is asked for one lacks nothing.
 
-    Those of its protocols are counted together.
+    Those of its protocols are counted together. Replicas of one name on two generations are two groups.
     """
-    complete: dict[tuple[str, str], bool] = {}
+    complete: dict[tuple[str, str, int], bool] = {}
     entry = stood.route.policy.shards.entry
     for place in stood.places:
         candidate = place.glance.candidate
         if candidate.group is not None:
             whole = candidate.shard == entry and not place.glance.lacks and place.reason is not Reason.INCONSISTENT
-            of = candidate.version, candidate.group.name
+            of = candidate.version, candidate.group.name, candidate.replica.generation
             complete[of] = complete.get(of, False) or whole
-    for (version, _), whole in complete.items():
+    for (version, _, _), whole in complete.items():
         groups.setdefault(bounds.of_version(stood.route.model, version), Counter())[whole] += 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from router.model import EndpointGone, GoneReason
+from router.model import EndpointGone, EndpointRecord, EndpointSeen, GoneReason, Replica
 from sidecar.telemetry import bounds as limits
 from sidecar.telemetry.bounds import BOUNDED, Bounds, Names
 from sidecar.telemetry.exposition import render
@@ -181,3 +181,15 @@ def test_every_label_is_bounded_here_closed_or_of_the_configuration() -> None:
     }
     configured = {"process", "class", "shape_class", "name", "of", "revision", "python", "compiled"}
     assert {label for family in FAMILIES for label in family.labels} <= bounded | closed | configured
+
+
+def test_groups_that_differ_by_their_generation_alone_are_counted_each() -> None:
+    with control_by_hand(models=[{"name": "t", "shards": {"mode": "tensor", "count": 2}}]) as control:
+        now = control.context.clock()
+        for number, (shard, generation) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]):
+            part = Replica("t", "1", shard=shard, shard_count=2, generation=generation)
+            record = EndpointRecord(f"e{number}", "http://127.0.0.1:1", "e", replicas=(part,))
+            control.context.keeper.found("redis", EndpointSeen(record, now))
+        lines = page_of(control, Bounds())
+    assert value(lines, 'warmroute_groups{model="t",version="1",state="complete"}') == 2
+    assert value(lines, 'warmroute_groups{model="t",version="1",state="incomplete"}') == 1
