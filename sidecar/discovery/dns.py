@@ -98,7 +98,8 @@ class Followed:
         self.failed_total = 0
         self.passed_over = 0
         self.seconds_total = 0.0
-        self.throttle = Throttle(60.0)
+        self.failed_throttle = Throttle(60.0)
+        self.empty_throttle = Throttle(60.0)
 
 
 class DnsSource:
@@ -240,7 +241,7 @@ class DnsSource:
         followed.failed_total += 1
         followed.failures_running += 1
         followed.failure = why
-        held_back = followed.throttle.admit(self._clock())
+        held_back = followed.failed_throttle.admit(self._clock())
         if held_back is not None:
             _log.warning("dns.failed", name=name[0], why=why, kept=len(followed.places or ()), held_back=held_back)
 
@@ -258,7 +259,7 @@ class DnsSource:
         if all(keep_s is not None and now - followed.empty_since >= keep_s for keep_s in kept):
             self._found(name, followed, ())
             return
-        held_back = followed.throttle.admit(now)
+        held_back = followed.empty_throttle.admit(now)
         if held_back is not None:
             _log.warning("dns.empty", name=name[0], kept=len(followed.places), held_back=held_back)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,20 @@ def test_what_leaves_a_good_answer_is_gone_at_once() -> None:
     rig.look(found("10.0.0.1", "10.0.0.2"))
     assert rig.look(found("10.0.0.2")) == [TWO]
     assert rig.taken == 2
+
+
+def test_a_failure_is_said_though_an_empty_answer_was_just_before(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(plan())
+    rig.look(found("10.0.0.1"))
+    with caplog.at_level(logging.WARNING, "warmroute.dns"):
+        for rig.now, answer in (
+            (1.0, found()),
+            (2.0, found()),
+            (3.0, DnsError("SERVFAIL")),
+            (4.0, DnsError("SERVFAIL")),
+        ):
+            rig.look(answer)
+    assert [record.message for record in caplog.records] == ["dns.empty", "dns.failed"]
 
 
 @pytest.mark.parametrize("answer", [DnsError("SERVFAIL"), found()])
