@@ -79,7 +79,7 @@ def reload(*, admin: Admin = ADMIN) -> int:
         raise CliError(refused.error, EXIT_FAILED)
     status = decoded(answer.body, ConfigStatus)
     print(f"{status.result}: {status.revision}, from {status.source}")
-    _show(status)
+    _show(status, applied=status.result == "taken")
     return 1 if status.would_break else 0
 
 
@@ -91,7 +91,7 @@ def status(*, admin: Admin = ADMIN) -> int:
     """
     status = decoded(admin.get("/config/status"), ConfigStatus)
     print(f"{status.revision}, from {status.source}, in force since {status.loaded_at}")
-    _show(status)
+    _show(status, applied=True)
     if status.bad_since is not None:
         print(f"bad since {status.bad_since}:")
         for problem in status.problems:
@@ -99,8 +99,9 @@ def status(*, admin: Admin = ADMIN) -> int:
     return 1 if status.needs_restart or status.bad_since is not None else 0
 
 
-def _show(status: ConfigStatus) -> None:
-    for change in status.applied:
+def _show(status: ConfigStatus, *, applied: bool) -> None:
+    """Print what there is to say of it; ``applied``: with the changes that the last one taken over had made."""
+    for change in status.applied if applied else ():
         print(f"  {change}")
     for change in status.needs_restart:
         print(f"  needs an upgrade or a restart: {change}")

@@ -227,6 +227,9 @@ def test_each_class_of_field_takes_effect_where_it_says(tmp_path: Path, origins:
             f"upgrade in place: kill -USR2 {sidecar.process.pid}",
         )
         assert current(sidecar)
+        again = command("config", "reload", "--admin", f"unix:{socket}")
+        assert (again.returncode, again.stdout.partition(":")[0]) == (0, "unchanged")
+        assert ("body_bytes" in again.stdout, "needs an upgrade" in again.stdout) == (False, True)
         assert asked(kept) == origins[1][7:]  # on the very connection that was there before
         kept.close()
         with Load(sidecar.listen, [echo()], clients=1, rate_per_s=100, rounds=1) as one:
@@ -245,6 +248,7 @@ def test_each_class_of_field_takes_effect_where_it_says(tmp_path: Path, origins:
         )
         withheld = command("config", "reload", "--admin", f"unix:{socket}")
         assert (withheld.returncode, withheld.stdout.partition(":")[0]) == (1, "withheld")
+        assert "body_bytes" not in withheld.stdout
         assert "in force yet, for without what needs a restart: models[listeners-own].name: has no" in withheld.stdout
         assert (
             sidecar.metric("warmroute_config_needs_restart") == len(sidecar.json("/config/status")["needs_restart"]) > 3
