@@ -318,11 +318,12 @@ def freshness_at(age_s: float, policy: FreshnessPolicy) -> float:
     return max(0.0, (policy.ttl_s - age_s) / (policy.ttl_s - policy.full_s))
 
 
-def ramp_at(warm_for_s: float, policy: RampPolicy) -> float:
-    """Return the share that a replica gets which has been warm for so long."""
+def ramp_at(warm_for_s: float, policy: RampPolicy, *, proven: bool) -> float:
+    """Return the share that a replica gets which has been warm for so long, or ``proven`` here for so long."""
     if warm_for_s >= policy.duration_s:
         return 1.0
-    return policy.start_ratio + (1 - policy.start_ratio) * warm_for_s / policy.duration_s
+    start = max(policy.start_ratio, policy.proven_start_ratio) if proven else policy.start_ratio
+    return start + (1 - start) * warm_for_s / policy.duration_s
 
 
 def weigh(
@@ -340,7 +341,10 @@ def weigh_in_turns(
 ) -> Turns[Weighing]:
     """Do the same in turns."""
     freshness = [freshness_at(candidate.age_s, policies.freshness) for candidate in candidates]
-    ramp = [ramp_at(candidate.warm_for_s, policies.ramp) for candidate in candidates]
+    ramp = [
+        ramp_at(candidate.warm_for_s, policies.ramp, proven=candidate.replica.proven_at not in (None, -inf))
+        for candidate in candidates
+    ]
     many = len(candidates) > LOOKS
     if many:
         yield None

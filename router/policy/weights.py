@@ -69,13 +69,18 @@ class FreshnessPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RampPolicy:
-    """A newly warm replica's share grows linearly from ``start_ratio`` to 1 over ``duration_s``."""
+    """A newly warm replica's share grows linearly from ``start_ratio`` to 1 over ``duration_s``.
+
+    From ``proven_start_ratio``, where that is more, of one that warm-up requests of this sidecar have proven.
+    """
 
     start_ratio: float = 0.1
+    proven_start_ratio: float = 0.5
     duration_s: float = 10.0
 
     def __post_init__(self) -> None:
         ratio("ramp", "start_ratio", self.start_ratio)
+        ratio("ramp", "proven_start_ratio", self.proven_start_ratio)
         if not 0 <= self.duration_s < float("inf"):
             raise PolicyError("ramp.duration_s", self.duration_s, "must be 0 or more")
 

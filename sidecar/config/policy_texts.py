@@ -20,6 +20,10 @@ POLICY_TEXTS: dict[str, tuple[str, str]] = {
     "freshness.local_after_s": ("store silent this long: only what this sidecar saw itself counts", "seconds"),
     "freshness.empty_store_grace_s": ("store came back empty: known endpoints are kept this long", "seconds"),
     "ramp.start_ratio": ("share of its weight that a newly warm replica starts with", "ratio"),
+    "ramp.proven_start_ratio": (
+        "the same of one that warm-up requests have proven; start_ratio where that is more",
+        "ratio",
+    ),
     "ramp.duration_s": ("time from that share to all of it", "seconds"),
     "consistency.mismatches": (
         "a replica is out after so many heartbeats in a row that say it loaded something else than most; null: never",

@@ -51,8 +51,8 @@ class Law(Protocol):
     def take(self, event: Event, now: float) -> None:
         """Learn of the fleet, or from a sibling process."""
 
-    def checked(self, id_: str, passed: bool, now: float) -> None:
-        """Learn what an active health check of an endpoint says, where that has changed."""
+    def checked(self, id_: str, passed: bool, now: float, *, proven: bool = False) -> None:
+        """Learn what an active health check of an endpoint says, where that has changed, or that it was ``proven``."""
 
     def tick(self, now: float) -> Sequence[Event]:
         """Do what is done ten times a second; return what sibling processes are told because of it."""
@@ -105,9 +105,10 @@ class Routed:
     def take(self, event: Event, now: float) -> None:
         self.cluster.apply(event, now)
 
-    def checked(self, id_: str, passed: bool, now: float) -> None:
+    def checked(self, id_: str, passed: bool, now: float, *, proven: bool = False) -> None:
         state = State.WARM if passed else State.LOADING
-        replicas = tuple(Replica(model, "1", state=state) for model in self._known[id_])
+        proven_at = now if proven else None
+        replicas = tuple(Replica(model, "1", state=state, proven_at=proven_at) for model in self._known[id_])
         self.cluster.apply(EndpointSeen(EndpointRecord(id_, f"http://{id_}", replicas=replicas, static=True), now), now)
 
     def tick(self, now: float) -> Sequence[Event]:
@@ -189,7 +190,7 @@ class Usual(ABC):
     def take(self, event: Event, now: float) -> None:  # noqa: B027  every law has it
         """Nothing: these hear no reports."""
 
-    def checked(self, id_: str, passed: bool, now: float) -> None:
+    def checked(self, id_: str, passed: bool, now: float, *, proven: bool = False) -> None:
         place = self._places[id_]
         if passed and not place.up:
             place.since = now

@@ -143,10 +143,10 @@ class Sidecar:
         else:
             self.take(EndpointSeen(record, now))
 
-    def checked(self, id_: str, passed: bool) -> None:
-        """Pass on what a check says."""
+    def checked(self, id_: str, passed: bool, *, proven: bool = False) -> None:
+        """Pass on what a check says, or a warm-up request has ``proven``."""
         for process in self.processes:
-            process.law.checked(id_, passed, self._timeline.now)
+            process.law.checked(id_, passed, self._timeline.now, proven=proven)
 
 
 def _same(one: EndpointRecord, other: EndpointRecord) -> bool:

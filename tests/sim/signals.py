@@ -179,6 +179,6 @@ class Proof:
         assert isinstance(job.owner, str)
         if result is AttemptResult.SUCCESS:
             self._proving.discard(job.owner)
-            self._sidecar.checked(job.owner, True)
+            self._sidecar.checked(job.owner, True, proven=True)
         else:
             self._timeline.at(self._timeline.now + PROOF_S, self._ask, job.owner)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from router.model import EndpointHeld, Replica, SnapshotBegan, SnapshotEnded, State, StoreChanged, StoreMode
@@ -182,6 +184,14 @@ def test_a_newly_warm_replica_ramps() -> None:
     assert driven.shares()["b"] == pytest.approx(0.55 / 1.55)
     driven.wait(5, heard=("a", "b"))
     assert driven.shares()["b"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("proven_at", "start"), [(None, 0.1), (-inf, 0.1), (0.0, 0.5), (101.5, 0.5)])
+def test_one_that_warm_up_requests_have_proven_starts_with_more(proven_at: float | None, start: float) -> None:
+    driven = Driven()
+    driven.seen(record("a"), record("b", state=State.WARMING))
+    driven.seen(record("b", replicas=(Replica("m", "1", warmth=(("any", 1.0),), proven_at=proven_at),)))
+    assert driven.shares()["b"] == pytest.approx(start / (1 + start))
 
 
 def test_a_replica_first_seen_long_warm_does_not_ramp() -> None:

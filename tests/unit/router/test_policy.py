@@ -55,6 +55,7 @@ NAN, INF = float("nan"), float("inf")
         (lambda: FreshnessPolicy(full_s=5), "freshness.ttl_s"),
         (lambda: FreshnessPolicy(empty_store_grace_s=-1), "freshness.empty_store_grace_s"),
         (lambda: RampPolicy(start_ratio=2), "ramp.start_ratio"),
+        (lambda: RampPolicy(proven_start_ratio=-0.1), "ramp.proven_start_ratio"),
         (lambda: RampPolicy(duration_s=INF), "ramp.duration_s"),
         (lambda: WarmthPolicy(idle_after_s=-1), "warmth.idle_after_s"),
         (lambda: WarmthPolicy(decay_s=0), "warmth.decay_s"),
@@ -94,7 +95,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     scoring, retry, breaker = policies.scoring, policies.retry, policies.breaker
     assert (scoring.warmth, scoring.free_memory, scoring.speed) == (0.40, 0.35, 0.25)
     assert (policies.freshness.full_s, policies.freshness.ttl_s) == (2, 5)
-    assert (policies.ramp.start_ratio, policies.ramp.duration_s) == (0.1, 10)
+    assert (policies.ramp.start_ratio, policies.ramp.proven_start_ratio, policies.ramp.duration_s) == (0.1, 0.5, 10)
     assert (policies.quarantine.base_s, policies.quarantine.max_s) == (1, 30)
     assert (policies.back_pressure.default_s, policies.back_pressure.max_s) == (1, 10)
     assert (breaker.failure_ratio, breaker.minimum_calls, breaker.window_s, breaker.open_s) == (0.5, 20, 10, 60)

@@ -148,10 +148,14 @@ def test_freshness(age_s: float, expected: float) -> None:
     assert freshness_at(age_s, FreshnessPolicy()) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("warm_for_s", "expected"), [(0, 0.1), (5, 0.55), (10, 1), (99, 1)])
-def test_ramp(warm_for_s: float, expected: float) -> None:
-    assert ramp_at(warm_for_s, RampPolicy()) == pytest.approx(expected)
-    assert ramp_at(warm_for_s, RampPolicy(duration_s=0)) == 1
+@pytest.mark.parametrize(
+    ("warm_for_s", "proven", "expected"),
+    [(0, False, 0.1), (5, False, 0.55), (0, True, 0.5), (5, True, 0.75), (10, False, 1), (99, True, 1)],
+)
+def test_ramp(warm_for_s: float, proven: bool, expected: float) -> None:
+    assert ramp_at(warm_for_s, RampPolicy(), proven=proven) == pytest.approx(expected)
+    assert ramp_at(warm_for_s, RampPolicy(duration_s=0), proven=proven) == 1
+    assert ramp_at(0, RampPolicy(start_ratio=0.7), proven=proven) == 0.7, "proof makes nobody's share smaller"
 
 
 def weights(views: list[View], mode: StoreMode = StoreMode.LIVE, policies: Policies = POLICIES) -> list[float]:
