@@ -24,7 +24,7 @@ from sidecar.traffic.arrivals import poisson
 from sidecar.traffic.requests import Timed
 from sidecar.traffic.sender import Sender
 from sidecar.traffic.summary import Summary, quantile
-from tools.bench.processes import BenchError, free_port, running
+from tools.bench.processes import BenchError, free_port, program, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     Script = Callable[["Workers", "Plan"], Coroutine[Any, Any, None]]
 
 WORKER = Path(__file__).with_name("worker.py")
+PRIORITY = 10
+"""Real-time priority (sched(7)) of what is played so; of workers that start 1, as nobody waits for that."""
 GIVE_UP_S = 20.0
 MOST_CONNECTIONS = 4096
 
@@ -117,10 +119,17 @@ class Workers:
 
     def _start(self, port: int) -> subprocess.Popen[bytes]:
         plan = self._plan
-        argv = [sys.executable, "-I", "-S", str(WORKER), str(port), str(plan.load_s), str(plan.service_s)]
+        before = [program("chrt", "util-linux"), "--rr", "1"] if os.sched_getscheduler(0) == os.SCHED_RR else []
+        argv = [*before, sys.executable, "-I", "-S", str(WORKER), str(port), str(plan.load_s), str(plan.service_s)]
         process = subprocess.Popen([*argv, str(plan.width), self._lying], stdin=subprocess.DEVNULL)
         os.sched_setaffinity(process.pid, {self._core})
         return process
+
+    @staticmethod
+    def _started(process: subprocess.Popen[bytes]) -> None:
+        """Have a worker that has started run as everything else does."""
+        if os.sched_getscheduler(0) == os.SCHED_RR and process.poll() is None:
+            os.sched_setscheduler(process.pid, os.SCHED_RR, os.sched_param(PRIORITY))
 
     def await_listening(self) -> None:
         """Wait until each accepts: nginx would leave one alone for long that refused its first request.
@@ -138,6 +147,7 @@ class Workers:
                     if time.monotonic() > deadline:
                         raise BenchError(f"the worker on port {port} does not listen: {error}") from error
                     time.sleep(0.01)
+            self._started(self._processes[port])
 
     async def restart(self, port: int, down_s: float) -> None:
         """Kill a worker, and start it again ``down_s`` later."""
@@ -145,7 +155,8 @@ class Workers:
         process.send_signal(signal.SIGKILL)
         await asyncio.to_thread(process.wait)
         await asyncio.sleep(down_s)
-        self._processes[port] = self._start(port)
+        started = self._processes[port] = self._start(port)
+        asyncio.get_running_loop().call_later(self._plan.load_s / 2, self._started, started)
 
     def fail(self, port: int) -> None:
         """Have a worker be broken from now on."""

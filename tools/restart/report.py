@@ -93,8 +93,8 @@ def table(played: Played) -> str:
     return "\n".join(lines)
 
 
-def write_docs(played: Played, plan: Plan) -> Path:
-    """Put the table between its marks in docs/routing.md; return the path.
+def write_docs(played: Played, plan: Plan, *, realtime: bool) -> Path:
+    """Put the table between its marks in docs/routing.md; return the path. ``realtime``: it went before all else.
 
     Raises:
         ValueError: the marks are not there.
@@ -108,7 +108,7 @@ def write_docs(played: Played, plan: Plan) -> Path:
     late = max(one.late_ms for one in played.values())
     said = (
         f"{plan.workers} workers, {plan.rate:g} requests a second, one killed every {plan.period_s:g} s; the load was "
-        f"at most {late:.0f} ms late."
+        f"at most {late:.0f} ms late{', all at real-time priority' if realtime else ''}."
     )
     DOCS.write_text(f"{before}{BEGIN}\n\n{said}\n\n{judged}\n\n{table(played)}\n\n{END}{after}", encoding="utf-8")
     return DOCS
