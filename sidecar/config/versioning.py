@@ -89,5 +89,13 @@ def _mirror(path: Path, model: Model) -> Iterator[Found]:
     mirror = model.versions.mirror
     if mirror is None:
         return
-    if model.versions.serve == mirror.version:
-        yield (*path, "version"), "has no effect: it takes all requests that name no version already", True
+    versions = model.versions
+    taking = {versions.serve}
+    if versions.serve == "split":
+        taking = {share.version for share in versions.split if share.weight}
+    if taking == {mirror.version}:
+        yield (
+            (*path, "version"),
+            "takes all requests that name no version already: name another, or drop it",
+            False,
+        )

@@ -107,6 +107,14 @@ def test_it_reaches_the_router(versions: str, policy: ServePolicy) -> None:
         (SPLIT + ", rollout: {max_p95_ratio: 0.5}", "rollout.max_p95_ratio: 0.5: must be at least 1"),
         ("mirror: {version: '2', share: 1.5}", "mirror.share: 1.5: must be at most 1"),
         ("mirror: {version: '2', most: 0}", "mirror.most: 0: must be at least 1"),
+        (
+            "serve: '2', mirror: {version: '2'}",
+            'mirror.version: "2": takes all requests that name no version already: name another, or drop it',
+        ),
+        (
+            "serve: split, split: [{version: '1', weight: 0}, {version: '2', weight: 5}], mirror: {version: '2'}",
+            'mirror.version: "2": takes all requests that name no version already: name another, or drop it',
+        ),
         ("mirror: {share: 1}", 'mirror.version: missing: add "version" (version, as its workers report it)'),
     ],
 )
@@ -132,11 +140,6 @@ def test_what_makes_no_sense(versions: str, problem: str) -> None:
             "serve: Latest",
             "'http://w:1'",
             'serve: "Latest": is taken as the name of a version: the rule is written latest',
-        ),
-        (
-            "serve: '2', mirror: {version: '2'}",
-            "'http://w:1'",
-            'mirror.version: "2": has no effect: it takes all requests that name no version already',
         ),
     ],
 )
