@@ -13,7 +13,7 @@ from router.outcomes import OUTCOME_OF, OUTCOMES, AttemptResult, Outcome
 from router.retry import Failed
 from sidecar.faults.injector import counted_as
 from sidecar.grpc.phases import ANSWERING, ENDING, GATHERING, MATCHING, OVER, WAITING
-from sidecar.grpc.statuses import Status, encode_message, status_of
+from sidecar.grpc.statuses import Status, encode_message, message_of, status_of
 from sidecar.http1.lines import Ticket
 from sidecar.http1.retrying import retry_after
 from sidecar.http1.transports import unsent
@@ -224,7 +224,8 @@ class CallEnds(ABC):
     ) -> None:
         """End the call with a status of warmroute's own: trailers alone, or behind what was sent of the answer."""
         spec = OUTCOMES[outcome]
-        text = f"{spec.message}: {detail}" if detail else spec.message
+        said = message_of(outcome)
+        text = f"{said}: {detail}" if detail else said
         code = status_of(outcome) if status is None else status
         fields: list[Field] = []
         if self.phase < ANSWERING:

@@ -65,6 +65,20 @@ _OF_OUTCOME: Final = {
 """Where the outcome's HTTP status would say something else, or there is none."""
 
 
+_SAID: Final = {
+    Outcome.BAD_REQUEST: "malformed or ambiguous call",
+    Outcome.HEAD_TOO_LARGE: "metadata over the limit",
+    Outcome.BODY_TOO_LARGE: "message over the limit",
+    Outcome.UPSTREAM_PROTOCOL: "the worker's answer was not valid gRPC",
+}
+"""Where what callers over HTTP are told is in HTTP's words."""
+
+
+def message_of(outcome: Outcome) -> str:
+    """Return how the ``grpc-message`` of an outcome of warmroute's own begins."""
+    return _SAID.get(outcome) or OUTCOMES[outcome].message
+
+
 def status_of_http(status: int) -> Status:
     """Return the code that stands for an HTTP status (as gRPC's mapping has it for clients)."""
     return _OF_HTTP.get(status, Status.UNKNOWN)

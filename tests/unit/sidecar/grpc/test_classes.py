@@ -137,6 +137,7 @@ def test_a_call_without_its_key_is_refused_and_says_where_it_belongs(path: bytes
         bench.caller.data(1, message(body), end=True)
         fields = dict(bench.caller.got(frames.HEADERS)[-1].fields)
         assert fields[b"grpc-status"] == INVALID_ARGUMENT
+        assert fields[b"grpc-message"].startswith(b"malformed or ambiguous call: ")
         assert fields[b"grpc-message"].endswith(b"a call has its key in the message of ModelInfer")
 
 
