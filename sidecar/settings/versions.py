@@ -81,7 +81,7 @@ class Versions(Base, frozen=True):
     key: Annotated[
         StickyKey | None, doc(Reload.LIVE, "keeps callers at their version of a split; null: each request alone")
     ] = None
-    mirror: Annotated[Mirror | None, doc(Reload.LIVE, "a version that gets a copy of requests; HTTP/1.1 only")] = None
+    mirror: Annotated[Mirror | None, doc(Reload.LIVE, "a version that gets a copy of requests and gRPC calls")] = None
     rollout: Annotated[
         Rollout | None, doc(Reload.LIVE, "moves the split to its new version by itself; null: only by command")
     ] = None
