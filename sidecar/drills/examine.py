@@ -292,9 +292,13 @@ def _of_a_fault(drill: Drill, objective: Objective) -> Iterator[Finding]:
     known = faults_of(drill)
     meant = fault_meant(drill, objective)
     if not meant:
-        yield Finding(("fault",), f"which of the {len(known)} faults is meant? name one" if known else "has no fault")
+        if known:
+            yield Finding(("fault",), f"which of the {len(known)} faults is meant? name one")
+        else:
+            yield Finding(("measure",), "is of a fault, and no phase begins one: add one, or leave this out")
     elif meant not in known:
-        yield Finding(("fault",), f"no fault has this id: there {_are(list(known))}" if known else "there is no fault")
+        there = f"there {_are(list(known))}" if known else "no phase begins one"
+        yield Finding(("fault",), f"no fault has this id: {there}")
     elif objective.measure is not Measure.RECOVER_S and not endpoint_meant(drill, objective):
         yield Finding(("endpoint",), f"the fault {meant} names none: say of which {objective.measure} is measured")
     yield from _endpoint(drill, objective.endpoint)

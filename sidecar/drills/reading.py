@@ -14,6 +14,7 @@ from sidecar.config.semantics import Finding
 from sidecar.config.structure import conform
 from sidecar.drills.examine import examine
 from sidecar.drills.faulting import read_fault
+from sidecar.drills.overlaps import overlaps
 from sidecar.drills.scenario import Drill, named
 from sidecar.drills.versions import unknown_versions
 from sidecar.up.settings import checked
@@ -66,7 +67,7 @@ def _parsed(data: bytes, name: str) -> tuple[Node, Drill]:
     drill, problems = _faults(root, drill)
     if problems:
         raise SettingsError(in_order([*problems, *_configs(root)]))
-    problems = [placed(root, drill, finding) for finding in examine(drill)]
+    problems = [placed(root, drill, finding) for finding in (*examine(drill), *overlaps(drill))]
     problems += _configs(root)
     if problems:
         raise SettingsError(in_order(problems))

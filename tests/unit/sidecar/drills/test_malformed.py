@@ -265,6 +265,33 @@ def changed(old: str, new: str) -> str:
             "fault: {id: slow, kind: stop,",
             '8:31: phases[2].fault.id: "slow": "slow" is in force already: end it first, or give this one another id',
         ),
+        # faults at the same time, as the phases say
+        (
+            HOLD,
+            "  - {fault: {kind: slow, process: worker-2}}\n",
+            (
+                '12:35: phases[6].fault.process: "worker-2": stop ("stuck") is in force there then: '
+                "end it before, or wait until it has ended"
+            ),
+        ),
+        (
+            "config: {models",
+            "config: {faults: {most: 0}, models",
+            '7:42: phases[1].fault.kind: "delay": raise start.up.config.faults.most (0)',
+        ),
+        (
+            HOLD,
+            "".join(f"  - {{fault: {{kind: abort, id: a{number}}}}}\n" for number in range(17)),
+            (
+                '28:20: phases[22].fault.kind: "abort": 16 faults are in force then already: '
+                "end one before, or raise start.up.config.faults.most (16)"
+            ),
+        ),
+        (
+            "short: {time_ratio: 0.5}",
+            "short: {config: {faults: {most: 0}}}",
+            '7:42: phases[1].fault.kind: "delay": raise start.up.config.faults.most (0)',
+        ),
         # wait, expect, end, do
         ("wait: {for_s: 1}", "wait: 1", "9:24: phases[3].wait: 1: must be a mapping with some of: for_s"),
         ("wait: {for_s: 1}", "wait: {for_s: 0}", "9:32: phases[3].wait.for_s: 0: must be greater than 0"),
