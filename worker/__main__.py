@@ -37,6 +37,7 @@ from worker.exposition import (
     of_process,
     of_recordings,
     of_threads,
+    of_unread,
 )
 from worker.governor import Governor, Place
 from worker.load_report import LoadProbe
@@ -64,6 +65,7 @@ from worker.serving.body import Bodies
 from worker.serving.description import Identity
 from worker.serving.inference import Inference
 from worker.serving.repository_api import RepositoryApi
+from worker.serving.unread import Unread
 from worker.serving.v2 import Serving
 from worker.standard_streams import open_closed
 from worker.standby import Standby
@@ -248,6 +250,8 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
         buffers = Buffers(options.buffers_bytes)
         metrics.add(of_buffers(buffers))
     bodies = Bodies(options.body_limit_bytes, options.bodies_limit_bytes, buffers)
+    unread = Unread(options.answers_limit_bytes, options.answer_unread_s, log)
+    metrics.add(of_unread(unread))
     recorder = None
     if options.warmup_dir is not None and options.record_warmup:
         recorder = Recorder(options.warmup_dir, options.record_warmup, log)
@@ -267,6 +271,7 @@ async def _run(options: Options, sock: socket.socket | None, log: EventLog, stan
         recorder=recorder,
         buffers=buffers,
         requests=requests,
+        unread=unread,
         strict_readiness=options.strict_readiness,
     )
     load = LoadProbe(executor, engine, cpu_load, inference.served, time.monotonic)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from worker.models import Models
     from worker.news import News
     from worker.recording import Recordings
+    from worker.serving.unread import Unread
     from worker.starts import Starts
 
 _C, _G, _H = "counter", "gauge", "histogram"
@@ -198,6 +199,18 @@ def of_buffers(buffers: Buffers) -> Callable[[], Iterator[Family]]:
         yield _one("warmroute_worker_buffers_hit_ratio", _G, ratio, buffers.hits / asked if asked else 0.0)
         yield _one("warmroute_worker_buffers_held_bytes", _G, "Memory of all buffers.", buffers.held_bytes)
         yield _one("warmroute_worker_buffers_lent", _G, "Buffers in use.", buffers.lent)
+
+    return families
+
+
+def of_unread(unread: Unread) -> Callable[[], Iterator[Family]]:
+    """Expose the answers that callers have not taken yet."""
+
+    def families() -> Iterator[Family]:
+        text = "Bytes of answers that their callers have not taken yet."
+        yield _one("warmroute_worker_answers_held_bytes", _G, text, unread.held_bytes)
+        text = "Answers that were cut because their callers took nothing of them for too long."
+        yield _one("warmroute_worker_answers_cut_total", _C, text, unread.cut)
 
     return families
 

@@ -32,6 +32,7 @@ from worker.governor import MARK_RATIO, WAIT_S
 from worker.loading.settings import add_flags
 from worker.recording import MAX_RECORDED
 from worker.serving.terms import TENANT_HEADER
+from worker.serving.unread import UNREAD_S
 from worker.starts import OBJECTIVE_S
 from worker.turns import TURN_S
 from worker.turns import WAIT_S as TURN_WAIT_S
@@ -292,6 +293,20 @@ def make_parser() -> argparse.ArgumentParser:
         default=4 * MAX_BODY_BYTES,
         metavar="N",
         help="all request bodies that are held at once; more get 503",
+    )
+    add(
+        "--answers-limit-bytes",
+        type=count(1, 1 << 40),
+        default=4 * MAX_BODY_BYTES,
+        metavar="N",
+        help="with as much of answers held that callers have not taken yet, inferences get 503",
+    )
+    add(
+        "--answer-unread-s",
+        type=seconds,
+        default=UNREAD_S,
+        metavar="S",
+        help="cut an answer of which its caller takes nothing for so long; 0: never",
     )
     add("--load-s", type=seconds, default=0.0, metavar="S", help="engine deterministic: how long a load takes, seconds")
     add(

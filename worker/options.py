@@ -55,6 +55,8 @@ class Options:
     service_s: float
     body_limit_bytes: int
     bodies_limit_bytes: int
+    answers_limit_bytes: int
+    answer_unread_s: float
     settle_s: float
     drain_s: float
     advertise: str | None
@@ -157,6 +159,8 @@ def parse(argv: list[str]) -> Options:
         service_s=given.service_ms / 1000,
         body_limit_bytes=given.body_limit_bytes,
         bodies_limit_bytes=given.bodies_limit_bytes,
+        answers_limit_bytes=given.answers_limit_bytes,
+        answer_unread_s=given.answer_unread_s,
         settle_s=given.settle_s,
         drain_s=given.drain_s,
         advertise=given.advertise,

@@ -106,6 +106,7 @@ class WorkerProcess:
         runner = Runner(
             self._serving.application(),
             self._serving.refuse,
+            self._serving.inference.unread,
             handle_signals=False,
             handler_cancellation=True,
             access_log=None,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class AtLimitError(Exception):
-    """A version has as many requests as it may have; the text is the protocol's error message."""
+    """There are as many requests of a version, or unread answers, as may be; the text is the protocol's error."""
 
 
 class UnloadedError(Exception):

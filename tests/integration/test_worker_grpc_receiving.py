@@ -13,6 +13,7 @@ import grpc
 import h2.config
 import h2.connection
 import h2.events
+import h2.settings
 import numpy as np
 import pytest
 from warmroute_pb.v1 import open_inference_pb2 as oip
@@ -29,6 +30,7 @@ from worker.serving.description import Identity
 from worker.serving.grpc import server
 from worker.serving.grpc.server import GrpcSurface
 from worker.serving.inference import Inference
+from worker.serving.unread import Unread
 from worker.store import ModelFiles
 
 LIMIT = 1000
@@ -56,6 +58,10 @@ class Wire:
         self._core.send_data(stream, data, end_stream=end)
         self._writer.write(self._core.data_to_send())
 
+    def take_only(self, count: int) -> None:
+        """Take so many bytes of each answer."""
+        self._core.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: count})
+
     async def status(self) -> tuple[int, str]:
         """Wait for the end of a call; returns its status and message."""
         while True:
@@ -82,7 +88,7 @@ class Wire:
 
 @asynccontextmanager
 async def serving(
-    executor: Executor, bodies: Bodies, hold: threading.Event | None = None
+    executor: Executor, bodies: Bodies, hold: threading.Event | None = None, unread: Unread | None = None
 ) -> AsyncIterator[tuple[GrpcSurface, EchoingModel]]:
     log = ReadableLog()
     echo = EchoingModel(inputs=(X,), outputs=(X,))
@@ -90,7 +96,7 @@ async def serving(
     await replica.bring_up()
     echo.hold = hold
     models = Models((replica,))
-    inference = Inference(models, executor)
+    inference = Inference(models, executor, unread=unread)
     load = LoadProbe(executor, HostMemory(), lambda: None, inference.served, lambda: 0.0)
     identity = Identity("w", "e", lambda: "9")
     surface = GrpcSurface(identity, models, inference, bodies, load, None, log)  # type: ignore[arg-type]
@@ -103,9 +109,13 @@ async def serving(
         await surface.stop(0)
 
 
-def served(check: Callable[[Callable[[], Awaitable[Wire]], Executor, Bodies], Awaitable[None]], **model: Any) -> None:
+def served(
+    check: Callable[[Callable[[], Awaitable[Wire]], Executor, Bodies], Awaitable[None]],
+    limit: int = LIMIT,
+    **model: Any,
+) -> None:
     async def scenario() -> None:
-        executor, bodies = Executor(1, 1), Bodies(LIMIT, LIMIT)
+        executor, bodies = Executor(1, 1), Bodies(limit, limit)
         wires: list[Wire] = []
         async with serving(executor, bodies, **model) as (surface, _):
             port = int(surface.address.rpartition(":")[2])
@@ -204,6 +214,32 @@ def test_all_messages_together_have_a_limit() -> None:
         assert executor.in_flight == 0
 
     served(check, hold=hold)
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_an_answer_that_nobody_takes_is_counted_and_cut(method: str) -> None:
+    now, log = [0.0], ReadableLog()
+    unread = Unread(together_bytes=1, unread_s=30.0, log=log, clock=lambda: now[0])
+
+    async def check(connect: Callable[[], Awaitable[Wire]], executor: Executor, _: Bodies) -> None:
+        wire, other = await connect(), await connect()
+        wire.take_only(100)
+        wire.begin(message(rows=2000), method=method, end=True)
+        await until(lambda: unread.held_bytes > 16000)
+        other.begin(message(), end=True)
+        code, text = await other.status()
+        assert code == grpc.StatusCode.UNAVAILABLE.value[0]
+        assert "of answers that nobody has taken yet, no room for more" in text
+        for now[0], cut in ((0.2, 0), (0.3, 0), (30.2, 0), (30.4, 1)):  # a quarter of a second it has for its length
+            unread.look()
+            assert unread.cut == cut
+        await until(lambda: unread.held_bytes == 0)
+        (told,) = log.events("answers.cut")
+        assert (told["answers"], told["after_s"]) == (1, 30.0)
+        other.begin(message(), stream=3, end=True)
+        assert (await other.status())[0] == 0
+
+    served(check, limit=1 << 20, unread=unread)
 
 
 def test_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,9 @@ from worker.models import Models
 from worker.replica import HeldReplica
 from worker.serving.body import Bodies
 from worker.serving.description import Identity
+from worker.serving.http_server import Runner
+from worker.serving.inference import Inference
+from worker.serving.unread import Unread
 from worker.serving.v2 import Serving
 from worker.store import ModelFiles
 
@@ -47,6 +50,7 @@ class Surface:
         self.executor: Executor = parts["executor"]
         self.bodies: Bodies = parts["bodies"]
         self.log: ReadableLog = parts["log"]
+        self.unread: Unread = parts["unread"]
 
     async def post(self, body: Any, path: str = "/v2/models/m/infer", **headers: str) -> tuple[int, Any, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -64,15 +68,28 @@ class Surface:
         return answer.status, await answer.json(), answer
 
 
+class _Server(TestServer):
+    """One that runs as the worker's process does."""
+
+    def __init__(self, serving: Serving) -> None:
+        super().__init__(serving.application(), host="127.0.0.1")
+        self._serving = serving
+
+    async def _make_runner(self, **settings: Any) -> Runner:
+        return Runner(self.app, self._serving.refuse, self._serving.inference.unread, **settings)
+
+
 def served(
     check: Callable[[Surface], Awaitable[None]],
     specs: tuple[TensorSpec, ...] = (SPECS["f"],),
     threads: int = 1,
     queue: int = 1,
     labels: tuple[str, ...] = (),
+    limit: int = LIMIT,
+    unread: Unread | None = None,
     **model: Any,
 ) -> None:
-    """Run ``check`` against a surface; ends it afterwards."""
+    """Run ``check`` against a surface; ends it afterwards. ``limit``: of a body, in bytes."""
 
     async def scenario() -> None:
         log = ReadableLog()
@@ -87,13 +104,16 @@ def served(
         echo.hold = hold
         echo.ran.clear()
         executor = Executor(threads, queue)
-        bodies = Bodies(LIMIT, TOGETHER)
-        serving = Serving(Identity("w1", "e1", lambda: "9"), Models((warm, cold)), executor, log, bodies)
-        server = TestServer(serving.application(), host="127.0.0.1")
+        bodies = Bodies(limit, 3 * limit)
+        models = Models((warm, cold))
+        inference = Inference(models, executor, log=log, unread=unread)
+        serving = Serving(Identity("w1", "e1", lambda: "9"), models, executor, log, bodies, inference=inference)
+        server = _Server(serving)
         await server.start_server()
         try:
             async with ClientSession() as session:
                 parts = {"model": echo, "serving": serving, "executor": executor, "bodies": bodies, "log": log}
+                parts["unread"] = inference.unread
                 await asyncio.wait_for(check(Surface(server, session, parts)), 30)
         finally:
             executor.close()

@@ -18,6 +18,7 @@ from worker.readiness import not_ready
 from worker.served import AtLimitError, UnloadedError
 from worker.serving.errors import RequestError
 from worker.serving.terms import take_out, with_parameters
+from worker.serving.unread import Unread
 from worker.statistics import Times
 
 if TYPE_CHECKING:
@@ -56,10 +57,13 @@ class Inference:
         recorder: Recorder | None = None,
         buffers: Buffers | None = None,
         requests: RequestLog | None = None,
+        unread: Unread | None = None,
         *,
         strict_readiness: bool = False,
     ) -> None:
         """``clock``: monotonic seconds, of the executor, too. ``recorder``: keeps what was asked.
+
+        ``unread``: the answers that are not taken yet; without it they have no limit.
 
         ``buffers``: memory for inputs and outputs; without it they have their own. ``requests``: gets a line of each.
         ``strict_readiness``: be ready only while each model of the start is warm.
@@ -75,6 +79,7 @@ class Inference:
         self._batchers: WeakKeyDictionary[LoadedCopy, Batcher] = WeakKeyDictionary()
         self._last_active: float | None = None
         self._answered = self._failed = 0
+        self.unread = Unread() if unread is None else unread
         self.draining = False
         """Say not ready from now on; what arrives is still answered."""
 
@@ -218,6 +223,8 @@ class Inference:
                 replica.request(background=ticket.background),
                 self._executor.place() as place,
             ):
+                if why := self.unread.full:
+                    raise AtLimitError(why)
                 yield Admitted(self, replica, place, ticket, began if came is None else came, note)
         except BaseException:
             self._failed += 1

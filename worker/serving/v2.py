@@ -120,7 +120,7 @@ class Serving:
 
     def drain(self) -> None:
         """Say not ready from now on, and close each connection after its next answer; still answer what arrives."""
-        self.inference.draining = True
+        self.inference.draining = self.inference.unread.draining = True
 
     # --- what every answer goes through ---------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -169,6 +170,8 @@ class GrpcSurface:
                     with reading(self._log, SERVICE):
                         request = decode_as(kind, request)
                 reply = await call(request, context)
+                if isinstance(reply, bytes):
+                    self._until_taken(reply, context)
             except RequestError as error:
                 await context.abort(_STATUSES[error.status], str(error), self._trailers(context, error.retry_after_s))
             except Exception as error:  # noqa: BLE001 - the caller gets a status, the log the cause
@@ -180,6 +183,12 @@ class GrpcSurface:
             return reply
 
         return answer
+
+    def _until_taken(self, reply: bytes, context: Context) -> None:
+        """Count a call's answer until the library is through with it; end the call where that takes too long."""
+        held = ExitStack()
+        held.enter_context(self._inference.unread.sending(len(reply)))
+        context.add_done_callback(lambda *_: held.close())
 
     def _trailers(self, context: Context, retry_after_s: int | None) -> tuple[tuple[str, str | bytes], ...]:
         trailers: list[tuple[str, str | bytes]] = [(WORKER_HEADER, self._identity.id)]
@@ -286,7 +295,9 @@ class GrpcSurface:
                 if data is grpc.aio.EOF:
                     context.set_trailing_metadata(self._trailers(context, None))  # what is said of load is of now
                     return
-                await context.write(await self._one_of_many(data, context))
+                reply = await self._one_of_many(data, context)
+                with self._inference.unread.sending(len(reply)):
+                    await context.write(reply)
         finally:
             self._streams -= 1
             ending.cancel()
