@@ -14,19 +14,28 @@ from sidecar.config.structure import conform
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def read_body(data: bytes, shape: type[S], empty: str) -> S:
-    """Return what a body in JSON describes; ``empty`` is what to do about one that holds nothing.
+def read_json(data: bytes, empty: str) -> object:
+    """Return what a body holds; ``empty`` is what to do about one that holds nothing.
 
     Raises:
-        RefusedError: it is no JSON, or does not fit.
+        RefusedError: it is no JSON.
     """
     if not data.strip():
         raise RefusedError(400, f"the body is empty: {empty}")
     try:
-        content = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+        content: object = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise RefusedError(400, f"the body is no JSON ({error}): {empty}") from None
-    made, problems = conform(node_of(content, Where("")), shape, empty)
+    return content
+
+
+def read_body(data: bytes, shape: type[S], empty: str) -> S:
+    """Return what a body in JSON describes; ``empty`` as in :func:`read_json`.
+
+    Raises:
+        RefusedError: it is no JSON, or does not fit.
+    """
+    made, problems = conform(node_of(read_json(data, empty), Where("")), shape, empty)
     if made is None:
         raise RefusedError(400, "; ".join(map(str, problems)))
     return made

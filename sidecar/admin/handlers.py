@@ -6,16 +6,16 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING
 
-import msgspec
 from aiohttp import web
 
 from sidecar.admin import documents, status_page
+from sidecar.admin.bodies import read_json
 from sidecar.admin.drilling import gone
 from sidecar.admin.guard import JSON, RefusedError, json_response
 from sidecar.channel import CacheCleared
 from sidecar.faults.aim import misses
-from sidecar.faults.checking import document_of, problems, rule_of
-from sidecar.settings import Fault
+from sidecar.faults.asking import asked as asked_for
+from sidecar.faults.checking import document_of, rule_of
 from sidecar.state.roster import RosterError
 from sidecar.telemetry import exposition, prometheus
 from sidecar.telemetry.bounds import Bounds
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 RELOAD_S = 4.0
 """Longest wait of a reload for its result; the command line waits 5 s for an answer."""
 _PROTOCOLS = ("", "http", "grpc")
-_FAULT = msgspec.json.Decoder(Fault)
 
 
 class Handlers:
@@ -200,13 +199,9 @@ class Handlers:
         drill, has = request.query.get("drill", ""), self._context.keeper.drill
         if drill and (has is None or has.id != drill):
             raise RefusedError(409, gone(drill))
-        try:
-            asked = _FAULT.decode(await request.read())
-        except msgspec.DecodeError as error:
-            raise RefusedError(400, str(error)) from error
-        wrong = "; ".join(f"{field}: {remedy}" for field, remedy in problems(asked))
-        if wrong:
-            raise RefusedError(400, wrong)
+        asked, wrong = asked_for(read_json(await request.read(), 'send {"kind": KIND}'))
+        if asked is None:
+            raise RefusedError(400, "; ".join(map(str, wrong)))
         keeper, now = self._context.keeper, self._context.clock()
         fault_id = asked.id or secrets.token_hex(4)
         most = self._context.settings.faults.most

@@ -59,7 +59,7 @@ def run(
     """Run drills and say whether their objectives held.
 
     Exit code 0: all passed. 1: one did not. 2: a file cannot be used, or a drill cannot begin: it touched nothing.
-    Ctrl-C ends them: faults are taken back first, and what a drill started is ended.
+    3: the admin API does not answer. Ctrl-C ends them: faults are taken back first, and what a drill started is ended.
     """
     from sidecar.boot import die_with_parent
     from sidecar.drills.whole import Form
@@ -122,7 +122,7 @@ def _here(drills: list[tuple[Path, Drill]], form: Form, out: Path, target: str, 
         try:
             outcome = run_drill(drill, form, show, os.environ, admin, target, str(path))
         except DrillError as error:
-            codes[number] = complain(str(error), EXIT_REFUSED)
+            codes[number] = complain(str(error), error.code)
             if error.interrupted:
                 break
             continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Literal
 
-import msgspec
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
@@ -14,8 +13,8 @@ from sidecar.cli.outcome import EXIT_REFUSED, CliError
 from sidecar.cli.routes import Json, raw
 from sidecar.cli.shapes import FaultAdded, Faults
 from sidecar.cli.tables import faults_table, seconds, show
-from sidecar.faults.checking import problems
-from sidecar.settings import Fault
+from sidecar.faults.asking import Wrong
+from sidecar.faults.asking import asked as asked_for
 
 app = App(name="fault", help="List, add and remove injected faults.", version_flags=())
 
@@ -125,12 +124,9 @@ def add(
         "free_ratio": free_ratio,
     }
     asked = {name: value for name, value in asked.items() if value is not None}
-    try:
-        wrong = [_told(field, remedy) for field, remedy in problems(msgspec.convert(asked, Fault))]
-    except msgspec.ValidationError as error:
-        wrong = [str(error)]
+    _, wrong = asked_for(asked)
     if wrong:
-        raise CliError(f"fault add {kind}: {'; '.join(wrong)}", EXIT_REFUSED)
+        raise CliError(f"fault add {kind}: {'; '.join(map(_told, wrong))}", EXIT_REFUSED)
     fault = admin.change("POST", "/faults", asked)
     made = decoded(fault, FaultAdded)
     print(f"{made.id}: {made.kind} in force for {seconds(made.left_s)}; warmroute fault remove {made.id} ends it")
@@ -152,5 +148,8 @@ def remove(
     return 0
 
 
-def _told(field: str, remedy: str) -> str:
-    return remedy if field == "kind" else f"--{field.replace('_', '-')} {remedy}"
+def _told(one: Wrong) -> str:
+    if one.field == "kind":
+        return one.remedy
+    flag = f"--{one.field.replace('_', '-')}"
+    return f"{flag} {one.remedy}" if one.value == "missing" else f"{flag} {one.value}: {one.remedy}"

@@ -14,6 +14,8 @@ from cyclopts.validators import Number
 from sidecar.cli.outcome import EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED, CliError
 from sidecar.cli.tables import seconds
 from sidecar.faults.processes import KINDS, MAX_FOR_S, FaultKeeper, ProcessFault, ProcessFaultError
+from sidecar.faults.processes.fault import checked
+from sidecar.faults.processes.servers import check_url
 
 LOOK_S = 0.2
 MAX_READY_FILE_BYTES = 1 << 20
@@ -55,10 +57,15 @@ def process(
         float, Parameter(help="Seconds until it ends, at most 3600.", validator=Number(gt=0, lte=MAX_FOR_S))
     ] = 60.0,
     share: Annotated[
-        float | None, Parameter(help="Of the time that slow lets the process run, 0.02 to 0.95; 0.25 if left out.")
+        float | None,
+        Parameter(
+            help="Of the time that slow lets the process run, 0.02 to 0.95; 0.25 if left out.",
+            validator=Number(gte=0.02, lte=0.95),
+        ),
     ] = None,
     headroom_mb: Annotated[
-        float | None, Parameter(help="Memory that out_of_memory leaves it to ask for; 0 if left out.")
+        float | None,
+        Parameter(help="Memory that out_of_memory leaves it to ask for; 0 if left out.", validator=Number(gte=0)),
     ] = None,
 ) -> int:
     """Bring a fault about and stay until it ends: after --for-s, or at Ctrl-C; it ends if this is killed, too.
@@ -77,6 +84,12 @@ def process(
     if pid is None and not url:
         pid, url = _found(kind, worker, ready_file)
     fault = ProcessFault(kind, pid=pid or 0, url=url, for_s=for_s, share=share, headroom_mb=headroom_mb)
+    try:
+        checked(fault, KINDS)
+        if url:
+            check_url(kind, url)
+    except ProcessFaultError as error:
+        raise CliError(str(error), EXIT_REFUSED) from error
     try:
         with FaultKeeper() as keeper:
             kept = keeper.begin(fault)

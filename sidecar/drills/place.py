@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from sidecar.cli.client import decoded, segment
-from sidecar.cli.outcome import CliError
+from sidecar.cli.outcome import EXIT_FAILED, CliError
 from sidecar.cli.shapes import Endpoints, Faults, Refusal, Routes, VersionsDocument
 from sidecar.drills.aside import aside
 from sidecar.drills.scenario import Act, Do
@@ -32,7 +32,11 @@ RENEW_S = 2.5
 
 
 class PlaceError(Exception):
-    """The sidecar cannot be asked, or refuses; the text is one line."""
+    """The sidecar cannot be asked, or refuses; the text is one line, ``code`` that of a command that fails with it."""
+
+    def __init__(self, text: str, code: int = EXIT_FAILED) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class Place:
@@ -79,7 +83,7 @@ class Place:
             if answer.status in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
                 return decoded(answer.body, Refusal).error
         except CliError as error:
-            raise PlaceError(str(error)) from None
+            raise PlaceError(str(error), error.code) from None
         return ""
 
     async def release(self) -> None:
@@ -127,26 +131,26 @@ class Place:
         try:
             return decoded(await self._get(path), kind)
         except CliError as error:
-            raise PlaceError(str(error)) from None
+            raise PlaceError(str(error), error.code) from None
 
     async def _get(self, path: str) -> bytes:
         try:
             return await aside(self._admin.get, path)
         except CliError as error:
-            raise PlaceError(str(error)) from None
+            raise PlaceError(str(error), error.code) from None
 
     async def _ready(self) -> bool:
         try:
             answer = await aside(self._admin.ask, "GET", "/readyz", accept_errors=True)
         except CliError as error:
-            raise PlaceError(str(error)) from None
+            raise PlaceError(str(error), error.code) from None
         return answer.status == HTTPStatus.OK
 
     async def _change(self, method: str, path: str, content: object = None) -> None:
         try:
             await aside(self._admin.change, method, path, content)
         except CliError as error:
-            raise PlaceError(str(error)) from None
+            raise PlaceError(str(error), error.code) from None
 
 
 def undoing(do: Do, before: Do) -> Do | None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sidecar.cli.client import Admin
+from sidecar.cli.outcome import EXIT_REFUSED, EXIT_UNREACHABLE
 from sidecar.drills.fleet import Fleet, FleetError
 from sidecar.drills.place import Place, PlaceError
 from sidecar.drills.reports import Outcome
@@ -27,10 +28,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class DrillError(Exception):
-    """A drill cannot begin; nothing was touched, or what was started has been ended. The text says why."""
+    """A drill cannot begin; nothing was touched, or what was started has been ended. The text says why.
 
-    def __init__(self, text: str, *, interrupted: bool = False) -> None:
+    ``code`` is the exit code for it.
+    """
+
+    def __init__(self, text: str, code: int = EXIT_REFUSED, *, interrupted: bool = False) -> None:
         super().__init__(text)
+        self.code = code
         self.interrupted = interrupted
 
 
@@ -80,7 +85,8 @@ async def _run(
         else:
             record = await _in_a_fleet(drill, show, environ)
     except (PlaceError, FleetError) as error:
-        raise DrillError(f"{drill.name}: {error}") from None
+        silent = isinstance(error, PlaceError) and error.code == EXIT_UNREACHABLE and drill.start is None
+        raise DrillError(f"{drill.name}: {error}", EXIT_UNREACHABLE if silent else EXIT_REFUSED) from None
     except _InterruptedError:
         raise DrillError(f"{drill.name}: interrupted", interrupted=True) from None
     return Outcome(drill, record, judge(drill, record), began, str(form), file)

@@ -257,4 +257,8 @@ def test_a_drill_that_cannot_work_here_touches_nothing(here: Here) -> None:
     done = subprocess.run(command, check=False, env=ENVIRON, timeout=30, capture_output=True, text=True)
     assert done.returncode == 2
     assert 'fault slow: the sidecar knows no "elsewhere"; it knows: 127.0.0.1:' in done.stderr
+    command[command.index(here.admin)] = f"unix:{here.scratch}/nobody.sock"
+    done = subprocess.run(command, check=False, env=ENVIRON, timeout=30, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.count("\n")) == (3, 1)
+    assert "is a sidecar running there? --admin" in done.stderr
     assert here.faults() == []

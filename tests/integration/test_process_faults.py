@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.cli.main import main
 from sidecar.faults.processes import FaultKeeper, ProcessFault, ProcessFaultError
 from sidecar.pids import start_ticks
 from tests.support.sidecars import gone, until
@@ -238,6 +239,23 @@ def test_the_command_ends_with_the_lifetime(target: Counting) -> None:
     assert (asking.returncode, err) == (0, "")
     assert out.endswith("slow: ended: the process goes on at its own speed\n")
     assert not target.stopped
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["slow", "--pid", "2", "--share", "2"], 'Invalid value "2.0" for --share. Must be <= 0.95.'),
+        (["stop", "--pid", "2", "--share", "0.5"], "stop: share does not belong to it; leave it out"),
+        (["store_stop", "--url", "http://h"], "store_stop: http://h: must be unix:///PATH or redis://127.0.0.1:PORT: "),
+        (["store_stop", "--url", "redis://10.0.0.1:1"], "store_stop: redis://10.0.0.1:1: must be unix:///PATH or "),
+        (["store_stop", "--url", "redis://localhost:x"], "store_stop: redis://localhost:x: Port could not be cast"),
+    ],
+)
+def test_wrong_use_of_the_command_begins_nothing(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fault", "process", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"warmroute: {says}")
 
 
 def test_nothing_stays_when_the_command_is_terminated(target: Counting) -> None:

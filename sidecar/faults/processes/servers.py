@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 2.0
 """For a connection, and for one reply."""
 _LISTENS = "0A"
+_SCHEMES = ("redis", "rediss")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -34,6 +35,24 @@ def plain(url: str) -> str:
     return f"{parts.scheme}://{place}{parts.path}"
 
 
+def check_url(kind: str, url: str) -> None:
+    """Refuse a URL that cannot be a server's on this machine.
+
+    Raises:
+        ProcessFaultError: it is such a one.
+    """
+    try:
+        parts = urlsplit(url)
+        good = parts.path != "" if parts.scheme == "unix" else parts.scheme in _SCHEMES and parts.hostname in _LOOPBACK
+        _ = parts.port
+    except ValueError as error:
+        raise ProcessFaultError(f"{kind}: {plain(url)}: {error}") from error
+    if not good:
+        raise ProcessFaultError(
+            f"{kind}: {plain(url)}: must be unix:///PATH or redis://127.0.0.1:PORT: only servers on this machine"
+        )
+
+
 def pid_of(kind: str, url: str) -> int:
     """Return the process that serves at ``url``.
 
@@ -43,6 +62,7 @@ def pid_of(kind: str, url: str) -> int:
     Raises:
         ProcessFaultError: no URL of a server on this machine, or nobody answers there.
     """
+    check_url(kind, url)
     path = socket_of(url)
     try:
         if path is not None:
@@ -51,16 +71,9 @@ def pid_of(kind: str, url: str) -> int:
                 sock.connect(str(path))
                 size = struct.calcsize("3i")
                 return int(struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])
-        parts = urlsplit(url)
-        if parts.scheme not in ("redis", "rediss") or parts.hostname not in _LOOPBACK:
-            raise ProcessFaultError(
-                f"{kind}: {plain(url)}: must be unix:///PATH or redis://127.0.0.1:PORT: only servers on this machine"
-            )
-        port = parts.port or 6379
     except OSError as error:
         raise ProcessFaultError(f"{kind}: {plain(url)}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ProcessFaultError(f"{kind}: {plain(url)}: {error}") from error
+    port = urlsplit(url).port or 6379
     with asked(kind, url) as server:
         pid = int(server.info("server").get("process_id", 0))
     if not _listens(pid, port):
