@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from worker.copies import LoadedCopy
-from worker.engines import EngineError, GivenUpError, contained
+from worker.engines import EngineError, GivenUpError, contained, told
 from worker.expectation import check_expected
 from worker.loading import LoadError
 from worker.memory import trim
@@ -84,15 +84,15 @@ class Builder:
         except GivenUpError:
             raise
         except MemoryError as error:
-            raise BuildError(self._out_of_memory(str(error))) from error
+            raise BuildError(self._out_of_memory(told(error))) from error
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             raise BuildError(f"{where}{error.strerror or error}") from error
         except (LoadError, EngineError, WarmupError) as error:
-            text = str(error)
+            text = told(error)
             raise BuildError(self._out_of_memory(text) if _NO_MEMORY.search(text) else text) from error
         except Exception as error:
-            raise BuildError(f"{type(error).__name__}: {error}") from error
+            raise BuildError(f"{type(error).__name__}: {told(error)}") from error
 
     async def _build(
         self,
@@ -178,9 +178,9 @@ def give_back(copy: LoadedCopy) -> str:
     try:
         contained(copy.close)
     except EngineError as error:
-        return str(error)
+        return told(error)
     except Exception as error:  # noqa: BLE001 - what an engine does not give back is lost, and nothing beside it
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {told(error)}"
     finally:
         trim()
     return ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from router.model import State
 from router.wire import ModelEvent
 from worker.building import Builder, BuildError, close, give_back
-from worker.engines import Cancellation, EngineError, GivenUpError, contained
+from worker.engines import Cancellation, EngineError, GivenUpError, contained, told
 from worker.expectation import check_expected
 from worker.memory import HostMemory
 from worker.news import News
@@ -130,7 +130,7 @@ class HeldReplica(ServedReplica):
                 if self._lifecycle.state is not State.WARMING:
                     return  # it was drained or taken out meanwhile
                 known = isinstance(error, EngineError | WarmupError)
-                self.lose(str(error) if known else f"{type(error).__name__}: {error}")
+                self.lose(told(error) if known else f"{type(error).__name__}: {told(error)}")
                 return
             if self._lifecycle.state is State.WARMING:  # else it was drained meanwhile
                 self.gate.open()

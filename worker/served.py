@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from router.baseline_load import remaining_s
 from router.model import Replica, State
+from worker import json_text
+from worker.engines import told
 from worker.execution import binding
 from worker.gate import Gate
 from worker.lifecycle import Lifecycle, Transition
@@ -147,9 +149,11 @@ class ServedReplica:
         if self.model is None:
             return {}
         try:
-            return dict(self.model.facts())
+            facts = dict(self.model.facts())
+            json_text.encode(facts)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - asked on the loop, for all models at once
-            return {"error": f"{type(error).__name__}: {error}"}
+            return {"error": f"{type(error).__name__}: {told(error)}"}
+        return facts
 
     @property
     def content_hash(self) -> str:

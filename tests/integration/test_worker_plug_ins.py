@@ -16,26 +16,41 @@ from tests.support.worker_process import ROOT, WorkerProcess, echo_body
 ENGINE = """
 import sys
 
+from worker.engines import EngineError
 from worker.engines.deterministic import DeterministicEngine, DeterministicModel
 from worker.engines.registry import EngineKind
 
 KIND = EngineKind("plugged", "model.txt", concurrency_fixed=2)
 
 
+class Mute(BaseException):
+    def __str__(self):
+        raise ValueError("no text")
+
+
 class Model:
-    def __init__(self, model, kept):
-        self.model, self.kept = model, kept
+    def __init__(self, model, kept, odd):
+        self.model, self.kept, self.odd = model, kept, odd
 
     def __getattr__(self, name):
         return getattr(self.model, name)
 
     def run(self, inputs, outputs, parameters, cancellation):
-        raised = {"exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "stop": StopIteration("end")}
+        raised = {
+            "exit": SystemExit(3),
+            "interrupt": KeyboardInterrupt(),
+            "stop": StopIteration("end"),
+            "mute": Mute(),
+            "memory": MemoryError(),
+            "long": EngineError("A" * 5_000_000),
+        }
         if parameters.get("do") in raised:
             raise raised[parameters["do"]]
         return self.model.run(inputs, outputs, {}, cancellation)
 
     def facts(self):
+        if self.odd:
+            return {"what": object()}
         sys.exit("no facts")
 
     def unload(self):
@@ -50,8 +65,10 @@ class Engine(DeterministicEngine):
             sys.exit("no license")
         if said == "interrupt":
             raise KeyboardInterrupt
+        if said == "half":
+            raise RuntimeError("half a pair: \\ud800" + "A" * 5_000_000)
         kept = {"keeps": RuntimeError("arena in use"), "exits": SystemExit(4)}.get(said)
-        return Model(super().load(files, cancellation, stages), kept)
+        return Model(super().load(files, cancellation, stages), kept, said == "odd")
 
 
 def make_engine(settings):
@@ -95,7 +112,7 @@ def infer(worker: WorkerProcess, model: str, **parameters: Any) -> tuple[int, An
 def test_an_engine_that_would_end_the_process_ends_its_model_only(
     tmp_path: Path, plugged: dict[str, str], number: signal.Signals
 ) -> None:
-    models = repository(tmp_path, well="", exits="exit", interrupts="interrupt")
+    models = repository(tmp_path, well="", exits="exit", interrupts="interrupt", half="half", odd="odd")
     with WorkerProcess("--models", models, "--engine", "plugged", "--settle-s", "0", environment=plugged) as worker:
         worker.listening()
         worker.warm("well")
@@ -107,6 +124,19 @@ def test_an_engine_that_would_end_the_process_ends_its_model_only(
             status, answer = infer(worker, "well", do=do)
             assert (status, answer) == (500, {"error": f"model 'well': the engine raised {said}, {ENDED}"})
         assert infer(worker, "well", do="stop")[0] == 500
+        for _ in range(3):  # more often than there are threads
+            status, answer = infer(worker, "well", do="mute")
+            said = f"the engine raised Mute: Mute, which cannot say more, {ENDED}"
+            assert (status, answer) == (500, {"error": f"model 'well': {said}"})
+        assert infer(worker, "well", do="memory")[1]["error"].startswith("model 'well': out of memory; ")
+        assert infer(worker, "well", do="long")[1] == {"error": f"model 'well': {'A' * 4096}... (5000000 characters)"}
+        state, reason = index(worker)["half"]
+        assert (state, len(reason) < 5000) == ("UNAVAILABLE", True)
+        assert "RuntimeError: half a pair: \\ud800AAA" in reason
+        assert worker.event("model.state", model="half", to="failed")["reason"] in reason
+        worker.warm("odd")
+        odd = worker.ask("/stats")[1]["models"]["odd"]["engine"]
+        assert odd == {"error": "TypeError: Encoding objects of type object is unsupported"}
         assert infer(worker, "well")[0] == 200
         assert worker.ask("/stats")[1]["models"]["well"]["engine"] == {"error": "SystemExit: no facts"}
         worker.process.send_signal(number)

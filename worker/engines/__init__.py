@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +41,22 @@ class GivenUpError(EngineError):
     """The work was given up because nobody waits for it any more."""
 
 
+MAX_TOLD_CHARS: Final = 4096
+
+
+def told(error: BaseException) -> str:
+    """Return what an error says, in UTF-8 and within :data:`MAX_TOLD_CHARS`, whatever an engine made it say."""
+    try:
+        text = str(error)
+    except MemoryError:
+        raise
+    except BaseException:  # noqa: BLE001 - it is an error's own code that fails, of whatever kind
+        return f"{type(error).__name__}, which cannot say more"
+    if len(text) > MAX_TOLD_CHARS:
+        text = f"{text[:MAX_TOLD_CHARS]}... ({len(text)} characters)"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def as_failure(error: BaseException) -> Exception:
     """Return what an engine raised in a thread of its own as something that fails a model, and nothing beside it.
 
@@ -49,10 +65,11 @@ def as_failure(error: BaseException) -> Exception:
     the main thread alone.
     """
     if isinstance(error, StopIteration):
-        return RuntimeError(f"StopIteration: {error}")  # a future cannot pass one on
+        return RuntimeError(f"StopIteration: {told(error)}")  # a future cannot pass one on
     if isinstance(error, Exception):
         return error
-    said = f": {error}" if str(error) else ""
+    said = told(error)
+    said = f": {said}" if said else ""
     return EngineError(f"the engine raised {type(error).__name__}{said}, which would have ended the worker")
 
 

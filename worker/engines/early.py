@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from worker.engines import EngineError, GivenUpError
+from worker.engines import EngineError, GivenUpError, told
 from worker.stages import Stage
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class EarlyEngine:
         try:
             self._engine.initialize(models)
         except EngineError as error:
-            self._log.warning("engine.device_failed", error=str(error))
+            self._log.warning("engine.device_failed", error=told(error))
         except BaseException as error:  # noqa: BLE001 - loads wait for this thread, whatever broke
-            self._log.error("engine.device_failed", error=f"{type(error).__name__}: {error}")
+            self._log.error("engine.device_failed", error=f"{type(error).__name__}: {told(error)}")
         finally:
             self._done.set()
 
@@ -67,7 +67,7 @@ class EarlyEngine:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - reports go on without it
             if not self._no_memory_told:
                 self._no_memory_told = True
-                self._log.error("engine.memory_unknown", error=f"{type(error).__name__}: {error}")
+                self._log.error("engine.memory_unknown", error=f"{type(error).__name__}: {told(error)}")
             return None
 
     def read(self) -> Memory | None:

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from worker.crew import Crew
-from worker.engines import Cancellation, Detachable, EngineError, GivenUpError, WritesInto
+from worker.engines import Cancellation, Detachable, EngineError, GivenUpError, WritesInto, told
 from worker.engines.background import lower_priority, turn
 from worker.memory import trim
 
@@ -162,7 +162,7 @@ class TwoPhaseModel:
             if self._cancellation.cancelled:
                 self._enter(Phase.GIVEN_UP)
                 return
-            reason = str(error) or type(error).__name__
+            reason = told(error) or type(error).__name__
             self._enter(Phase.FAILED, reason)
             self._log.warning("model.second_session_failed", model=self._name, reason=reason[:500])
 

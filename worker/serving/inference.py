@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 from router.model import State
-from worker.engines import EngineError, GivenUpError, InputError
+from worker.engines import EngineError, GivenUpError, InputError, told
 from worker.execution import DeadlineError, QueueFullError
 from worker.execution.queues import DEFAULT_TICKET
 from worker.gate import GateClosedError
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+OUT_OF_MEMORY = "out of memory; give the worker more, or have it serve or be asked less"
 WORKER_HEADER = "warmroute-worker"
 _GONE = 499
 """The status, for the request log, of a request whose caller did not wait for its answer."""
@@ -395,10 +396,13 @@ def _errors(replica: HeldReplica) -> Iterator[None]:
         replica.counts.cancelled += 1
         raise RequestError(f"model {replica.name!r}: the worker stopped before this was done", 503, 1) from None
     except InputError as error:
-        raise RequestError(f"model {replica.name!r}: {error}") from None
+        raise RequestError(f"model {replica.name!r}: {told(error)}") from None
     except EngineError as error:
         replica.counts.failed += 1
-        raise RequestError(f"model {replica.name!r}: {error}", 500) from None
+        raise RequestError(f"model {replica.name!r}: {told(error)}", 500) from None
+    except MemoryError:
+        replica.counts.failed += 1
+        raise RequestError(f"model {replica.name!r}: {OUT_OF_MEMORY}", 500) from None
 
 
 def pass_gate(replica: HeldReplica) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from worker.engines import EngineError
+from worker.engines import EngineError, told
 from worker.serving.errors import RequestError
 
 if TYPE_CHECKING:
@@ -32,5 +32,5 @@ def reading(log: EventLog, path: str) -> Iterator[None]:
         raise
     except Exception as error:
         kind = type(error).__name__
-        log.error("request.failed", path=path[:256], error=f"{kind}: {error}"[:1024])
+        log.error("request.failed", path=path[:256], error=f"{kind}: {told(error)}"[:1024])
         raise RequestError(f"the request cannot be read ({kind})") from error

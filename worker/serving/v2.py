@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from worker import json_text
+from worker.engines import told
 from worker.governor import Governor
 from worker.load_report import FORMAT_HEADER, TEXT, report_header
 from worker.metrics import CONTENT_TYPE, Metrics
@@ -156,7 +157,7 @@ class Serving:
                 answer.headers["Allow"] = error.headers["Allow"]
             return answer
         except Exception as error:  # noqa: BLE001 - the caller gets the protocol's error, the log the cause
-            self._log.error("request.failed", path=request.path[:256], error=f"{type(error).__name__}: {error}")
+            self._log.error("request.failed", path=request.path[:256], error=f"{type(error).__name__}: {told(error)}")
             return _error("an error inside the worker", 500)
 
     def refuse(self, text: str, status: int) -> web.Response:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import grpc
 from warmroute_pb.v1 import open_inference_pb2 as oip
 
+from worker.engines import told
 from worker.load_report import BINARY_REPORT_HEADER, FORMAT_HEADER, report_message
 from worker.serving.description import configuration, metadata, statistics
 from worker.serving.errors import RequestError
@@ -176,7 +177,9 @@ class GrpcSurface:
                 await context.abort(_STATUSES[error.status], str(error), self._trailers(context, error.retry_after_s))
             except Exception as error:  # noqa: BLE001 - the caller gets a status, the log the cause
                 name = getattr(call, "__name__", "").strip("_")
-                self._log.error("request.failed", path=f"{SERVICE}/{name}", error=f"{type(error).__name__}: {error}")
+                self._log.error(
+                    "request.failed", path=f"{SERVICE}/{name}", error=f"{type(error).__name__}: {told(error)}"
+                )
                 text = "an error inside the worker"
                 await context.abort(grpc.StatusCode.INTERNAL, text, self._trailers(context, None))
             context.set_trailing_metadata(self._trailers(context, None))
@@ -312,7 +315,7 @@ class GrpcSurface:
         except RequestError as error:
             text = str(error)
         except Exception as error:  # noqa: BLE001 - as in a call of its own
-            self._log.error("request.failed", path=STREAM, error=f"{type(error).__name__}: {error}")
+            self._log.error("request.failed", path=STREAM, error=f"{type(error).__name__}: {told(error)}")
             text = "an error inside the worker"
         answer = final(oip.ModelInferResponse(id=asked))
         failed = oip.ModelStreamInferResponse(error_message=text, infer_response=answer)

@@ -58,11 +58,22 @@ def test_runs_calls_and_passes_on_what_they_return_and_raise() -> None:
     asyncio.run(scenario())
 
 
+class Mute(BaseException):
+    """What ends more than a call, and fails as it is asked what it says."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
 @pytest.mark.parametrize(
     ("raised", "said"),
     [
         (SystemExit(3), "the engine raised SystemExit: 3, which would have ended the worker"),
         (KeyboardInterrupt(), "the engine raised KeyboardInterrupt, which would have ended the worker"),
+        (
+            Mute(),
+            "the engine raised Mute: Mute, which cannot say more, which would have ended the worker",
+        ),
         (asyncio.CancelledError(), "the engine raised CancelledError, which would have ended the worker"),
     ],
 )
