@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 LEAST_SHARDS: Final = 4
 MOST_SHARDS: Final = 64
+_EXACT: Final = 1e-9
+"""What a whole quotient may lack once it has gone through numbers with a point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def shards_for(flops: float, rtt_ms: float) -> int:
     work, each = sqrt(flops / 1e9), 0.1 * rtt_ms
     if work >= MOST_SHARDS * each:  # asked first, because a quotient of such numbers need be none
         return MOST_SHARDS
-    return max(LEAST_SHARDS, int(work / each))
+    return max(LEAST_SHARDS, int(work / each + _EXACT))
 
 
 def choose_shards(costs: Iterable[Cost]) -> int:

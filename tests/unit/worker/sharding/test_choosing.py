@@ -34,7 +34,15 @@ def test_of_equal_totals_fewer_shards_are_taken_and_equal_costs_dominate_nobody(
 
 @pytest.mark.parametrize(
     ("flops", "rtt_ms", "shards"),
-    [(1e9, 10.0, 4), (1e12, 10.0, 31), (2e12, 5.0, 64), (1e13, 10.0, 64), (1.6e11, 20.0, 6), (1.0, 1e9, 4)],
+    [
+        (1e9, 10.0, 4),
+        (1e12, 10.0, 31),
+        (2e12, 5.0, 64),
+        (1e13, 10.0, 64),
+        (1.6e11, 20.0, 6),
+        (3.6e10, 3.0, 20),
+        (1.0, 1e9, 4),
+    ],
 )
 def test_without_measurements_work_and_round_trip_decide(flops: float, rtt_ms: float, shards: int) -> None:
     assert shards_for(flops, rtt_ms) == shards
