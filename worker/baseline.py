@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from router.baseline_load import PRIOR, Baseline, StartFeatures
+from worker import json_text
 from worker.loading.mapping import cached_ratio
 from worker.loading.version_files import version_files
 from worker.paths import PACKED
@@ -45,7 +46,7 @@ def read_baseline(path: Path | None) -> Baseline:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise BaselineError(f"--baseline {path}: over {MAX_BYTES} bytes; name what bench coldstart --fit wrote")
-        found = msgspec.json.decode(raw, type=_File)
+        found = json_text.decode(raw, _File)
     except OSError as error:
         raise BaselineError(f"--baseline {path}: {error.strerror}") from error
     except (msgspec.DecodeError, ValueError) as error:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 
+from worker import json_text
 from worker.engines import EngineError
 from worker.stored import MAX_BYTES, UNREADABLE, StoredTensor
 
@@ -87,7 +88,7 @@ def _read(files: ModelFiles) -> _Expected | None:
 
 
 def _read_json(path: Path) -> _Expected:
-    said = msgspec.json.decode(path.read_bytes(), type=_Json)
+    said = json_text.decode(path.read_bytes(), _Json)
     arrays = [{tensor.name: tensor.array() for tensor in tensors} for tensors in (said.inputs, said.outputs)]
     return _Expected(path, arrays[0], arrays[1], said.rtol, said.atol)
 

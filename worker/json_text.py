@@ -1,4 +1,4 @@
-"""JSON written so that a lack of memory is an error like others.
+"""JSON written so that a lack of memory is an error like others, and read so that its depth is.
 
 ``msgspec.json.encode`` ends the process by SIGSEGV where its own buffer cannot grow (seen in 0.23, in one of five
 workers that ran out of memory under requests); into a buffer of ours it raises ``MemoryError``.
@@ -6,12 +6,13 @@ workers that ran out of memory under requests); into a buffer of ours it raises 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 _ENCODER: Final = msgspec.json.Encoder()
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
+_T = TypeVar("_T")
 
 
 def encode(value: object) -> bytearray:
@@ -41,3 +42,15 @@ def append(value: object, text: bytearray, at: int) -> None:
         MemoryError: there is none for it.
     """
     _ENCODER.encode_into(value, text, at)
+
+
+def decode(raw: bytes, kind: type[_T]) -> _T:
+    """Return the value of that ``kind`` that ``raw`` holds.
+
+    Raises:
+        msgspec.DecodeError: it holds none, or is nested too deep to be read.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deep") from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 
+from worker import json_text
 from worker.datatypes import NUMPY, Datatype
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def read_inputs(path: Path) -> dict[str, Array]:
             if not found:
                 raise ValueError("no array; name each after its input")
             return found
-        said = msgspec.json.decode(path.read_bytes(), type=_Inputs)
+        said = json_text.decode(path.read_bytes(), _Inputs)
         return {tensor.name: tensor.array() for tensor in said.inputs}
     except UNREADABLE as error:
         raise ValueError(str(error)) from error

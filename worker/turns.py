@@ -214,7 +214,7 @@ class Turns:
                     continue
             content = directory.read(name, _MOST_BYTES)
             with suppress(msgspec.MsgspecError):
-                told.append((found[1], msgspec.json.decode(content or b"", type=Standing)))
+                told.append((found[1], json_text.decode(content or b"", Standing)))
         return merged(told)
 
 

@@ -293,7 +293,7 @@ class _Fetch:
         try:
             if path.stat().st_size > MAX_STATE_BYTES:
                 return None
-            state = msgspec.json.decode(path.read_bytes(), type=_State)
+            state = json_text.decode(path.read_bytes(), _State)
         except (OSError, ValueError):
             return None
         return state if state.source == self._source.name else None

@@ -110,7 +110,7 @@ def _entry(cache: PrivateDirectory, directory: Path) -> _Entry | None:
     raw = cache.read(_name(directory), MAX_ENTRY_BYTES)
     if raw is None:
         return None
-    entry = msgspec.json.decode(raw, type=_Entry)
+    entry = json_text.decode(raw, _Entry)
     same = (entry.format, entry.block_bytes, entry.directory) == (FORMAT, BLOCK_BYTES, str(directory.resolve()))
     return entry if same else None
 

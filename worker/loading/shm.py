@@ -389,13 +389,16 @@ def _read(path: Path) -> dict[str, FileDigest] | None:
     with PrivateDirectory(path) as here:
         raw = here.read(_COMPLETE, MAX_MANIFEST_BYTES)
         try:
-            manifest = None if raw is None else msgspec.json.decode(raw, type=_Manifest)
+            manifest = None if raw is None else json_text.decode(raw, _Manifest)
         except ValueError:
             return None
         if manifest is None or (manifest.format, manifest.block_bytes) != (FORMAT, BLOCK_BYTES):
             return None
         for name, held in manifest.files.items():
-            status = (path / plain_name(name)).lstat()
+            try:
+                status = (path / plain_name(name)).lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
             own = status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode) and not status.st_mode & 0o077
             if not own or status.st_size != held.size_bytes:
                 return None

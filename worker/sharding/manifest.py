@@ -158,7 +158,7 @@ def read_manifest(directory: Path, *, files: bool = True) -> Manifest:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ShardError(f"{path}: over {MOST_BYTES} bytes")
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = json_text.decode(path.read_bytes(), Manifest)
     except OSError as error:
         raise ShardError(f"{path}: {error.strerror}; write it with: warmroute models shard") from error
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

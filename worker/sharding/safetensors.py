@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from worker import json_text
 from worker.sharding import ShardError
 from worker.sharding.tensors import ITEM_BYTES, TensorInfo, bytes_of
 
@@ -46,7 +47,7 @@ def read_tensors(path: Path) -> list[TensorInfo]:
     except OSError as error:
         raise ShardError(f"{path}: {error.strerror}") from error
     try:
-        entries = msgspec.json.decode(head, type=dict[str, Any])
+        entries = json_text.decode(head, dict[str, Any])
         entries.pop("__metadata__", None)
         described = msgspec.convert(entries, dict[str, _Entry])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

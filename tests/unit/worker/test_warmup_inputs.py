@@ -65,11 +65,13 @@ def test_inputs_are_read_from_json_and_npz(tmp_path: Path) -> None:
     [
         ("{", "Input data was truncated"),
         ('{"inputs": []}', "length >= 1"),
+        ('{"x":' + "[" * 100_000, r"a\.json: nested too deep"),
         (json.dumps({"inputs": [{**REQUEST["inputs"][0], "data": [1]}]}), "cannot reshape"),  # type: ignore[dict-item]
         (json.dumps({"inputs": [{**REQUEST["inputs"][0], "shape": [2, 1]}]}), "expected shape"),  # type: ignore[dict-item]
         (json.dumps({"inputs": [{**REQUEST["inputs"][0], "datatype": "FP64"}]}), "expected float32, given float64"),  # type: ignore[dict-item]
         (json.dumps({"inputs": [{**REQUEST["inputs"][0], "name": "z"}]}), "'z' is not the model's; it has x"),  # type: ignore[dict-item]
     ],
+    ids=["cut", "none", "deep", "shape", "rank", "datatype", "name"],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, content: str, text: str) -> None:
     (tmp_path / "a.json").write_text(content)

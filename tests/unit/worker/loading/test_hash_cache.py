@@ -86,7 +86,11 @@ def test_a_copy_of_the_directory_is_another(kept: Kept) -> None:
     assert kept.cache().recall(kept.directory.parent, kept.files) == {}
 
 
-@pytest.mark.parametrize("raw", [b"", b"{}", b'{"format":9,"block_bytes":1,"directory":"/","files":{}}', b"[" * 2000])
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{}", b'{"format":9,"block_bytes":1,"directory":"/","files":{}}', b"[" * 2000, b'{"x":' + b"[" * 100_000],
+    ids=["empty", "nothing", "another format", "a list", "deep"],
+)
 def test_an_entry_that_is_not_one_is_passed_over(kept: Kept, raw: bytes) -> None:
     kept.remember()
     (entry,) = (own_root(kept.place) / "hashes").iterdir()

@@ -162,7 +162,7 @@ def test_a_start_removes_what_is_not_served(rig: Rig) -> None:
     assert rig.entries() == []
 
 
-@pytest.mark.parametrize("damage", ["short", "open", "link", "manifest", "unfinished"])
+@pytest.mark.parametrize("damage", ["short", "gone", "open", "link", "manifest", "deep", "unfinished"])
 def test_what_is_not_as_it_was_left_is_made_again(rig: Rig, damage: str, tmp_path: Path) -> None:
     first = rig.load(rig.store())
     first.keep()
@@ -170,6 +170,8 @@ def test_what_is_not_as_it_was_left_is_made_again(rig: Rig, damage: str, tmp_pat
     assert path is not None
     if damage == "short":
         os.truncate(path, 5)
+    elif damage == "gone":
+        path.unlink()
     elif damage == "open":
         path.chmod(0o644)
     elif damage == "link":
@@ -178,6 +180,8 @@ def test_what_is_not_as_it_was_left_is_made_again(rig: Rig, damage: str, tmp_pat
         path.symlink_to(tmp_path / "theirs")
     elif damage == "manifest":
         (path.parent / ".complete").write_bytes(b"{")
+    elif damage == "deep":
+        (path.parent / ".complete").write_bytes(b'{"x":' + b"[" * 100_000)
     else:
         (path.parent / ".complete").unlink()
     again = rig.load(rig.store())
