@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tools.bench.asks import GET
-from tools.bench.contenders import DIRECT, OURS
+from tools.bench.contenders import DIRECT, NO_FAULT, OURS
 from tools.bench.measuring import Bench, Wanted
 from tools.bench.processes import build_paced
 from tools.bench.profiles import MEMORY, PROFILES
@@ -29,12 +29,13 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin") is None, reason="no nginx"),
 ]
 SECONDS = 0.15
+MEASURED = ("nginx", OURS, NO_FAULT)
 
 
 @pytest.fixture(scope="module")
 def run() -> Run:
     wanted = Wanted(
-        contenders=("nginx", OURS),
+        contenders=MEASURED,
         profiles=(*PROFILES, MEMORY),
         rounds=1,
         seconds=SECONDS,
@@ -49,7 +50,7 @@ def run() -> Run:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_profile_measures_everyone_in_it(run: Run, profile: str) -> None:
     measured = run.samples[profile]
-    assert set(measured) == {name for name in PROFILES[profile].contenders if name in ("nginx", OURS, DIRECT)}
+    assert set(measured) == {name for name in PROFILES[profile].contenders if name in (*MEASURED, DIRECT)}
     for name, (sample,) in measured.items():
         assert sample.units > 50
         assert sample.seconds >= SECONDS

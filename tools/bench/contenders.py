@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sidecar.cli.client import Admin
+from sidecar.cli.outcome import CliError
 from tools import compiled
 from tools.bench import proxies
 from tools.bench.processes import HERE, BenchError, Contender, Missing, free_port, output, running
@@ -23,6 +25,8 @@ COMPILED = "warmroute-compiled"
 DIRECT = "direct"
 """No proxy: the load talks to the origin."""
 
+AGAIN, FAULT, NO_FAULT = f"{OURS}-again", f"{OURS}-fault", f"{OURS}-no-fault-now"
+"""The interpreted build once more: as it is, with a fault in force of another model, with one that was removed."""
 FLOOR = "uvloop-floor"
 ROUTERS_ENVIRONMENT = compiled.ROOT / ".venv-bench"
 
@@ -68,6 +72,13 @@ def _sidecar(name: str, bin_: Path, remedy: str, directory: Path, port: int, ori
     path = own / "warmroute.yaml"
     path.write_text(json.dumps(config))  # JSON is YAML
     return [str(command), "sidecar", "--config", str(path)]
+
+
+def _once_more(name: str) -> Callable[[Path, int, Origin, str], list[str]]:
+    def argv(directory: Path, port: int, origin: Origin, state: str) -> list[str]:
+        return _sidecar(name, Path(sys.executable).parent, "make venv", directory, port, origin, state)
+
+    return argv
 
 
 def _python(script: str) -> Callable[[Path, int, Origin, str], list[str]]:
@@ -118,6 +129,7 @@ _SETUPS: dict[str, Callable[[Path, int, Origin, str], list[str]]] = {
     "h2-relay": _grpc("h2_relay"),
     OURS: _warmroute,
     COMPILED: _compiled,
+    **{name: _once_more(name) for name in (AGAIN, FAULT, NO_FAULT)},
 }
 NAMES = tuple(_SETUPS)
 
@@ -136,7 +148,24 @@ def contender(name: str, directory: Path, core: int, origin: Origin, state: str 
     port = free_port()
     argv = _SETUPS[name](directory, port, origin, state)
     with running(name, argv, port, core, directory, origin.ready, version_of(name, argv)) as proxy:
+        if name in (FAULT, NO_FAULT):
+            _fault(Path(argv[-1]).with_name("admin.sock"), lasts=name == FAULT)
         yield proxy
+
+
+def _fault(socket: Path, *, lasts: bool) -> None:
+    """Put a fault in force in a sidecar that strikes none of its requests; end it again unless it ``lasts``.
+
+    Raises:
+        BenchError: it is refused.
+    """
+    admin = Admin(admin=f"unix:{socket}")
+    try:
+        admin.change("POST", "/faults", {"kind": "abort", "id": "elsewhere", "model": "another", "for_s": 3600})
+        if not lasts:
+            admin.change("DELETE", "/faults/elsewhere")
+    except CliError as error:
+        raise BenchError(f"{socket}: {error}") from None
 
 
 def version_of(name: str, argv: list[str]) -> str:

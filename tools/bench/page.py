@@ -15,7 +15,7 @@ from tools.bench.tables import (
     kinds_rows,
     memory_rows,
     parts_rows,
-    profile_rows,
+    rows_of,
     target_rows,
 )
 from tools.bench.targets import verdicts
@@ -80,7 +80,7 @@ def rendered(run: Run) -> str:
     if run.skipped:
         parts += ["Not measured: " + "; ".join(f"{name} ({why})" for name, why in run.skipped.items()) + "."]
     for name in run.samples:
-        parts += [f"## {PROFILES[name].title[0].upper()}{PROFILES[name].title[1:]}", _markdown(profile_rows(run, name))]
+        parts += [f"## {PROFILES[name].title[0].upper()}{PROFILES[name].title[1:]}", _markdown(rows_of(run, name))]
         parts += _explained(run, name)
     if run.memory:
         parts += ["## Memory", _markdown(memory_rows(run))]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tools.bench.asks import COMPLETION, GET, INFER, LARGE, STREAM, Ask
-from tools.bench.contenders import COMPILED, DIRECT, FLOOR, OURS
+from tools.bench.contenders import AGAIN, COMPILED, DIRECT, FAULT, FLOOR, NO_FAULT, OURS
 from tools.bench.origins import EVENTS_PER_S
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MEMORY = "memory"
 CHOICE = "choice"
+FAULTS = "faults"
 
 _BOTH = (OURS, COMPILED)
 
@@ -59,6 +60,7 @@ PROFILES = {
             INFER,
             ("nginx", "haproxy", "envoy", "aiohttp", FLOOR, *_BOTH),
         ),
+        Profile(FAULTS, "1 KB POST, with faults that strike nobody", INFER, (OURS, AGAIN, FAULT, NO_FAULT)),
         Profile("repeat", "1 KB POST, heads that repeat", INFER, ("nginx", "haproxy", *_BOTH), heads="same"),
         Profile("new", "1 KB POST, no two heads of one shape", INFER, ("nginx", "haproxy", *_BOTH), heads="new"),
         Profile("large", "64 KiB answers", LARGE, ("nginx", "haproxy", "envoy", *_BOTH)),

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tools.bench.profiles import PROFILES
-from tools.bench.tables import memory_rows, profile_rows, target_rows
+from tools.bench.tables import memory_rows, rows_of, target_rows
 
 if TYPE_CHECKING:
     from tools.bench.results import Run
@@ -20,7 +20,7 @@ def print_report(run: Run) -> None:
     console = Console()
     console.width = max(console.width, 160)  # the tables are narrower: this only keeps them from being squeezed
     for name in run.samples:
-        console.print(_table(PROFILES[name].title, profile_rows(run, name)))
+        console.print(_table(PROFILES[name].title, rows_of(run, name)))
     if run.memory:
         console.print(_table("memory (PSS)", memory_rows(run)))
     rows = target_rows(run)

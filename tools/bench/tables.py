@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tools.bench.contenders import COMPILED, DIRECT, OURS
-from tools.bench.profiles import PROFILES
+from tools.bench.contenders import AGAIN, COMPILED, DIRECT, FAULT, NO_FAULT, OURS
+from tools.bench.profiles import FAULTS, PROFILES
 from tools.bench.targets import TARGETS, Verdict
 
 if TYPE_CHECKING:
@@ -79,6 +79,35 @@ def profile_rows(run: Run, profile: str) -> Rows:
             )
         )
     return rows
+
+
+_FAULTS = {
+    OURS: "no fault ever",
+    AGAIN: "no fault ever, a second sidecar",
+    FAULT: "a fault of another model is in force",
+    NO_FAULT: "it was in force, and has been removed",
+}
+
+
+def fault_rows(run: Run) -> Rows:
+    """Return what faults cost that strike nobody: CPU less that of a sidecar that never had one, round by round.
+
+    The second sidecar without one shows how far two processes that do the same are from each other.
+    """
+    rows: Rows = [("warmroute, interpreted", "CPU µs/request", "more µs/request", "more %")]
+    for name, what in _FAULTS.items():
+        cpu = run.spread(FAULTS, name, lambda sample: sample.cpu_us)
+        more = run.compared(FAULTS, name, OURS, lambda a, b: a.cpu_us - b.cpu_us)
+        share = run.compared(FAULTS, name, OURS, lambda a, b: 100 * (a.cpu_us / b.cpu_us - 1))
+        if cpu is not None:
+            beside = ("", "") if name == OURS or not more or not share else (more.text(), share.text(1))
+            rows.append((what, cpu.text(), *beside))
+    return rows
+
+
+def rows_of(run: Run, profile: str) -> Rows:
+    """Return the table of a profile."""
+    return fault_rows(run) if profile == FAULTS else profile_rows(run, profile)
 
 
 def _ratio(run: Run, profile: str, ours: str, name: str) -> str:

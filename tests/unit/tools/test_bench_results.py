@@ -14,6 +14,7 @@ from tools.bench.explain import LOOP, Explanation, functions_of, parts_of
 from tools.bench.load import Sample
 from tools.bench.memory import Memory
 from tools.bench.results import Run
+from tools.bench.tables import fault_rows
 from tools.bench.targets import TARGETS, verdicts
 
 SAMPLE = Sample(
@@ -48,6 +49,15 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert spread is not None
     assert (spread.least, spread.median, spread.most) == (1.5, 1.5, 1.6)
     assert spread.text() == "1.50 (1.50–1.60)"
+
+
+def test_what_faults_cost_is_a_difference_of_one_round() -> None:
+    run = run_of("faults", warmroute=[10, 20, 10], warmroute_again=[10, 21, 9], warmroute_fault=[11, 21, 11])
+    assert fault_rows(run)[1:] == [
+        ("no fault ever", "10.00 (10.00–20.00)", "", ""),
+        ("no fault ever, a second sidecar", "10.00 (9.00–21.00)", "0.00 (-1.00–1.00)", "0.0 (-10.0–5.0)"),
+        ("a fault of another model is in force", "11.00 (11.00–21.00)", "1.00", "10.0 (5.0–10.0)"),
+    ]
 
 
 def test_what_was_not_measured_is_not_compared() -> None:
