@@ -19,6 +19,7 @@ import numpy as np
 
 from worker import json_text
 from worker.engines import EngineError
+from worker.paths import has_file
 from worker.stored import MAX_BYTES, UNREADABLE, StoredTensor
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def check_expected(model: LoadedModel, files: ModelFiles, cancellation: Cancella
 def _read(files: ModelFiles) -> _Expected | None:
     if files.directory is None:
         return None
-    path = next((path for name in (JSON_FILE, NPZ_FILE) if (path := files.directory / name).is_file()), None)
+    path = next((path for name in (JSON_FILE, NPZ_FILE) if has_file(path := files.directory / name)), None)
     if path is None:
         return None
     if path.stat().st_size > MAX_BYTES:

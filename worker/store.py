@@ -25,7 +25,7 @@ import msgspec
 from worker import json_text
 from worker.dependencies import MAX_DEPENDENCIES, Dependency, DependencyError, parse
 from worker.loading.settings import LoadDescription
-from worker.paths import MAX_FILES, PACKED, within
+from worker.paths import MAX_FILES, PACKED, NotAFileError, has_file, within
 from worker.yaml_file import YamlFileError, read_yaml
 
 if TYPE_CHECKING:
@@ -281,6 +281,8 @@ def unfit(directory: Path) -> str:
 
 def _unreadable(path: Path, error: OSError) -> StoreError:
     """Return what to say of a file that left meanwhile, may not be read, or is where nothing answers."""
+    if isinstance(error, NotAFileError):
+        return StoreError(f"{error.filename}: {error.strerror}")
     remedy = "let the worker's user read it" if isinstance(error, PermissionError) else "is all of it there?"
     return StoreError(f"{os.fsdecode(error.filename or path)}: {error.strerror or error}; {remedy}")
 
@@ -305,7 +307,7 @@ def _choose(
     if not there:
         raise StoreError(f"{directory}: holds no version; add {name}/1/{file_name or 'model.yaml'}")
     source = directory / "model.yaml"
-    said = _describe(source, _ModelDescription) if source.is_file() else _ModelDescription()
+    said = _describe(source, _ModelDescription) if has_file(source) else _ModelDescription()
     policy = versions if said.versions is None else _policy(said.versions)
     missing = next((version for version in policy.named if version not in there), None)
     if missing is not None:
@@ -337,7 +339,7 @@ def _read(name: str, directory: Path, file_name: str | None, place: ShardPlace |
         packed = (directory / f"{file_name}{suffix}" for suffix in PACKED)
         model_file = next((path for path in packed if path.is_file()), model_file)
     source = directory / "model.yaml"
-    description = _describe(source, _Description) if source.is_file() else _Description()
+    description = _describe(source, _Description) if has_file(source) else _Description()
     trouble = description.load.trouble()
     if trouble is not None:
         raise StoreError(f"{source}: load: {trouble}")

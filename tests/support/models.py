@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -27,3 +28,17 @@ def put_product(directory: Path, factor: float, width: int = WIDTH) -> Path:
 def product_body(width: int = WIDTH) -> dict[str, Any]:
     """Return a request whose answer is ``width`` times the factor, in every place."""
     return {"inputs": [{"name": "x", "shape": [1, width], "datatype": "FP32", "data": [1.0] * width}]}
+
+
+NO_FILE = "there, and no file; put the file in its place, or take it away"
+"""What is said of what :func:`put_no_file` put there."""
+
+
+def put_no_file(path: Path, what: str) -> None:
+    """Put a ``directory``, a ``pipe`` or a ``link`` to nothing where a file may be."""
+    if what == "directory":
+        path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path.with_name("nowhere"))

@@ -64,6 +64,7 @@ _TYPES: dict[str, Datatype] = {
 }
 TWO_PHASE_FROM_BYTES = 16 << 20
 """From this many bytes of files on, ``two_phase: auto`` is on: below, prepacking takes a few milliseconds."""
+MAX_NAME_CHARS = 128
 _CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _CUBLAS_DETERMINISTIC = ":4096:8"
 TINY_MODEL = (
@@ -280,7 +281,13 @@ class OnnxRuntimeEngine:
             raise
         if graphs is not None and key is not None and not kept:
             self._keep(graphs, files, options, key, detached)
-        return OnnxModel(session, options.pins(), None if key is None else kept, weights, detached)
+        try:
+            return OnnxModel(session, options.pins(), None if key is None else kept, weights, detached)
+        except UnicodeDecodeError as error:
+            name = error.object.decode("utf-8", "backslashreplace")[:MAX_NAME_CHARS]
+            raise EngineError(
+                f"{files.model_file}: an input or output is named '{name}', which is no UTF-8; name it anew"
+            ) from error
 
     def _kept(
         self,

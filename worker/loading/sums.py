@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from worker.loading import LoadError
 from worker.loading.version_files import DESCRIPTION, SUMS
-from worker.paths import within
+from worker.paths import has_file, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,7 @@ def read_sums(directory: Path, described: Mapping[str, str]) -> dict[str, Said]:
     said = {name: Said(sha256, directory / DESCRIPTION) for name, sha256 in described.items()}
     path = directory / SUMS
     try:
-        if not path.is_file():
+        if not has_file(path):
             return said
         if path.stat().st_size > MAX_SUMS_BYTES:
             raise LoadError(f"{path}: over {MAX_SUMS_BYTES} bytes; is it the right file?")

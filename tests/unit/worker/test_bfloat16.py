@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.worker_parts import ReadableLog
 from worker.datatypes import Datatype
-from worker.engines import Cancellation, InputError, TensorSpec
+from worker.engines import Cancellation, EngineError, InputError, TensorSpec
 from worker.engines.registry import EngineSettings, make_engine
 from worker.stages import Stages
 from worker.store import ModelFiles
@@ -37,10 +37,12 @@ def tensor(name: bytes, kind: int) -> bytes:
     return field(1, name) + field(2, field(1, field(1, kind) + field(2, field(1, field(2, b"N")))))
 
 
-def loaded(directory: Path, operator: bytes, takes: int, gives: int, attribute: bytes = b"") -> Any:
+def loaded(
+    directory: Path, operator: bytes, takes: int, gives: int, attribute: bytes = b"", named: bytes = b"x"
+) -> Any:
     """Load a model of one operator, from ``x`` to ``y``, both of one dimension that varies."""
-    node = field(1, b"x") + field(2, b"y") + field(4, operator) + attribute
-    graph = field(1, node) + field(2, b"g") + field(11, tensor(b"x", takes)) + field(12, tensor(b"y", gives))
+    node = field(1, named) + field(2, b"y") + field(4, operator) + attribute
+    graph = field(1, node) + field(2, b"g") + field(11, tensor(named, takes)) + field(12, tensor(b"y", gives))
     path = directory / "model.onnx"
     path.write_bytes(field(1, 8) + field(7, graph) + field(8, field(2, 17)))
     engine = make_engine("onnxruntime", EngineSettings(ReadableLog()))
@@ -68,5 +70,9 @@ def test_strings_must_be_text(tmp_path: Path) -> None:
     model = loaded(tmp_path, b"Identity", STRING, STRING)
     (got,) = model.run({"x": np.array(["ä", ""], dtype=object)}, ["y"], {}, Cancellation())
     assert got.tolist() == ["ä", ""]
+    with pytest.raises(EngineError) as caught:
+        loaded(tmp_path, b"Identity", STRING, STRING, named=b"a\xff")
+    said = r"an input or output is named 'a\xff', which is no UTF-8; name it anew"
+    assert str(caught.value) == f"{tmp_path}/model.onnx: {said}"
     with pytest.raises(InputError, match="BYTES must be UTF-8 for ONNX Runtime"):
         model.run({"x": np.array(["\udcff"], dtype=object)}, ["y"], {}, Cancellation())

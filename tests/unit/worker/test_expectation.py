@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.models import NO_FILE, put_no_file
 from tests.support.worker_parts import DoublingModel, EchoingModel, EmptyLoader, FixedEngine
 from worker.building import Builder, BuildError
 from worker.datatypes import Datatype
 from worker.engines import Cancellation, TensorSpec
 from worker.expectation import ExpectationError, check_expected
 from worker.memory import HostMemory
+from worker.paths import NotAFileError
 from worker.stages import Stages
 from worker.store import ModelFiles
 
@@ -96,6 +98,15 @@ def test_what_cannot_be_compared(tmp_path: Path, said: dict[str, Any], error: st
     with pytest.raises(ExpectationError) as caught:
         check(tmp_path, **said)
     assert str(caught.value) == f"{tmp_path}/expect.json: {error}"
+
+
+@pytest.mark.parametrize("what", ["directory", "pipe", "link"])
+@pytest.mark.parametrize("name", ["expect.json", "expect.npz"])
+def test_an_answer_that_is_no_file_is_not_passed_over(tmp_path: Path, name: str, what: str) -> None:
+    put_no_file(tmp_path / name, what)
+    with pytest.raises(NotAFileError) as caught:
+        check_expected(DoublingModel(), ModelFiles("m", "1", tmp_path), Cancellation())
+    assert f"{caught.value.filename}: {caught.value.strerror}" == f"{tmp_path / name}: {NO_FILE}"
 
 
 def test_a_model_that_answers_wrongly_never_serves(tmp_path: Path) -> None:

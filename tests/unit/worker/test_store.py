@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.models import NO_FILE, put_no_file
 from worker.control import Source
 from worker.store import ModelFiles, ShapeClass, StoreError, Versions, choose, scan
 
@@ -183,6 +184,20 @@ def test_a_wrong_description_names_file_field_and_remedy(tmp_path: Path, descrip
     with pytest.raises(StoreError) as caught:
         scan(tmp_path, (), "model.onnx")
     assert str(caught.value).splitlines()[0] == f"{directory}/model.yaml: {error}"
+
+
+@pytest.mark.parametrize("what", ["directory", "pipe", "link"])
+@pytest.mark.parametrize("place", ["m/1", "m"])
+def test_a_description_that_is_no_file_is_not_passed_over(tmp_path: Path, place: str, what: str) -> None:
+    put(tmp_path, "m", "1")
+    path = tmp_path / place / "model.yaml"
+    put_no_file(path, what)
+    with pytest.raises(StoreError) as caught:
+        scan(tmp_path, (), "model.onnx")
+    if (place, what) == ("m", "directory"):
+        assert str(caught.value).startswith(f"{path}: version 'model.yaml': ")
+    else:
+        assert str(caught.value) == f"{path}: {NO_FILE}"
 
 
 def test_a_description_that_is_no_utf8_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.models import NO_FILE, put_no_file
 from tests.support.worker_parts import ReadableLog
 from worker.engines import Cancellation
 from worker.loading import HashedFrom, Loaded, LoadError, StrategyName, Verify
@@ -129,6 +130,15 @@ def test_what_is_wrong_is_named_with_who_says_so(
 
 def test_sums_that_are_no_text_are_refused(tmp_path: Path) -> None:
     assert "SHA256SUMS: not UTF-8: " in Summed(tmp_path, b"\xff\xfe").refusal()
+
+
+@pytest.mark.parametrize("what", ["directory", "pipe", "link"])
+def test_sums_that_are_no_file_are_not_passed_over(tmp_path: Path, what: str) -> None:
+    summed = Summed(tmp_path, "")
+    path = summed.directory / "SHA256SUMS"
+    path.unlink()
+    put_no_file(path, what)
+    assert summed.refusal() == f"{path}: {NO_FILE}"
 
 
 def test_what_model_yaml_says_is_as_good(tmp_path: Path) -> None:
