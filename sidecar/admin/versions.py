@@ -13,6 +13,7 @@ from router.explain_versions import described
 from router.policy import VersionShare
 from router.rollout import Sample, in_force
 from router.versions import version_key
+from sidecar.admin.bodies import read_body
 from sidecar.admin.guard import JSON, RefusedError, json_response, who
 from sidecar.admin.moments import moment
 from sidecar.admin.written import Rows, write
@@ -48,8 +49,8 @@ class SplitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     split: tuple[WeightRequest, ...]
 
 
-_VERSION = msgspec.json.Decoder(VersionRequest)
-_SPLIT = msgspec.json.Decoder(SplitRequest)
+_EMPTY = 'send {"version": VERSION}, or nothing'
+_SPLIT_EMPTY = 'send {"split": [{"version": VERSION, "weight": WEIGHT}, ...]}'
 
 
 class VersionHandlers:
@@ -89,22 +90,23 @@ class VersionHandlers:
 
     async def promote(self, request: web.Request) -> web.Response:
         """Have one version take all requests that name none."""
-        asked = await _body(request, _VERSION.decode, VersionRequest())
+        asked = await _version(request)
         return await self._steered(
             request, lambda steering, model, by, now: steering.promote(model, asked.version, by, now)
         )
 
     async def rollback(self, request: web.Request) -> web.Response:
         """Have the version from before take them."""
-        asked = await _body(request, _VERSION.decode, VersionRequest())
+        asked = await _version(request)
         return await self._steered(
             request, lambda steering, model, by, now: steering.rollback(model, asked.version, by, now)
         )
 
     async def split(self, request: web.Request) -> web.Response:
         """Divide them by weights."""
-        asked = await _body(request, _SPLIT.decode, SplitRequest(()))
-        shares = tuple(VersionShare(share.version, share.weight) for share in asked.split)
+        body = await request.read()
+        asked = read_body(body, SplitRequest, _SPLIT_EMPTY).split if body else ()
+        shares = tuple(VersionShare(share.version, share.weight) for share in asked)
         return await self._steered(request, lambda steering, model, by, now: steering.split(model, shares, by, now))
 
     async def reset(self, request: web.Request) -> web.Response:
@@ -159,14 +161,9 @@ class VersionHandlers:
         return document
 
 
-async def _body(request: web.Request, decode: Callable[[bytes], Any], empty: object) -> Any:
+async def _version(request: web.Request) -> VersionRequest:
     body = await request.read()
-    if not body:
-        return empty
-    try:
-        return decode(body)
-    except msgspec.DecodeError as error:
-        raise RefusedError(400, str(error)) from error
+    return read_body(body, VersionRequest, _EMPTY) if body else VersionRequest()
 
 
 def _record(record: Steered) -> dict[str, Any]:
