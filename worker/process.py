@@ -87,6 +87,7 @@ class WorkerProcess:
         self._stop = asyncio.Event()
         self._cut = asyncio.Event()
         self._exit_code = 0
+        self._heeded: tuple[signal.Signals, ...] = ()
 
     def stop(self) -> None:
         """Begin to drain; a second call cuts the drain short."""
@@ -95,8 +96,17 @@ class WorkerProcess:
     def heed(self, signals: Sequence[signal.Signals]) -> None:
         """Have each of ``signals`` :meth:`stop` it, from now on: also before :meth:`run`, which then drains at once."""
         loop = asyncio.get_running_loop()
+        self._heeded = tuple(signals)
         for number in signals:
             loop.add_signal_handler(number, self.stop)
+
+    def _stopped(self) -> int:
+        """Say so, and heed no signal any more: one would end what is ending, with a code that tells of a failure."""
+        for number in self._heeded:
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+        self._log.info("worker.stopped")
+        return self._exit_code
 
     async def run(self) -> int:
         """Serve until told to stop, by :meth:`stop`; returns the exit code.
@@ -136,8 +146,7 @@ class WorkerProcess:
                 task.cancel()
         if self._debug is not None:
             await self._debug.stop()
-        self._log.info("worker.stopped")
-        return self._exit_code
+        return self._stopped()
 
     async def _turn(self) -> socket.socket | None:
         """Wait for this worker's turn to listen; None where it is to stop before that."""
@@ -168,8 +177,7 @@ class WorkerProcess:
         following.cancel()
         await runner.cleanup()
         self._repository.take_down()
-        self._log.info("worker.stopped")
-        return self._exit_code
+        return self._stopped()
 
     def _task(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Start ``work``, without which the worker is of no use: where it fails, the worker drains and exits with 1."""
