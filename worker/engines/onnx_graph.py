@@ -77,7 +77,8 @@ def _varint(data: memoryview, place: int) -> tuple[int, int]:
     raise GraphError("an integer of more than ten bytes")
 
 
-def _encoded(value: int) -> bytes:
+def encoded(value: int) -> bytes:
+    """Return a number as protobuf writes it."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -86,8 +87,9 @@ def _encoded(value: int) -> bytes:
     return bytes(out)
 
 
-def _field(number: int, value: bytes) -> bytes:
-    return _encoded(number << 3 | _BYTES) + _encoded(len(value)) + value
+def bytes_field(number: int, value: bytes) -> bytes:
+    """Return a field of bytes as protobuf writes it."""
+    return encoded(number << 3 | _BYTES) + encoded(len(value)) + value
 
 
 def external_tensors(model: bytes) -> dict[str, External]:
@@ -166,8 +168,8 @@ def refer_to(model: bytes, written: Path, originals: Mapping[str, External], dir
                 inline_bytes += place.length
                 if inline_bytes > MAX_INLINE_BYTES:
                     raise GraphError(f"over {MAX_INLINE_BYTES} bytes of weights are the model file's own, or changed")
-            graph.append(_field(_INITIALIZER, _moved(inner.value, there, weights)))
-        out.append(_field(_GRAPH, b"".join(graph)))
+            graph.append(bytes_field(_INITIALIZER, _moved(inner.value, there, weights)))
+        out.append(bytes_field(_GRAPH, b"".join(graph)))
     made = b"".join(out)
     if written.name.encode() in made:
         raise GraphError("an inner graph has weights of its own")
@@ -185,7 +187,9 @@ def _moved(tensor: memoryview, there: External | None, weights: np.ndarray[tuple
     gone = (_RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION)
     kept = b"".join(bytes(field.whole) for field in _fields(tensor) if field.number not in gone)
     if there is None:
-        return kept + _field(_RAW_DATA, weights.tobytes())
+        return kept + bytes_field(_RAW_DATA, weights.tobytes())
     entries = (("location", there.location), ("offset", str(there.offset)), ("length", str(there.length)))
-    pairs = [_field(1, key.encode()) + _field(2, value.encode()) for key, value in entries]
-    return kept + b"".join(_field(_EXTERNAL_DATA, pair) for pair in pairs) + bytes([_DATA_LOCATION << 3, _EXTERNAL])
+    pairs = [bytes_field(1, key.encode()) + bytes_field(2, value.encode()) for key, value in entries]
+    return (
+        kept + b"".join(bytes_field(_EXTERNAL_DATA, pair) for pair in pairs) + bytes([_DATA_LOCATION << 3, _EXTERNAL])
+    )

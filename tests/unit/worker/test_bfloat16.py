@@ -66,6 +66,25 @@ def test_they_are_the_numbers_that_they_mean(tmp_path: Path) -> None:
     assert (got.dtype, got.tolist()) == (np.float32, [1.0, -3.0])
 
 
+def test_strings_go_in_beside_bit_patterns(tmp_path: Path) -> None:
+    nodes = b"".join(
+        field(1, field(1, a) + field(2, b) + field(4, b"Identity")) for a, b in ((b"x", b"y"), (b"s", b"t"))
+    )
+    takes = field(11, tensor(b"x", BFLOAT16)) + field(11, tensor(b"s", STRING))
+    gives = field(12, tensor(b"y", BFLOAT16)) + field(12, tensor(b"t", STRING))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(field(1, 8) + field(7, nodes + field(2, b"g") + takes + gives) + field(8, field(2, 17)))
+    engine = make_engine("onnxruntime", EngineSettings(ReadableLog()))
+    model = engine.load(ModelFiles("m", "1", tmp_path, path), Cancellation(), Stages())
+    bits = np.array([0x3F80, 1], dtype=np.uint16)
+    for texts in (["ä", "", "b" * 300], []):
+        inputs = {"x": bits, "s": np.array(texts, dtype=object)}
+        same, said = model.run(inputs, ["y", "t"], {}, Cancellation())
+        assert (same.tolist(), said.tolist()) == (bits.tolist(), texts)
+    with pytest.raises(InputError, match="BYTES must be UTF-8"):
+        model.run({"x": bits, "s": np.array(["\udcff"], dtype=object)}, ["y", "t"], {}, Cancellation())
+
+
 def test_strings_must_be_text(tmp_path: Path) -> None:
     model = loaded(tmp_path, b"Identity", STRING, STRING)
     (got,) = model.run({"x": np.array(["ä", ""], dtype=object)}, ["y"], {}, Cancellation())
