@@ -59,9 +59,10 @@ class DrillHandlers:
         keeper, now = self._context.keeper, self._context.clock()
         has = keeper.drill
         if has is not None and has.id != asked.id and now < has.until:
-            left_s = max(has.until, has.ends_by) - now
+            most = f"for {max(has.until, has.ends_by) - now:.0f} s at most"
+            least = f"for {has.until - now:.0f} s if it is not heard of again"
             raise RefusedError(
-                409, f'the drill "{has.name}" ({has.by}) has this sidecar, for {left_s:.0f} s at most: wait for its end'
+                409, f'the drill "{has.name}" ({has.by}) has this sidecar, {most}, {least}: wait for its end'
             )
         known = has is not None and has.id == asked.id  # though its time is over: nobody else has had it since
         if asked.renew and not known:
