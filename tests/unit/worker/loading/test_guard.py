@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,10 +43,14 @@ class MappedModel(DoublingModel):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.detached = 0
+        self.detached = self.last = 0
         descriptor = os.open(path, os.O_RDONLY)
         self.weights = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
         os.close(descriptor)
+
+    def compute(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        self.last = self.weights[-1]  # where the file is cut, this is a SIGBUS
+        return super().compute(values)
 
     def unload(self) -> None:
         super().unload()
@@ -58,11 +63,12 @@ class MovableModel(MappedModel):
 
 
 class MappingEngine:
-    """Maps ``weights.bin``; while ``hold`` is not set its loads do not end."""
+    """Maps ``weights.bin``; while ``hold`` is not set its loads do not end, nor while ``hold_runs`` is not its runs."""
 
     def __init__(self, kind: type[MappedModel] | None = MovableModel) -> None:
         self.kind = kind
         self.hold: threading.Event | None = None
+        self.hold_runs: threading.Event | None = None
         self.loading = threading.Event()
         self.made: list[DoublingModel] = []
 
@@ -78,6 +84,7 @@ class MappingEngine:
             cancellation.wait(0.005)
         assert files.directory is not None
         self.made.append(DoublingModel() if self.kind is None else self.kind(files.directory / "weights.bin"))
+        self.made[-1].hold = self.hold_runs
         return self.made[-1]
 
 
@@ -238,6 +245,20 @@ async def test_a_load_is_waited_for_and_given_up_where_it_takes_too_long(tmp_pat
         cut = asyncio.create_task(bench.cut(), name="a writer")
         await until(lambda: bench.leases.is_at_work, "that it is heard of")
         bench.engine.hold.set()
+        assert await load
+        await cut
+        assert (bench.replica.state, bench.leases.kept) == (State.WARM, 1)
+        bench.replica.take_down()
+
+    bench = Bench(tmp_path, MappingEngine())
+    bench.engine.hold_runs = threading.Event()
+    async with heeded(bench):
+        load = asyncio.create_task(bench.replica.bring_up(), name="a load")
+        await until(lambda: bool(bench.engine.made) and bool(bench.engine.made[0].ran), "its warm-up")
+        cut = asyncio.create_task(bench.cut(), name="a writer")
+        await until(lambda: bench.leases.is_at_work, "that it is heard of")
+        assert bench.path.stat().st_size == SIZE
+        bench.engine.hold_runs.set()
         assert await load
         await cut
         assert (bench.replica.state, bench.leases.kept) == (State.WARM, 1)
