@@ -16,9 +16,6 @@ import router.cluster
 # Servers of tests are forked from this process, and gRPC, where a test before loaded it, could hang the child there.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-# No test trusts whom the machine does, and aiohttp reads all those certificates where it is imported, in each process.
-os.environ["SSL_CERT_FILE"] = os.devnull
-
 HERE = Path(__file__).parent
 ALONE = {"bench", "chaos"}
 AFTERWARDS = ALONE | {"acceptance", "conformance"}

@@ -173,11 +173,15 @@ def test_a_successor_that_fails_or_is_not_wanted_changes_nothing(tmp_path: Path,
         sidecar.process.await_event("upgrade.failed", why="it left")
         with another(tmp_path, "killed", *at) as killed:
             killed.await_event("process.started", count=1 + PROCESSES)
+            control = killed.child("control")
+            os.kill(control, signal.SIGSTOP)  # so it does not get as far as to take over
             with another(tmp_path, "second", *at) as second:
                 assert second.wait() == 2
                 assert "takes over already: wait for it" in second.text()
             killed.popen.kill()
             killed.wait()
+            with suppress(ProcessLookupError):
+                os.kill(control, signal.SIGKILL)
         sidecar.process.await_event("upgrade.failed", count=2)
         with another(tmp_path, "nowhere", "--upgrade-from", "127.0.0.1:1") as nowhere:
             assert nowhere.wait() == 2
