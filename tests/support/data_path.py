@@ -358,7 +358,7 @@ class DataPath:
         self.clients.append(client)
         return client
 
-    async def until(self, condition: Callable[[], Any], what: str, within_s: float = 2.0) -> None:
+    async def until(self, condition: Callable[[], Any], what: str, within_s: float = 10.0) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
             assert time.monotonic() < deadline, f"not within {within_s} s: {what}; {self.outcomes} {self.results}"

@@ -224,6 +224,7 @@ async def test_the_machine_gets_the_turn_back_whatever_the_load_is_at(tmp_path: 
     start.bench.engine.hold = threading.Event()  # a session that is being made
     async with start.running():
         start.go["a"].set()
+        await until(lambda: start.state("a") is State.LOADING, "its beginning")
         await until(start.fell_back, "its falling back")
         async with start.turns.turn(lambda: False) as got:
             assert got
