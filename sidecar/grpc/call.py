@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from router.matching import is_inference_call
 from router.outcomes import AttemptResult, Outcome, Reason
 from router.retry import NOBODY_ELSE, Failed
 from router.routes import NoCandidate
 from sidecar.cache.calls import is_one_message
 from sidecar.faults.call_link import CallLink
-from sidecar.grpc.course import COUNT_BYTES, CallCourse, asks_about, infers
+from sidecar.grpc.course import COUNT_BYTES, CallCourse, infers
 from sidecar.grpc.degrading import DegradingCall
 from sidecar.grpc.health import OWN
 from sidecar.grpc.health import answer as answer_for_server
@@ -157,7 +158,7 @@ class Call(DegradingCall):
             return
         self._to_class(course, now)
         mirror = needs.mirror
-        if mirror is not None and not asks_about(self.head.asked.path) and self._plane.shared.rng() < mirror.share:
+        if mirror is not None and is_inference_call(self.head.asked.path) and self._plane.shared.rng() < mirror.share:
             course.mirror = mirror
         if needs.ladder is None or self._begin_on_ladder(needs.ladder, now):
             self._admit(now)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from router.matching import INFER_CALLS
 from sidecar.cache.terms import MOST_BODY_BYTES, Refused
-from sidecar.grpc.matching import MESSAGE_HEAD, SERVICE
+from sidecar.grpc.matching import MESSAGE_HEAD
 from sidecar.grpc.prompts import PromptReader
 from sidecar.grpc.reading import read_beginning
 
@@ -25,18 +26,11 @@ if TYPE_CHECKING:
 
 COUNT_BYTES: Final = 65536
 """So much is kept back of one call before all that is kept in the process is looked at."""
-_INFERS: Final = frozenset({SERVICE + b"ModelInfer", SERVICE + b"ModelStreamInfer"})
-_ABOUT: Final = (SERVICE, b"/grpc.health.", b"/grpc.reflection.")
-
-
-def asks_about(path: bytes) -> bool:
-    """Return whether a method asks about a model or a server only: readiness, metadata, health, reflection."""
-    return path.startswith(_ABOUT) and path not in _INFERS
 
 
 def infers(path: bytes) -> bool:
     """Return whether a method's messages are ModelInferRequests."""
-    return path in _INFERS
+    return path in INFER_CALLS
 
 
 class Needs:
@@ -70,7 +64,7 @@ class Needs:
 
     def reads(self, path: bytes) -> bool:
         """Return whether calls of this method go by how their first message begins."""
-        return self._reads and path in _INFERS
+        return self._reads and path in INFER_CALLS
 
     def most_bytes(self, path: bytes) -> int:
         """Return how long a request of this method is waited for whole, with its framing; 0: it goes on as it comes."""
@@ -117,7 +111,7 @@ class CallCourse:
         self.needs: Final = needs
         self.most: Final = needs.most_bytes(path)
         self.prompt: PromptReader | None = None
-        if needs.affinity is not None and path in _INFERS:
+        if needs.affinity is not None and path in INFER_CALLS:
             self.prompt = PromptReader(needs.affinity)
         self.reads: Final = needs.reads(path)
         self.waits: Final = self.most > 0 or self.reads or self.prompt is not None

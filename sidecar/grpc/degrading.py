@@ -12,12 +12,11 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from router.ladder import LadderStep
-from router.matching import Surface
+from router.matching import Surface, is_inference_call
 from router.outcomes import OUTCOME_OF, OUTCOMES, AttemptResult, Outcome
 from sidecar.cache.asking import Asked as AskedOfCache
 from sidecar.cache.calls import asked_of_call, is_one_message, kept_call, kept_call_elsewhere, told_call
 from sidecar.cache.terms import Refused
-from sidecar.grpc.course import asks_about
 from sidecar.grpc.matching import PROTOCOL
 from sidecar.grpc.phases import ANSWERING, WAITING
 from sidecar.grpc.relay import CallRelay
@@ -69,7 +68,7 @@ class DegradingCall(CallRelay):
         One that asks about the model, and is none for it, takes no part: nobody may tell it that all is well.
         """
         course, route = self._course, self._target.route
-        if course is None or route is None or asks_about(self.head.asked.path):
+        if course is None or route is None or not is_inference_call(self.head.asked.path):
             return True
         course.descent = descent = Descent(self._plane.shared, model, self._target, f"{route.key} over {PROTOCOL}")
         return descent.begin(self, now, whole=self.request_done)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sidecar.grpc.matching import PROTOCOL, SERVICE
+from router.matching import SERVICE
+from sidecar.grpc.matching import PROTOCOL
 from sidecar.grpc.statuses import Status
 from sidecar.version import installed_version
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import zlib
 from typing import Final, NamedTuple
 
+from router.matching import SERVICE
+
 PROTOCOL: Final = "grpc"
 """What the router calls workers and routes of this kind."""
-SERVICE: Final = b"/inference.GRPCInferenceService/"
 PREFIX_BYTES: Final = 4096
 """So much of a first message is looked at: name and version stand at its start."""
 MESSAGE_HEAD: Final = 5

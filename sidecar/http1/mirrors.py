@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
+from router.matching import is_inference
 from router.outcomes import AttemptResult
 from sidecar.http1.copying import UnderWay, begin_copy, mirror_of
 from sidecar.http1.steps import MIRRORED
@@ -61,8 +62,9 @@ class MirrorStep:
         self._policy = policy
 
     def take(self, caller: SpecialConnection, course: Course, now: float) -> bool:
-        """Draw whether this one is."""
-        if caller.plane.rng() < self._policy.share and not caller.head.upgrade:
+        """Draw whether this one is; what changes a model or asks about one never is."""
+        head = caller.head
+        if caller.plane.rng() < self._policy.share and not head.upgrade and is_inference(head.method, head.target):
             course.mirror = self
         return True
 

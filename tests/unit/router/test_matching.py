@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.matching import Surface, match
+from router.matching import Surface, is_inference, is_inference_call, match
 
 V2, OPENAI, PLAIN = Surface.V2, Surface.OPENAI, Surface.PLAIN
 
@@ -56,3 +56,58 @@ def test_what_a_target_names(target: str, expected: tuple[Surface, str, str]) ->
 def test_bytes_that_are_not_utf8_match_no_model() -> None:
     assert match(b"/v2/models/\xff\xfe/infer") == (V2, "\ufffd\ufffd", "")
     assert match("/v2/models/\udcff/infer") == (V2, "\ufffd", "")
+
+
+@pytest.mark.parametrize(
+    ("target", "is_one"),
+    [
+        ("/v2/models/m/infer", True),
+        ("/v2/models/m/versions/2/infer?x=/y", True),
+        ("http://h/v2/models/m/generate", True),
+        ("/v2/models/m/generate_stream", True),
+        ("/triton/v2/models/m/infer", True),
+        ("/v2/models/infer", False),
+        ("/v2/models/m/versions/infer", False),
+        ("/v2/models/m/ready", False),
+        ("/v2/models/m/trace/setting", False),
+        ("/v2/repository/models/m/unload", False),
+        ("/v2/repository/models/infer", False),
+        ("/v2/logging", False),
+        ("/v2/systemsharedmemory/region/r/register", False),
+        ("/v2", False),
+        ("/v2?x=/models/m/infer", False),
+        ("/triton/v2/repository/models/m/load", False),
+        ("//v2/repository/models/m/load", False),
+        ("/%76%32/repository/models/m/load", False),
+        ("/v1/chat/completions", True),
+        ("/openai/v1/embeddings", True),
+        ("/v1/models/m:predict", True),
+        ("/v1/models/m", False),
+        ("/v1/load_lora_adapter", False),
+        ("/v1/files", False),
+        ("/v1", False),
+        ("/predict", True),
+        ("/api/v2/predict", True),
+        ("/", True),
+    ],
+)
+def test_what_is_inference(target: str, is_one: bool) -> None:
+    assert is_inference(b"POST", target.encode()) is is_one
+    assert not is_inference(b"GET", target.encode())
+    assert not is_inference(b"DELETE", target.encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "is_one"),
+    [
+        ("/inference.GRPCInferenceService/ModelInfer", True),
+        ("/inference.GRPCInferenceService/ModelStreamInfer", True),
+        ("/inference.GRPCInferenceService/ModelReady", False),
+        ("/inference.GRPCInferenceService/RepositoryModelUnload", False),
+        ("/grpc.health.v1.Health/Check", False),
+        ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", False),
+        ("/some.Service/Predict", True),
+    ],
+)
+def test_which_calls_are_inference(path: str, is_one: bool) -> None:
+    assert is_inference_call(path.encode()) is is_one

@@ -371,6 +371,11 @@ def test_a_request_that_went_to_that_version_anyway_is_not_copied() -> None:
     with serving(mirrored(), HELD) as made:
         made.connection.data_received(request(b"/v2/models/m/versions/1/infer"))
         assert set(asked(made)) == {"o0"}
+    for other in (request(b"/v2/repository/models/m/unload"), b"GET /v2/models/m/ready HTTP/1.1\r\nHost: a\r\n\r\n"):
+        with serving(mirrored(), HELD) as made:
+            made.connection.data_received(other)
+            assert set(asked(made)) == {"o0"}
+            assert count(made, Scalar.MIRRORS_DROPPED_TOTAL) == 0
 
 
 def test_what_cannot_be_kept_or_has_nobody_is_dropped() -> None:
