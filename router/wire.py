@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from router.model import EndpointRecord, Replica, State
-from router.texts import CONTROL, spelled_out
+from router.texts import spelled_out
 from router.urls import check_address, protocol_of
 
 if TYPE_CHECKING:
@@ -415,10 +415,10 @@ def _short(value: object, of: str, most: int) -> str:
 
 
 def _name(value: object, of: str) -> str:
-    """Take text that stands in tables, labels and log lines as it is."""
+    """Take text that stands in tables, labels and log lines as it is: each character is seen, and blanks are spaces."""
     text = _text(value)
-    if not text.isprintable() and CONTROL.search(text):
-        raise WireError(f"{of} {_cut(ascii(text), MAX_ID_CHARS)} holds control characters")
+    if not text.isprintable():
+        raise WireError(f"{of} {_cut(ascii(text), MAX_ID_CHARS)} holds control or invisible characters")
     return text
 
 

@@ -32,7 +32,7 @@ from router.wire import (
 )
 from sidecar.channel import MAX_MESSAGE_BYTES, encode
 
-TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc", "Cf", "Zl", "Zp")), max_size=12)
+TEXT = st.text(st.characters(exclude_categories=("C", "Z"), include_characters=" "), max_size=12)
 NAME = TEXT.filter(bool)
 ESCAPE = "\x1b]0;pwned\x07\x9b2J\u202e"
 ADDRESSES = ("http://a:1", "https://b.test:65535", "grpc://[::1]:2", "grpcs://1.2.3.4:3", "unix:/s", "grpc+unix:/s/t")
@@ -122,13 +122,13 @@ def replica(**fields: object) -> str:
         ("replicas", replica(p="g" * 129), "group of 129 characters, at most 128"),
         ("replicas", replica(p=3), "3 is not text"),
         ("replicas", replica(m=""), "model is empty"),
-        ("replicas", replica(m=ESCAPE), r"model '\x1b]0;pwned\x07\x9b2J\u202e' holds control characters"),
-        ("replicas", replica(v="1\n"), r"version '1\n' holds control characters"),
-        ("replicas", replica(p="\x7f"), r"group '\x7f' holds control characters"),
-        ("replicas", replica(h="\0"), r"content hash '\x00' holds control characters"),
-        ("replicas", replica(c="\x80"), r"configuration revision '\x80' holds control characters"),
-        ("replicas", replica(w={"\t": 1.0}), r"shape class '\t' holds control characters"),
-        ("epoch", "\u2028", r"epoch '\u2028' holds control characters"),
+        ("replicas", replica(m=ESCAPE), r"model '\x1b]0;pwned\x07\x9b2J\u202e' holds control or invisible characters"),
+        ("replicas", replica(v="1\n"), r"version '1\n' holds control or invisible characters"),
+        ("replicas", replica(p="\x7f"), r"group '\x7f' holds control or invisible characters"),
+        ("replicas", replica(h="\0"), r"content hash '\x00' holds control or invisible characters"),
+        ("replicas", replica(c="\x80"), r"configuration revision '\x80' holds control or invisible characters"),
+        ("replicas", replica(w={"\t": 1.0}), r"shape class '\t' holds control or invisible characters"),
+        ("epoch", "\u2028", r"epoch '\u2028' holds control or invisible characters"),
         ("replicas", replica(v="9" * 129), "version of 129 characters, at most 128"),
         ("replicas", replica(m="m" * 129), "model of 129 characters, at most 128"),
         ("replicas", "[7]", "AttributeError"),
@@ -238,14 +238,19 @@ def test_what_is_no_revision_is_said(value: object) -> None:
 
 @pytest.mark.parametrize(
     ("id", "says"),
-    [("", "endpoint '': id is empty"), (ESCAPE, "holds control characters"), ("a\nb", r"id 'a\nb' holds")],
+    [("", "endpoint '': id is empty"), (ESCAPE, "holds control or invisible characters"), ("a\nb", r"id 'a\nb' holds")]
+    + [(f"a{one}", f"id {'a' + one!a} holds") for one in "\u00ad\u00a0\u200b\u3000\ue000\u0378\U000e0001"],
 )
-def test_an_id_that_would_move_a_cursor_is_refused_and_named_as_it_is_spelled(id: str, says: str) -> None:  # noqa: A002
+def test_an_id_that_moves_a_cursor_or_hides_is_refused_and_named_as_spelled(id: str, says: str) -> None:  # noqa: A002
     with pytest.raises(WireError, match=re.escape(says)) as caught:
         decode_fields(id, sample())
     assert (caught.value.reason, str(caught.value).isprintable()) == (MALFORMED, True)
     with pytest.raises(WireError):
         decode_delta(json.dumps(delta(id=id)))
+
+
+def test_an_id_may_be_in_any_script_and_hold_spaces() -> None:
+    assert decode_fields("za\u017c \u6a21\u578b-1 \U0001f525", sample()).id == "za\u017c \u6a21\u578b-1 \U0001f525"
 
 
 def test_control_characters_in_a_reason_are_spelled_out() -> None:
