@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from router.urls import masked_url
 from router.wire import REASONS, Keys, WireError
 from sidecar.state.connect import PasswordFileError, open_client, subscribed
 from sidecar.state.modes import StoreModes
-from sidecar.state.view import StoreView
+from sidecar.state.view import MAX_COMPLAINTS, StoreView
 from sidecar.tasks import end_all
 from sidecar.telemetry.logs import Throttle, get_log
 
@@ -104,6 +105,8 @@ class RedisSource:
         self._emit: Emit = _nowhere
         self._wake = asyncio.Event()
         self._complained = {reason: Throttle(LOG_EVERY_S) for reason in REASONS}
+        self._unsaid: dict[str, list[str]] = {}
+        self._said_of: Counter[str] = Counter()  # how many of ``view.bad`` the log has told of
         self._down_said = Throttle(LOG_EVERY_S)
 
     def configure(self, policy: FreshnessPolicy) -> None:
@@ -336,14 +339,27 @@ class RedisSource:
             )
 
     def _complain(self) -> None:
-        complaints = list(self.view.complaints)
+        """Keep some of what was skipped until it is said."""
+        for reason, text in self.view.complaints:
+            unsaid = self._unsaid.setdefault(reason, [])
+            if len(unsaid) < MAX_COMPLAINTS and text not in unsaid:
+                unsaid.append(text)
         self.view.complaints.clear()
+        self._say_skipped()
+
+    def _say_skipped(self) -> None:
+        """Log what was skipped and not said yet, by reason: one must not hide another."""
         now = self._clock()
-        for reason in dict.fromkeys(reason for reason, _ in complaints):  # one must not hide another
-            held_back = self._complained[reason].admit(now)
-            if held_back is not None:
-                details = [text for of, text in complaints if of == reason]
-                _log.warning("store.bad_record", reason=reason, details=details, held_back=held_back)
+        for reason in list(self._unsaid):
+            if self._complained[reason].admit(now) is not None:
+                skipped = self.view.bad[reason]
+                _log.warning(
+                    "store.bad_record",
+                    reason=reason,
+                    skipped=skipped - self._said_of[reason],
+                    details=self._unsaid.pop(reason),
+                )
+                self._said_of[reason] = skipped
 
     def _was_emptied(self) -> None:
         """The content was lost under a live connection (FLUSHALL, a failover behind a proxy)."""
@@ -364,6 +380,8 @@ class RedisSource:
             self._stood_s += late_s
             self.view.paused(late_s, now)
             self.modes.paused(late_s, now)
+        if self._unsaid:
+            self._say_skipped()
         before = self.modes.mode
         if self.modes.check(now, self.view.ids, observed=self.observed):
             self._emit(StoreChanged(self.modes.mode, now))
