@@ -78,7 +78,12 @@ def reload(*, admin: Admin = ADMIN) -> int:
             print(problem)
         raise CliError(refused.error, EXIT_FAILED)
     status = decoded(answer.body, ConfigStatus)
-    print(f"{status.result}: {status.revision}, from {status.source}")
+    if status.result == "unchanged":
+        print(f"unchanged: {status.revision}, from {status.source}, in force since {status.loaded_at}")
+        if status.applied:
+            print("  `warmroute config status` shows what was taken over then")
+    else:
+        print(f"{status.result}: {status.revision}, from {status.source}")
     _show(status, applied=status.result == "taken")
     return 1 if status.would_break else 0
 

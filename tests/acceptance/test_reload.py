@@ -230,6 +230,8 @@ def test_each_class_of_field_takes_effect_where_it_says(tmp_path: Path, origins:
         again = command("config", "reload", "--admin", f"unix:{socket}")
         assert (again.returncode, again.stdout.partition(":")[0]) == (0, "unchanged")
         assert ("body_bytes" in again.stdout, "needs an upgrade" in again.stdout) == (False, True)
+        assert f", in force since {sidecar.json('/config/status')['loaded_at']}\n" in again.stdout
+        assert "`warmroute config status` shows what was taken over then" in again.stdout
         assert asked(kept) == origins[1][7:]  # on the very connection that was there before
         kept.close()
         with Load(sidecar.listen, [echo()], clients=1, rate_per_s=100, rounds=1) as one:
