@@ -14,9 +14,10 @@ from sidecar.grpc.course import COUNT_BYTES, CallCourse, infers
 from sidecar.grpc.degrading import DegradingCall
 from sidecar.grpc.health import OWN
 from sidecar.grpc.health import answer as answer_for_server
-from sidecar.grpc.matching import NOTHING, named_by_message, named_by_metadata, named_fields
+from sidecar.grpc.matching import NOTHING, ONE_MESSAGE, named_by_message, named_by_metadata, named_fields
 from sidecar.grpc.mirrors import Original, send_copy
 from sidecar.grpc.phases import GATHERING, MATCHING, WAITING
+from sidecar.grpc.relay import NO_MESSAGE
 from sidecar.grpc.statuses import format_timeout
 from sidecar.http1.copying import give_way
 from sidecar.http1.descending import goes_down
@@ -66,6 +67,10 @@ class Call(DegradingCall):
         if head.wrong:
             self._target = plane.nothing
             self.fail(Outcome.BAD_REQUEST, head.wrong)
+            return
+        if end and asked.path in ONE_MESSAGE:
+            self._target = plane.nothing
+            self.fail(Outcome.BAD_REQUEST, NO_MESSAGE)
             return
         self._rearm(self._started)
         self._match = named_fields(asked.path)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from router.outcomes import OUTCOME_OF, OUTCOMES, AttemptResult, Outcome
 from router.retry import Failed
 from sidecar.faults.injector import counted_as
+from sidecar.grpc.matching import ONE_MESSAGE
 from sidecar.grpc.phases import ANSWERING, ENDING, GATHERING, MATCHING, OVER, WAITING
 from sidecar.grpc.statuses import Status, encode_message, message_of, status_of
 from sidecar.http1.lines import Ticket
@@ -53,6 +54,7 @@ class CallEnds(ABC):
         "_heard",
         "_http",
         "_left",
+        "_length",
         "_limit",
         "_match",
         "_own",
@@ -116,8 +118,9 @@ class CallEnds(ABC):
         self._http = 0  # the answer's HTTP status
         self._fault = ""  # the faults that struck the attempt in hand, or the last one
         self._harm: Struck | None = None  # what they did to it
-        self._left = 0  # of the message that is coming,
-        self._partial = b""  # whose head is not whole
+        self._left = -1  # of the message that is coming, -1: none has come yet
+        self._length = 0  # of that message, where it came in pieces,
+        self._partial = b""  # or what there is of its head
         self._request_id = b""
         self._trace = b""
 
@@ -367,10 +370,13 @@ class CallEnds(ABC):
         times = target.times
         if now >= self._deadline and phase < ENDING:
             self._too_late()
-        elif target.watched and self._attempt is not None and now - self._attempt.began >= times.try_s:
+        elif target.watched and self._attempt is not None and now - self._attempt.started >= times.try_s:
             self._suspect()
-            self._drop_upstream(Code.CANCEL)
-            self.attempt_failed(AttemptResult.TRY_TIMEOUT, times.try_text)
+            if self._awaits_caller():
+                self._leave_caller(Outcome.UPSTREAM_TIMEOUT, times.try_text)
+            else:
+                self._drop_upstream(Code.CANCEL)
+                self.attempt_failed(AttemptResult.TRY_TIMEOUT, times.try_text)
         elif phase == MATCHING:  # as a whole, however it dribbles
             idle_s = self._plane.shared.timeouts.client_body_idle_s
             if now - self._quiet_since >= idle_s:
@@ -388,6 +394,9 @@ class CallEnds(ABC):
             if now - self._quiet_since >= times.response_head_s:
                 self._suspect()
                 never_sent = self.wanted  # all of the worker's connections were full
+                if not never_sent and self._awaits_caller():
+                    self._leave_caller(Outcome.UPSTREAM_TIMEOUT, f"no answer in {times.response_head_s} s")
+                    return
                 self._drop_upstream(Code.CANCEL)
                 result = AttemptResult.CANCELLED if never_sent else AttemptResult.HEAD_TIMEOUT
                 self.attempt_failed(result, f"no answer in {times.response_head_s} s")
@@ -402,19 +411,45 @@ class CallEnds(ABC):
         if up is not None and up.connection.received_bytes == self._heard:
             up.connection.suspect()
 
+    def _awaits_caller(self) -> bool:
+        """Return whether the worker may be waiting for the caller: for the rest of the request, or any message at all.
+
+        However long that lasts, it says nothing of the worker: else a caller could have any worker put out of use.
+        """
+        up = self.up
+        return up is not None and up.waiting is None and (not self.request_done or self._left < 0)
+
+    def _leave_caller(self, outcome: Outcome, detail: str) -> None:
+        """A time is over as the caller was waited for. ``outcome``: what ends a call that owed nothing for certain."""
+        self._drop_upstream(Code.CANCEL)
+        attempt = self._attempt
+        self._settle(AttemptResult.CANCELLED, self._plane.clock())
+        if self._left < 0:
+            self.fail(Outcome.CLIENT_TIMEOUT, f"{detail}: the caller sent no message")
+        elif self._left or self._partial or self.head.asked.path in ONE_MESSAGE:
+            self.fail(Outcome.CLIENT_TIMEOUT, f"{detail}: the request did not end")
+        else:
+            self.fail(outcome, detail if attempt is None else f"{attempt.endpoint.id}: {detail}")
+
     def _worker_has_all(self) -> bool:
         """Return whether the worker's kernel took all of the request, and nothing of an answer came."""
         up = self.up
         if up is None or self.wanted or self.phase != WAITING or not self.request_done or up.waiting is not None:
+            return False
+        if self._left < 0:
             return False
         return not unsent(up.connection.transport)
 
     def _stood_still(self, now: float) -> None:
         """Nothing moved for ``stream_idle_s``: because of the caller where bytes wait for it, else of the worker."""
         if self.down.waiting is None:
-            self._drop_upstream(Code.CANCEL)
-            idle_s = self._target.times.stream_idle_s
-            self.attempt_failed(AttemptResult.STREAM_IDLE, f"nothing moved for {idle_s} s")
+            detail = f"nothing moved for {self._target.times.stream_idle_s} s"
+            if self._awaits_caller():
+                self._suspect()
+                self._leave_caller(Outcome.STREAM_IDLE, detail)
+            else:
+                self._drop_upstream(Code.CANCEL)
+                self.attempt_failed(AttemptResult.STREAM_IDLE, detail)
             return
         self._drop_upstream(Code.CANCEL)
         self._settle(AttemptResult.CANCELLED, now)

@@ -31,6 +31,23 @@ FIELDS: Final[dict[bytes, tuple[int, int]]] = {
 """Methods whose request names a model: the numbers of its name's and its version's field (0: it has none)."""
 
 
+ONE_MESSAGE: Final = frozenset(
+    {
+        *(SERVICE + name for name in FIELDS if name != b"ModelStreamInfer"),
+        *(SERVICE + name for name in (b"ServerLive", b"ServerReady", b"ServerMetadata", b"RepositoryIndex")),
+        SERVICE + b"LogSettings",
+        b"/grpc.health.v1.Health/Check",
+        b"/grpc.health.v1.Health/Watch",
+        *(
+            SERVICE + kind + b"SharedMemory" + what
+            for kind in (b"System", b"Cuda")
+            for what in (b"Status", b"Register", b"Unregister")
+        ),
+    }
+)
+"""Methods that are known to take exactly one message. Any other may take none, or many."""
+
+
 class Named(NamedTuple):
     """What a call names; empty where it names none."""
 

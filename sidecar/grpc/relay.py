@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from router.outcomes import OUTCOME_OF, AttemptResult, Outcome
 from router.policy import LatencyOf
 from sidecar.grpc.ends import CallEnds
-from sidecar.grpc.matching import MESSAGE_HEAD
+from sidecar.grpc.matching import MESSAGE_HEAD, ONE_MESSAGE
 from sidecar.grpc.phases import ANSWERING, ENDING, GATHERING, MATCHING, WAITING
 from sidecar.grpc.statuses import judge, judge_http
 from sidecar.http1.reports import take_metadata
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 AT_ONCE_S: Final = 0.001
 """A request that was whole so soon takes as long as its attempt, for the metrics."""
+
+NO_MESSAGE: Final = "no message, and its method takes one"
+MORE_THAN_ONE: Final = "more than one message, and its method takes one"
 
 
 class CallRelay(CallEnds):
@@ -68,14 +71,19 @@ class CallRelay(CallEnds):
             self.down.connection.credit(self.down, len(data))
             return
         size = len(data)
+        left = self._left
         if (
-            self._left == 0 and not self._partial and size >= MESSAGE_HEAD
+            left <= 0 and not self._partial and size >= MESSAGE_HEAD
             and int.from_bytes(data[1:5], "big") + MESSAGE_HEAD == size
         ):  # fmt: skip
             if size - MESSAGE_HEAD > self._plane.limits.body_bytes:
                 self._too_large(size - MESSAGE_HEAD)
                 return
-        elif not self._scan(data):
+            if left == 0 and self.head.asked.path in ONE_MESSAGE:
+                self._end_for(Outcome.BAD_REQUEST, MORE_THAN_ONE)
+                return
+            self._left = 0
+        elif not self._scan(data) or (end and not self._ended_well()):
             return
         up = self.up
         if up is not None:
@@ -116,10 +124,13 @@ class CallRelay(CallEnds):
                 self._plane.shared.cluster.reclaim(attempt, now)
 
     def _scan(self, data: bytes) -> bool:
-        """Follow the messages' heads; False where one is over the limit (the call has ended then)."""
+        """Follow the messages' heads; False where one is over the limit or too many (the call has ended then)."""
         position, size = 0, len(data)
         while position < size:
-            if self._left:
+            if self._left == 0 and self.head.asked.path in ONE_MESSAGE:
+                self._end_for(Outcome.BAD_REQUEST, MORE_THAN_ONE)
+                return False
+            if self._left > 0:
                 step = min(self._left, size - position)
                 self._left -= step
                 position += step
@@ -130,18 +141,39 @@ class CallRelay(CallEnds):
                 self._partial = head
                 break
             self._partial = b""
-            self._left = int.from_bytes(head[1:5], "big")
+            self._left = self._length = int.from_bytes(head[1:5], "big")
             if self._left > self._plane.limits.body_bytes:
                 self._too_large(self._left)
                 return False
         return True
 
+    def _ended_well(self) -> bool:
+        """Return whether the request ended behind a whole message, or may have none; else the call has ended.
+
+        Such a one is not passed on: some servers (gRPC's own for asyncio) wait for the rest for ever.
+        """
+        if self._partial:
+            why = f"the message was cut: {len(self._partial)} of {MESSAGE_HEAD} bytes of its head"
+        elif self._left > 0:
+            why = f"the message was cut: {self._length - self._left} of {self._length} bytes"
+        elif self._left < 0 and self.head.asked.path in ONE_MESSAGE:
+            why = NO_MESSAGE
+        else:
+            return True
+        self._end_for(Outcome.BAD_REQUEST, why)
+        return False
+
     def _too_large(self, size: int) -> None:
+        self._end_for(Outcome.BODY_TOO_LARGE, f"a message of {size} bytes, at most {self._plane.limits.body_bytes}")
+
+    def _end_for(self, outcome: Outcome, why: str) -> None:
+        """End a call for what its caller sent, which says nothing of the worker."""
+        now = self._plane.clock()
         if self.phase < ANSWERING:
-            self._connection.given_up(self._plane.clock() - self._started)
+            self._connection.given_up(now - self._started)
         self._drop_upstream(Code.CANCEL)
-        self._settle(AttemptResult.CANCELLED, self._plane.clock())
-        self.fail(Outcome.BODY_TOO_LARGE, f"a message of {size} bytes, at most {self._plane.limits.body_bytes}")
+        self._settle(AttemptResult.CANCELLED, now)
+        self.fail(outcome, why)
 
     def _keep_no_more(self) -> None:
         """Drop what was kept of the request where it is too much to be sent again."""

@@ -471,7 +471,7 @@ class DownstreamConnection(BoundedConnection):
                 return  # a head did come: what is missing is more of an error's body
             self._give_up(AttemptResult.HEAD_TIMEOUT, f"no response head in {self._target.times.response_head_s} s")
         elif phase == ANSWERING:
-            slow_caller = self._write_paused
+            slow_caller = self._write_paused or not (self.request_done or self._peer_full)
             result = AttemptResult.CANCELLED if slow_caller else self._stalled(AttemptResult.STREAM_IDLE)
             broken = self._drop_upstream()
             self._settle(result, now)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
+from router.outcomes import AttemptResult
 from sidecar.http1.caller import LAME_DUCK_S, LINGER_BYTES, LINGER_S
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.connection import UpstreamConnection
@@ -489,3 +490,23 @@ def test_an_upstream_connection_past_its_age_takes_no_further_request(by_hand: B
     assert transport.closing
     assert pool.pooled == 0
     assert not pool.open_connections
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_an_answer_that_stands_still_as_its_request_does_is_not_the_worker_s_fault(by_hand: Bench, whole: bool) -> None:
+    """A worker that answers as it reads may be waiting for more of the request."""
+    begin_body(by_hand, chunked=True)
+    (worker,) = by_hand.busy
+    if whole:
+        send(by_hand, 1_000_000)
+        by_hand.connection.data_received(b"\r\n0\r\n\r\n")
+    worker.data_received(BEGUN + b"x" * 1000)
+    at(by_hand, 0.0)
+    at(by_hand, by_hand.plane.timeouts.stream_idle_s + 1.0)
+    assert closed(by_hand)
+    by_hand.connection.connection_lost(None)
+    by_hand.check_rest()
+    by_hand.plane.settle(by_hand.now)
+    words, rows = by_hand.plane.words, [row for _, row in by_hand.plane.page.endpoints()]
+    counted = {result for row in rows for index, result in enumerate(AttemptResult) if words[row + index]}
+    assert counted == {AttemptResult.STREAM_IDLE if whole else AttemptResult.CANCELLED}

@@ -86,7 +86,7 @@ def test_many_calls_share_a_worker_s_connection_up_to_its_limit() -> None:
         (INFER, message(b"\xff\xff"), (), "m"),
         (INFER, message(b"garbage", compressed=True), ((b"grpc-encoding", b"snappy"),), "m"),
         (INFER, message(b"garbage", compressed=True), ((b"grpc-encoding", b"gzip"),), "m"),
-        (INFER, b"", (), "m"),
+        (INFER.replace(b"ModelInfer", b"ModelStreamInfer"), b"", (), "m"),
     ],
     ids=lambda value: value[-24:].decode("latin-1") if isinstance(value, bytes) else None,
 )
@@ -245,7 +245,7 @@ def test_a_caller_that_goes_stops_all_of_its_calls() -> None:
 
 def test_an_empty_request_that_ends_before_there_is_a_worker_ends_there_too() -> None:
     with grpc_bench() as bench:
-        bench.caller.head(1, call_fields(INFER))
+        bench.caller.head(1, call_fields(INFER.replace(b"ModelInfer", b"ModelStreamInfer")))
         bench.caller.data(1, b"", end=True)
         assert [one.end for one in bench.worker.take() if one.stream] == [True]
         bench.answer(bench.worker)

@@ -271,8 +271,8 @@ def test_a_request_that_stops_coming_is_ended() -> None:
 
 
 def test_two_messages_are_no_unary_call_and_pass_as_they_come() -> None:
-    with degrading(CACHED) as bench:
-        bench.caller.head(1, call_fields(INFER))
+    with degrading(BOTH) as bench:
+        bench.caller.head(1, call_fields(METHOD))  # nobody knows that it is not one of a stream
         bench.caller.data(1, message(ASK) + message(ASK)[:7])
         assert len(bench.loop.workers) == 1
         bench.caller.data(1, message(ASK)[7:], end=True)

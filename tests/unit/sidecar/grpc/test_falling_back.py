@@ -88,7 +88,7 @@ def test_a_stream_whose_first_message_is_still_coming_is_renamed_and_its_windows
     with falling("n@2") as bench:
         lose(bench)
         whole = message(infer(b"m") + b"z" * 3000)
-        bench.caller.head(1, call_fields(INFER))
+        bench.caller.head(1, call_fields(INFER.replace(b"ModelInfer", b"ModelStreamInfer")))
         bench.caller.data(1, whole[:40])
         worker = bench.worker
         bench.caller.data(1, whole[40:])

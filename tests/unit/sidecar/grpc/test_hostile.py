@@ -212,7 +212,7 @@ def test_stream_ids_only_rise() -> None:
 
 def test_a_call_that_is_refused_is_read_no_further() -> None:
     with grpc_bench(default=False) as bench:
-        bench.caller.head(1, call_fields(INFER))
+        bench.caller.head(1, call_fields(INFER.replace(b"ModelInfer", b"ModelStreamInfer")))
         part = b"\0\0\0\0\0" * 3000
         for _ in range(WINDOW // len(part) + 1):
             bench.caller.data(1, part)

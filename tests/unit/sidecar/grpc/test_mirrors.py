@@ -109,7 +109,7 @@ def test_a_copy_waits_for_the_call_to_be_whole_and_holds_nothing_back() -> None:
 @pytest.mark.parametrize(
     ("body", "path"),
     [
-        (message(ASK) + message(ASK), INFER),
+        (message(ASK) + message(ASK), INFER.replace(b"ModelInfer", b"ModelStreamInfer")),
         (message(infer(b"m")), INFER.replace(b"ModelInfer", b"ModelReady")),
         (message(b"\x12\x01m"), INFER.replace(b"ModelInfer", b"RepositoryModelLoad")),
         (message(infer(b"m", b"1")), INFER),
