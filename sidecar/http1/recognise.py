@@ -38,6 +38,11 @@ _PROMPTS: Final = (
     rb"|The input \([0-9]+ tokens\) is longer than the model's context length )"
 )
 
+_TOO_LARGE: Final = (
+    rb"(?:SERVER: |grpc: )?"
+    rb"(?:[Rr]eceived message (?:after decompression )?larger than max|Decompressed message larger than max)"
+)
+
 
 _RESULTS: Final = {Means.NOT_READY: AttemptResult.NOT_READY, Means.CALLER_FAULT: AttemptResult.CLIENT_ERROR}
 
@@ -71,8 +76,15 @@ KNOWN_HTTP: Final = {
     503: (_STOPPING, _LOADING),  # the latter with Retry-After: warmroute's own worker
     500: (_TOO_LONG,),  # vLLM and SGLang, where a prompt over the limit is found by the engine instead of the front
 }
-KNOWN_GRPC: Final = {"UNAVAILABLE": (_STOPPING, _LOADING), "NOT_FOUND": (_STOPPING,), "INVALID_ARGUMENT": (_UNLOADED,)}
+KNOWN_GRPC: Final = {
+    "UNAVAILABLE": (_STOPPING, _LOADING),
+    "NOT_FOUND": (_STOPPING,),
+    "INVALID_ARGUMENT": (_UNLOADED,),
+    "RESOURCE_EXHAUSTED": (_Text(_TOO_LARGE, _CALLER, whole=False),),  # C-core and Go: no back-pressure
+}
 """Errors of well-known servers, by status and by their own texts."""
+_CODES: Final = {**GRPC_STATUSES, "RESOURCE_EXHAUSTED": 8}
+"""With the one that rules of somebody's own may not name: it is back-pressure."""
 
 
 class _Contained:
@@ -106,7 +118,7 @@ class Recogniser:
             for status, texts in KNOWN_HTTP.items():
                 self._http.setdefault(status, []).extend(texts)
             for name, texts in KNOWN_GRPC.items():
-                self._grpc.setdefault(GRPC_STATUSES[name], []).extend(texts)
+                self._grpc.setdefault(_CODES[name], []).extend(texts)
         self.statuses = frozenset(self._http)
 
     def http(self, status: int, body: bytes, model: str) -> AttemptResult | None:

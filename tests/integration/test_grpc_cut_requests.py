@@ -1,4 +1,4 @@
-"""A caller that cuts its messages in front of gRPC's own asyncio server, which waits for the rest for ever."""
+"""Callers that cut their messages, or send too long ones, in front of gRPC's own asyncio server."""
 
 from __future__ import annotations
 
@@ -99,8 +99,13 @@ def test_a_caller_that_cuts_its_messages_hurts_nobody_else(tmp_path: Path) -> No
             for data in (WHOLE[:100], WHOLE[:3], None, b"", WHOLE + WHOLE[:9]):
                 assert statuses(sidecar.listen, data=data) == [3] * CALLS
             with grpc.insecure_channel(sidecar.listen) as channel:
-                assert channel.unary_unary(INFER.decode())(WHOLE[5:], timeout=20) == WHOLE[5:]
+                ask = channel.unary_unary(INFER.decode())
+                assert ask(WHOLE[5:], timeout=20) == WHOLE[5:]
+                with pytest.raises(grpc.RpcError, match="larger than max"):  # than the worker's 4 MiB
+                    ask(WHOLE[5:] + bytes(5_000_000), timeout=20)
             asked = 5 * CALLS
             until(lambda: sidecar.metric("warmroute_requests_total", outcome="bad_request") == asked, "each is refused")
-            assert sidecar.metric("warmroute_attempts_total", result="head_timeout") == 0
+            assert sidecar.metric("warmroute_requests_total", outcome="upstream_4xx") == 1
+            for blame in ("head_timeout", "busy"):
+                assert sidecar.metric("warmroute_attempts_total", result=blame) == 0
             assert sidecar.metric("warmroute_attempts_in_flight") == 0

@@ -68,6 +68,10 @@ def test_known_errors_of_servers(status: int, body: str, result: AttemptResult |
         (Status.UNAVAILABLE, "Request for unknown model: 'm' version 1 is not at ready state", NOT_READY),
         (Status.NOT_FOUND, "Request for unknown model: 'm' has no available versions", NOT_READY),
         (Status.UNAVAILABLE, "model 'm' is not ready: it is warming", NOT_READY),
+        (Status.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (5000000 vs. 4194304)", CALLER),
+        (Status.RESOURCE_EXHAUSTED, "Decompressed message larger than max", CALLER),
+        (Status.RESOURCE_EXHAUSTED, "grpc: received message larger than max (5000000 vs. 4194304)", CALLER),
+        (Status.RESOURCE_EXHAUSTED, "queue is full: received message larger than max", None),
         (Status.INTERNAL, "Request for unknown model: 'm' has no available versions", None),
         (Status.NOT_FOUND, "Request for unknown model: 'm' version 9 is not found", None),
         (Status.OK, "Request for unknown model: 'm' has no available versions", None),
@@ -101,7 +105,8 @@ def test_only_statuses_that_a_rule_names_are_looked_at() -> None:
 
 def test_codes_of_grpc_are_those_of_grpc() -> None:
     assert all(Status[name] == code for name, code in GRPC_STATUSES.items())
-    assert set(KNOWN_GRPC) <= set(GRPC_STATUSES)
+    assert set(KNOWN_GRPC) <= {*GRPC_STATUSES, "RESOURCE_EXHAUSTED"}
+    assert "RESOURCE_EXHAUSTED" not in GRPC_STATUSES, "it is back-pressure"
 
 
 @pytest.mark.parametrize(
