@@ -141,13 +141,13 @@ class Running:
             if self._clock() >= until:
                 raise PlaceError(lacks)
             await asyncio.sleep(LOOK_S)
-        if self._changes:
-            await self._place.take(self._drill.name, self._drill.limit_s + END_S)
+        if not self._changes:
+            return
+        await self._place.take(self._drill.name, self._drill.limit_s + END_S)
         try:
             await self._refuse_other_faults()
         except PlaceError:
-            if self._changes:
-                await self._release()
+            await self._release()
             raise
 
     async def _refuse_other_faults(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,16 @@ phases:
 objectives:
   - {measure: error_ratio, at_most: 0}
 """
+CHANGES = FLEET.replace("{name: load,", "{name: slow, fault: {kind: delay, delay_ms: 5}}\n  - {name: load,")
+WATCHES = """\
+version: 1
+name: watcher
+title: Looks on
+phases:
+  - {name: looks, wait: {for_s: 0.001}}
+objectives:
+  - {measure: error_ratio, at_most: 0}
+"""
 DELAY = {"kind": "delay", "delay_ms": 5.0, "for_s": 60.0}
 
 
@@ -42,15 +53,45 @@ class Place:
     async def models(self) -> list[str]:
         return ["chat", "drill"]
 
-    async def faults(self) -> list[Any]:
+    async def take(self, name: str, ends_in_s: float) -> None:
         raise PlaceError("all it needs is there")
+
+
+class Taken:
+    """Stands for a sidecar with a fault of a drill that was killed; it counts how often it was had and let go."""
+
+    target = "127.0.0.1:1"
+
+    def __init__(self) -> None:
+        self.held: list[str] = []
+
+    async def endpoints(self) -> list[str]:
+        return ["stream-1", "worker-1", "worker-2"]
+
+    async def models(self) -> list[str]:
+        return ["chat", "drill"]
+
+    async def faults(self) -> list[Any]:
+        return [SimpleNamespace(id="drill-other-slow"), SimpleNamespace(id="by-hand")]
+
+    async def take(self, name: str, ends_in_s: float) -> None:
+        self.held.append("taken")
+
+    async def release(self) -> None:
+        self.held.append("released")
+
+    async def look(self, at: float, *, with_ready: bool) -> Any:
+        raise PlaceError("not to be seen")
+
+    async def scrape(self, at: float) -> Any:
+        raise PlaceError("not to be seen")
 
 
 def refusal(place: Any, fleet: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what a drill says that does not begin; each look at its clock is a second later."""
     monkeypatch.setattr(run, "LOOK_S", 0)
     seconds = count(0.0)
-    running = Running(parse_drill(FLEET.encode(), "d.yaml"), place, Show(), fleet, clock=lambda: next(seconds))
+    running = Running(parse_drill(CHANGES.encode(), "d.yaml"), place, Show(), fleet, clock=lambda: next(seconds))
     with pytest.raises(PlaceError) as caught:
         asyncio.run(running.run())
     return str(caught.value)
@@ -70,6 +111,18 @@ def test_a_fleet_is_waited_for_until_its_sidecar_knows_all_of_it(monkeypatch: py
     assert refusal(never, Fleet(), monkeypatch) == (
         'start: the sidecar knows no "worker-2"; it knows: stream-1, worker-1'
     )
+
+
+def test_a_fault_of_another_drill_is_in_the_way_of_who_changes_something_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = Taken()
+    assert refusal(changes, Fleet(), monkeypatch) == (
+        "another drill has faults in force (drill-other-slow): wait for its end, or remove them"
+    )
+    assert changes.held == ["taken", "released"]
+    watches: Any = Taken()
+    record = asyncio.run(Running(parse_drill(WATCHES.encode(), "d.yaml"), watches, Show()).run())
+    assert (record.cut_short, record.left_behind, [span.name for span in record.spans]) == ("", (), ["looks"])
+    assert watches.held == []
 
 
 class Hanging:
