@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from math import inf
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import unquote
@@ -30,6 +31,8 @@ FIELDS: Final = 1000
 ALPN: Final = "h2"
 _LAST_ID: Final = 1 << 30
 _QUIET_S: Final = 0.25
+_HTTP1: Final = re.compile(rb"(HTTP/[0-9]\.[0-9]) ")
+"""How an answer in HTTP/1 begins, as long as the head of a frame, so that it is whole before one is read."""
 
 
 class AnswerFields(Head):
@@ -207,6 +210,13 @@ class StreamConnection(Connection):
         waiting, self._waiting = self._waiting, {}
         for call in waiting:
             self._send(call)
+
+    def data_received(self, data: bytes) -> None:
+        """Read frames, unless what the server says first is of HTTP/1 (RFC 9112 4)."""
+        if not self._greeted and not self.ended and (other := _HTTP1.match(self._buffer + data)):
+            self.fail(Code.PROTOCOL_ERROR, f"it answered in {other[1].decode()}")
+        else:
+            super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """What is under way is lost with it."""

@@ -180,11 +180,23 @@ def test_a_request_that_gets_no_whole_answer(bench: Bench, ends: Any, ended: tup
     assert asked.ended == ended
 
 
-def test_to_a_server_that_speaks_no_http2_there_is_no_connection(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ((b"HTTP/1.1 400 Bad Request\r\n\r\n",), "it answered in HTTP/1.1"),
+        ((b"HT", b"TP/1.0", b" 505 No\r\n\r\n"), "it answered in HTTP/1.0"),
+        ((b"HTTPS is not spoken here",), "a frame of 4740180 bytes, at most 16384"),
+    ],
+)
+def test_to_a_server_that_speaks_no_http2_there_is_no_connection(
+    bench: Bench, pieces: tuple[bytes, ...], why: str
+) -> None:
     asked = bench.ask()
     bench.server.protocol.connection_made(bench.server.transport)
-    bench.server.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-    assert asked.ended == (Ended.NO_HTTP2, "a frame of 4740180 bytes, at most 16384")
+    for piece in pieces:
+        bench.server.send(piece)
+    assert asked.ended == (Ended.NO_HTTP2, why)
+    assert not bench.line.room
 
 
 def test_letting_go_of_a_call_resets_its_stream_alone(bench: Bench) -> None:
