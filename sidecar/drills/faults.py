@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sidecar.cli.outcome import EXIT_UNREACHABLE
 from sidecar.drills.aside import aside
 from sidecar.drills.faulting import OfProcess, endpoint_of, of_process, pid_of, process_fault, rule, told
 from sidecar.drills.place import LEASE_S, RENEW_S, PlaceError
@@ -47,7 +48,7 @@ class Faults:
         self._kept: dict[str, KeptFault] = {}
         self._killed: dict[str, tuple[str, int]] = {}
         self._keeper: FaultKeeper | None = None
-        self._refusals: dict[str, str] = {}
+        self._refusals: dict[str, PlaceError] = {}
         self.spans: list[FaultSpan] = []
         self.left: list[str] = []
         """What could not be ended, in words."""
@@ -120,9 +121,14 @@ class Faults:
     def give_up(self) -> None:
         """Note which faults could not be ended, and why, in :attr:`left`."""
         for id_, (fault, _) in list(self._held.items()):
-            why = self._refusals.get(id_, "nobody said in time that it is ended")
-            by = "its keeper ends it" if of_process(fault) else f"it ends by itself within {LEASE_S:g} s"
-            self.left.append(f"fault {id_}: {why}; {by}")
+            refusal = self._refusals.get(id_)
+            if refusal is not None and refusal.code == EXIT_UNREACHABLE:
+                gone = f"what it had ends by itself within {LEASE_S:g} s, or with the process"
+                self.left.append(f"fault {id_}: the sidecar is not reachable: {gone}")
+            else:
+                why = refusal or "nobody said in time that it is ended"
+                by = "its keeper ends it" if of_process(fault) else f"it ends by itself within {LEASE_S:g} s"
+                self.left.append(f"fault {id_}: {why}; {by}")
             self._ended(id_)
 
     async def _end_surely(self, id_: str) -> None:
@@ -130,7 +136,7 @@ class Faults:
             try:
                 await self.end(id_)
             except PlaceError as error:
-                self._refusals[id_] = str(error)
+                self._refusals[id_] = error
                 await asyncio.sleep(END_PAUSE_S)
             else:
                 return
