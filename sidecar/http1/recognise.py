@@ -40,7 +40,8 @@ _PROMPTS: Final = (
 
 _TOO_LARGE: Final = (
     rb"(?:SERVER: |grpc: )?"
-    rb"(?:[Rr]eceived message (?:after decompression )?larger than max|Decompressed message larger than max)"
+    rb"(?:[Rr]eceived message (?:after decompression )?larger than max|Decompressed message larger than max"
+    rb"|received metadata size exceeds (?:soft|hard) limit)"
 )
 
 

@@ -103,9 +103,11 @@ def test_a_caller_that_cuts_its_messages_hurts_nobody_else(tmp_path: Path) -> No
                 assert ask(WHOLE[5:], timeout=20) == WHOLE[5:]
                 with pytest.raises(grpc.RpcError, match="larger than max"):  # than the worker's 4 MiB
                     ask(WHOLE[5:] + bytes(5_000_000), timeout=20)
+                with pytest.raises(grpc.RpcError, match="exceeds hard limit"):  # its 16 KiB
+                    ask(WHOLE[5:], timeout=20, metadata=[("x-long", "v" * 20_000)])
             asked = 5 * CALLS
             until(lambda: sidecar.metric("warmroute_requests_total", outcome="bad_request") == asked, "each is refused")
-            assert sidecar.metric("warmroute_requests_total", outcome="upstream_4xx") == 1
+            assert sidecar.metric("warmroute_requests_total", outcome="upstream_4xx") == 2
             for blame in ("head_timeout", "busy"):
                 assert sidecar.metric("warmroute_attempts_total", result=blame) == 0
             assert sidecar.metric("warmroute_attempts_in_flight") == 0

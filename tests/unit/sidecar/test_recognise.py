@@ -71,6 +71,8 @@ def test_known_errors_of_servers(status: int, body: str, result: AttemptResult |
         (Status.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (5000000 vs. 4194304)", CALLER),
         (Status.RESOURCE_EXHAUSTED, "Decompressed message larger than max", CALLER),
         (Status.RESOURCE_EXHAUSTED, "grpc: received message larger than max (5000000 vs. 4194304)", CALLER),
+        (Status.RESOURCE_EXHAUSTED, "received metadata size exceeds hard limit (16495 vs. 16384);  :path:79B", CALLER),
+        (Status.RESOURCE_EXHAUSTED, "received metadata size exceeds soft limit (9000 vs. 8192);  :path:79B", CALLER),
         (Status.RESOURCE_EXHAUSTED, "queue is full: received message larger than max", None),
         (Status.INTERNAL, "Request for unknown model: 'm' has no available versions", None),
         (Status.NOT_FOUND, "Request for unknown model: 'm' version 9 is not found", None),
