@@ -111,6 +111,11 @@ def of_process(fault: Mapping[str, Any]) -> bool:
     return fault["kind"] in PROCESS_KINDS
 
 
+def of_a_store(fault: Mapping[str, Any]) -> bool:
+    """Whether a fault strikes the state store as such, which its address names."""
+    return str(fault["kind"]).startswith(_OF_STORES)
+
+
 def endpoint_of(fault: Mapping[str, Any]) -> str:
     """Return the endpoint that a fault strikes, "" where it is not one."""
     process = str(fault.get("process", ""))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sidecar.config.semantics import Finding
-from sidecar.drills.faulting import of_process
+from sidecar.drills.faulting import of_a_store, of_process
 from sidecar.drills.scenario import shortened
 from sidecar.faults.processes import MAX_FAULTS
+from sidecar.faults.processes.fault import Reach, in_the_way
 from sidecar.faults.processes.kinds import KINDS as PROCESS_KINDS
-from sidecar.faults.processes.stop import Stop
 from sidecar.settings.faults import Faults
 
 if TYPE_CHECKING:
@@ -25,12 +25,19 @@ class _Live(NamedTuple):
     id: str
     fault: dict[str, Any]
     until: float
+    process: str
+    """The process that it strikes; "" where it is not one of a process, or that is gone."""
 
     @property
-    def runs(self) -> str:
-        """The process that it stops or lets run; "" where it does neither, and the process may be another one soon."""
-        act = PROCESS_KINDS.get(self.fault["kind"])
-        return str(self.fault["process"]) if act is not None and act.SUBJECT == Stop.SUBJECT else ""
+    def told(self) -> str:
+        return f'{self.fault["kind"]} ("{self.id}")'
+
+
+class _Starting(NamedTuple):
+    """A process that is started again."""
+
+    after: _Live
+    at: float
 
 
 def overlaps(drill: Drill) -> Iterator[Finding]:
@@ -46,6 +53,7 @@ def _overlaps(drill: Drill) -> Iterator[Finding]:
     most = _most(drill)
     at = 0.0
     live: list[_Live] = []
+    starting: dict[str, _Starting] = {}
     for number, phase in enumerate(drill.phases):
         live = [one for one in live if one.until > at + MARGIN_S]
         if phase.wait is not None:
@@ -53,14 +61,28 @@ def _overlaps(drill: Drill) -> Iterator[Finding]:
         elif phase.expect is not None:
             at += phase.expect.within_s
         elif phase.end is not None:
+            for one in live:
+                if one.id == phase.end.fault and _ends_it(one):
+                    starting[one.process] = _Starting(one, at)
             live = [one for one in live if one.id != phase.end.fault]
         elif phase.fault is not None:
-            new = _Live(str(phase.fault["id"]), phase.fault, at + float(phase.fault["for_s"]))
+            until = at + float(phase.fault["for_s"])
+            new = _Live(str(phase.fault["id"]), phase.fault, until, str(phase.fault.get("process", "")))
             path = ("phases", number, "fault")
             if of_process(new.fault):
                 yield from _of_process(path, new, live)
+                before = starting.get(new.process)
+                if before is not None and before.at >= at:
+                    yield Finding(
+                        (*path, "process"),
+                        f"is only being started again then, after {before.after.told}: wait until it is there",
+                    )
+                if _ends_it(new):  # what struck it before is gone with it
+                    live = [one._replace(process="") if one.process == new.process else one for one in live]
                 if PROCESS_KINDS[new.fault["kind"]].LASTS:
                     live.append(new)
+                else:
+                    starting[new.process] = _Starting(new, at)
                 continue
             others = sum(not of_process(one.fault) for one in live)
             if most is not None and others >= most:
@@ -69,16 +91,23 @@ def _overlaps(drill: Drill) -> Iterator[Finding]:
             live.append(new)
 
 
+def _ends_it(one: _Live) -> bool:
+    """Whether a fault ends its process, so that it is another one later."""
+    return bool(one.process) and PROCESS_KINDS[one.fault["kind"]].LEAVES is Reach.NOTHING
+
+
 def _of_process(path: tuple[str | int, ...], new: _Live, live: list[_Live]) -> Iterator[Finding]:
-    """Look at what is in force of processes as ``new`` begins."""
+    """Look at what is in force of processes as ``new`` begins, by the keeper's own rule."""
     others = [one for one in live if of_process(one.fault)]
     if len(others) >= MAX_FAULTS:
         yield Finding((*path, "kind"), f"{MAX_FAULTS} faults of processes are in force then already: end one before")
     for one in others:
-        if new.runs and one.runs == new.runs:
+        if one.process != new.process:
+            continue
+        act, other = (PROCESS_KINDS[fault["kind"]] for fault in (new.fault, one.fault))
+        if in_the_way(act, other, by_url=of_a_store(new.fault)):
             yield Finding(
-                (*path, "process"),
-                f'{one.fault["kind"]} ("{one.id}") is in force there then: end it before, or wait until it has ended',
+                (*path, "process"), f"{one.told} is in force there then: end it before, or wait until it has ended"
             )
 
 

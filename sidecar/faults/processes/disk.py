@@ -6,7 +6,7 @@ import resource
 import signal
 from typing import ClassVar
 
-from sidecar.faults.processes.fault import Memo, ProcessFault, ProcessFaultError
+from sidecar.faults.processes.fault import Memo, ProcessFault, ProcessFaultError, Reach
 from sidecar.faults.processes.limits import limit, restore
 from sidecar.faults.processes.target import identified, status_of
 
@@ -19,6 +19,8 @@ class FullDisk:
     """
 
     SUBJECT: ClassVar[str] = "files"
+    NEEDS: ClassVar[Reach] = Reach.PROCESS
+    LEAVES: ClassVar[Reach] = Reach.ANSWERS
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "the process can write files again"
     LASTS: ClassVar[bool] = True

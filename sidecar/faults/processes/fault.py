@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from math import isfinite
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -42,11 +43,28 @@ class ProcessFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headroom_mb: float | None = None
 
 
+class Reach(IntEnum):
+    """How far a process can be reached."""
+
+    NOTHING = 0
+    """It is not there."""
+    PROCESS = 1
+    """By its pid."""
+    SOCKET = 2
+    """Also by the address that it serves at."""
+    ANSWERS = 3
+    """And it answers there."""
+
+
 class Act(Protocol):
     """One kind's doing: the keeper calls :meth:`begin` once, :meth:`step` when that is due, and then :meth:`end`."""
 
     SUBJECT: ClassVar[str]
     """What of the process it has to itself: no two faults in force have the same one of the same process."""
+    NEEDS: ClassVar[Reach]
+    """How far the process must be reached for it to begin; where only a URL names that, by its socket at least."""
+    LEAVES: ClassVar[Reach]
+    """How far the process can be reached while it is in force."""
     PARAMETERS: ClassVar[tuple[str, ...]]
     """The fields of ProcessFault beyond the common ones that are this kind's."""
     UNDONE: ClassVar[str]
@@ -70,6 +88,12 @@ class Act(Protocol):
         Raises:
             ProcessFaultError: it could not be undone; the text says what is left and what to do.
         """
+
+
+def in_the_way(act: Act, one: Act, *, by_url: bool) -> bool:
+    """Whether ``one``, in force at a process, keeps ``act`` from beginning there; ``by_url``: only that names it."""
+    needs = max(act.NEEDS, Reach.SOCKET) if by_url else act.NEEDS
+    return act.SUBJECT == one.SUBJECT or needs > one.LEAVES
 
 
 def checked(fault: ProcessFault, kinds: Mapping[str, Act]) -> Act:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sidecar.faults.processes.fault import ProcessFaultError, checked
+from sidecar.faults.processes.fault import ProcessFaultError, checked, in_the_way
 from sidecar.faults.processes.servers import pid_of
 from sidecar.faults.processes.wire import MAX_MESSAGE_BYTES, REQUESTS, Begin, End, Reply, encode
 
@@ -72,7 +72,7 @@ class Keeping:
         if len(self._faults) >= MAX_FAULTS:
             raise ProcessFaultError(f"{fault.kind}: {MAX_FAULTS} process faults are in force already: end some first")
         for one in self._faults.values():
-            if one.act.SUBJECT == act.SUBJECT and one.fault.pid == fault.pid:
+            if one.fault.pid == fault.pid and in_the_way(act, one.act, by_url=not asked.fault.pid):
                 raise ProcessFaultError(
                     f"{fault.kind}: pid {fault.pid}: {one.fault.kind} is in force there: end it first"
                 )

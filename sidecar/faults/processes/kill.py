@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import ClassVar
 
-from sidecar.faults.processes.fault import Memo, ProcessFault
+from sidecar.faults.processes.fault import Memo, ProcessFault, Reach
 from sidecar.faults.processes.target import identified, send
 
 
@@ -13,6 +13,8 @@ class Kill:
     """Ends the process at once. It is over then: whoever started the process starts it again, or nobody does."""
 
     SUBJECT: ClassVar[str] = "running"
+    NEEDS: ClassVar[Reach] = Reach.PROCESS
+    LEAVES: ClassVar[Reach] = Reach.NOTHING
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "not undone: who started the process starts it again (warmroute up does)"
     LASTS: ClassVar[bool] = False

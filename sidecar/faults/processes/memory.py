@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from typing import ClassVar
 
-from sidecar.faults.processes.fault import Memo, ProcessFault, ProcessFaultError
+from sidecar.faults.processes.fault import Memo, ProcessFault, ProcessFaultError, Reach
 from sidecar.faults.processes.limits import limit, restore
 from sidecar.faults.processes.target import identified, status_of
 
@@ -19,6 +19,8 @@ class OutOfMemory:
     """
 
     SUBJECT: ClassVar[str] = "memory"
+    NEEDS: ClassVar[Reach] = Reach.PROCESS
+    LEAVES: ClassVar[Reach] = Reach.ANSWERS
     PARAMETERS: ClassVar[tuple[str, ...]] = ("headroom_mb",)
     UNDONE: ClassVar[str] = "the process gets memory again"
     LASTS: ClassVar[bool] = True

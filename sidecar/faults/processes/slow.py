@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import ClassVar
 
-from sidecar.faults.processes.fault import Memo, ProcessFault, ProcessFaultError
+from sidecar.faults.processes.fault import Memo, ProcessFault, ProcessFaultError, Reach
 from sidecar.faults.processes.target import identified, refuse_stopped, send
 
 PERIOD_S = 0.04
@@ -18,6 +18,8 @@ class Slow:
     """Has the process run for ``share`` of the time (0.25 where nothing is said: four times slower)."""
 
     SUBJECT: ClassVar[str] = "running"
+    NEEDS: ClassVar[Reach] = Reach.PROCESS
+    LEAVES: ClassVar[Reach] = Reach.ANSWERS
     PARAMETERS: ClassVar[tuple[str, ...]] = ("share",)
     UNDONE: ClassVar[str] = "the process goes on at its own speed"
     LASTS: ClassVar[bool] = True

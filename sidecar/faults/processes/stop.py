@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import ClassVar
 
-from sidecar.faults.processes.fault import Memo, ProcessFault
+from sidecar.faults.processes.fault import Memo, ProcessFault, Reach
 from sidecar.faults.processes.target import identified, refuse_stopped, send
 
 
@@ -13,6 +13,8 @@ class Stop:
     """Stops the process until the end."""
 
     SUBJECT: ClassVar[str] = "running"
+    NEEDS: ClassVar[Reach] = Reach.PROCESS
+    LEAVES: ClassVar[Reach] = Reach.SOCKET
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "the process goes on"
     LASTS: ClassVar[bool] = True

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import ClassVar
 
-from sidecar.faults.processes.fault import Memo, ProcessFault, ProcessFaultError
+from sidecar.faults.processes.fault import Memo, ProcessFault, ProcessFaultError, Reach
 from sidecar.faults.processes.servers import socket_of
 from sidecar.faults.processes.target import identified, send
 from sidecar.up.hold import hold, let_go
@@ -19,6 +19,8 @@ class StoreStop:
     """
 
     SUBJECT: ClassVar[str] = "running"
+    NEEDS: ClassVar[Reach] = Reach.PROCESS
+    LEAVES: ClassVar[Reach] = Reach.NOTHING
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "the server is not started again by this: warmroute up starts its own, empty"
     LASTS: ClassVar[bool] = True

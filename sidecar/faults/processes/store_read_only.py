@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sidecar.faults.processes.fault import Memo, ProcessFault, ProcessFaultError
+from sidecar.faults.processes.fault import Memo, ProcessFault, ProcessFaultError, Reach
 from sidecar.faults.processes.servers import asked, cut_callers, plain
 from sidecar.faults.processes.target import identified
 from sidecar.pids import start_ticks
@@ -17,6 +17,8 @@ class StoreReadOnly:
     """Makes the server a replica of nobody: reads go on, writes are answered READONLY."""
 
     SUBJECT: ClassVar[str] = "role"
+    NEEDS: ClassVar[Reach] = Reach.ANSWERS
+    LEAVES: ClassVar[Reach] = Reach.ANSWERS
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "the server takes writes again"
     LASTS: ClassVar[bool] = True

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from sidecar.faults.processes.fault import Memo, ProcessFault, ProcessFaultError
+from sidecar.faults.processes.fault import Memo, ProcessFault, ProcessFaultError, Reach
 from sidecar.faults.processes.servers import asked, cut_callers, socket_of
 from sidecar.faults.processes.target import identified
 
@@ -18,6 +18,8 @@ class StoreRefused:
     """Moves the server's Unix socket aside and leaves one in its place on which nobody listens (ECONNREFUSED)."""
 
     SUBJECT: ClassVar[str] = "socket"
+    NEEDS: ClassVar[Reach] = Reach.ANSWERS
+    LEAVES: ClassVar[Reach] = Reach.PROCESS
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "the server accepts again, with all that it held"
     LASTS: ClassVar[bool] = True

@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from sidecar.faults.processes.fault import Act, Memo, ProcessFault, ProcessFaultError, checked
+from sidecar.faults.processes.fault import Act, Memo, ProcessFault, ProcessFaultError, Reach, checked
 from sidecar.faults.processes.keeping import LOOK_S, MAX_FAULTS, Keeping
 from sidecar.faults.processes.kinds import KINDS
 from sidecar.faults.processes.wire import REQUESTS, Begin, End, Look, Reply, encode
@@ -27,6 +27,8 @@ class Noted:
     """Writes down what is done; ``step`` is due every tenth of a second."""
 
     SUBJECT: ClassVar[str] = "running"
+    NEEDS: ClassVar[Reach] = Reach.PROCESS
+    LEAVES: ClassVar[Reach] = Reach.ANSWERS
     PARAMETERS: ClassVar[tuple[str, ...]] = ()
     UNDONE: ClassVar[str] = "as it was"
     LASTS: ClassVar[bool] = True
@@ -56,6 +58,19 @@ class Noted:
         if self.fails is not None:
             raise self.fails
         return True
+
+
+class Asks(Noted):
+    """Strikes something else, and has to have an answer of the process for it."""
+
+    SUBJECT: ClassVar[str] = "role"
+    NEEDS: ClassVar[Reach] = Reach.ANSWERS
+
+
+class Silences(Noted):
+    """While it is in force nothing answers."""
+
+    LEAVES: ClassVar[Reach] = Reach.SOCKET
 
 
 @pytest.fixture
@@ -114,6 +129,16 @@ def test_one_process_has_one_fault_of_a_sort(keeping: Keeping) -> None:
     assert not begun(keeping, 3, 41).error
     keeping.answer(End(4, 1))
     assert not begun(keeping, 5, 40).error
+
+
+def test_what_is_to_answer_is_not_to_be_silenced(clock: Clock) -> None:
+    keeping = Keeping({"asks": Asks(), "silences": Silences()}, clock)
+    assert not keeping.answer(Begin(1, 1, ProcessFault("silences", pid=40))).error
+    asks = ProcessFault("asks", pid=40)
+    assert keeping.answer(Begin(2, 2, asks)).error == "asks: pid 40: silences is in force there: end it first"
+    keeping.answer(End(3, 1))
+    assert not keeping.answer(Begin(4, 4, asks)).error
+    assert not keeping.answer(Begin(5, 5, ProcessFault("silences", pid=40))).error, "it has its answer"
 
 
 def test_faults_are_limited(keeping: Keeping) -> None:
