@@ -63,20 +63,19 @@ def server_context(alpn: list[str], cert_file: Path, key_file: Path | None) -> s
 
 def is_alpn_refusal(error: BaseException) -> bool:
     """Return whether a handshake failed because the server speaks nothing of what it was offered (RFC 7301 3.2)."""
-    return isinstance(error, ssl.SSLError) and "NO_APPLICATION_PROTOCOL" in (error.reason or "")
+    return isinstance(error, ssl.SSLError) and "no application protocol" in _words(error)
 
 
 def refusal(error: ssl.SSLError) -> tuple[Ended, str]:
     """Return what a handshake that failed is to who wanted a connection, and why, in the library's words."""
     if is_alpn_refusal(error):
         return Ended.NO_HTTP2, "it took none of what it was offered (ALPN)"
-    why = getattr(error, "verify_message", "") or (error.reason or str(error)).replace("_", " ").lower()
-    return Ended.TLS_FAILED, why
+    return Ended.TLS_FAILED, getattr(error, "verify_message", "") or _words(error)
 
 
 def lost(error: Exception | None) -> tuple[Ended, str]:
     """Return what the end of a connection is to who waits for an answer. Servers refuse a certificate so late."""
-    if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
+    if isinstance(error, ssl.SSLError) and "alert" in _words(error):
         return refusal(error)
     return Ended.CUT, "closed" if error is None else type(error).__name__
 
@@ -109,6 +108,11 @@ def _load(context: ssl.SSLContext, cert_file: Path, key_file: Path | None, optio
         context.load_cert_chain(cert_file, key_file, password=lambda: b"")
     except OSError as error:
         raise TrustError(option, f"{cert_file}: {_why(error)}") from None
+
+
+def _words(error: ssl.SSLError) -> str:
+    """Return what the library says of an error; some alerts have no ``reason`` there, and only a text."""
+    return (error.reason or str(error)).replace("_", " ").lower()
 
 
 def _why(error: OSError) -> str:

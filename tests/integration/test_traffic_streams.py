@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from sidecar.traffic.traces.recorded import Recorded
 
+    Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
 pytestmark = [pytest.mark.beside, pytest.mark.timeout(60)]
 
 TIMEOUT_S = 20.0
@@ -194,16 +196,81 @@ async def test_a_server_that_speaks_http_1_alone_is_told_apart(tmp_path: Path) -
         tls = client_context(["h2"], None, None, None, insecure=insecure)
         await Sender(f"https://127.0.0.1:{port}", samples.append, http2=True, tls=tls).run([Timed(0.0)])
     server.close()
+    async with serving_raw(refuse) as port:
+        await Sender(f"https://127.0.0.1:{port}", samples.append, http2=True, tls=tls).run([Timed(0.0)])
     assert [(sample.ended, sample.error) for sample in samples] == [
         (Ended.NO_HTTP2, "it did not choose h2 (ALPN)"),
         (Ended.TLS_FAILED, "unable to get local issuer certificate"),
+        (Ended.NO_HTTP2, "it took none of what it was offered (ALPN)"),
     ]
 
 
 @asynccontextmanager
-async def serving_http1(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]], tls: ssl.SSLContext
-) -> AsyncIterator[Http2Origin]:
+async def serving_raw(serve: Serve) -> AsyncIterator[int]:
+    """Serve on a port, which is given; TLS is for ``serve`` to begin."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer a handshake as servers do that insist: no_application_protocol, fatal (RFC 8446 6, RFC 7301 3.2)."""
+    await reader.read(65536)
+    writer.write(bytes([21, 3, 3, 0, 2, 2, 120]))
+    writer.close()
+
+
+@in_loop
+async def test_a_server_that_takes_something_else_than_before_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.traffic.recording.listener.LEARN_S", 0.01)
+    authority = Authority()
+    files = authority.issue("127.0.0.1").write(tmp_path, "both")
+    ca = tmp_path / "ca.pem"
+    write(ca, authority.pem)
+    origin_tls = authority.server(files)
+    origin_tls.set_alpn_protocols(["h2", "http/1.1"])
+    insists = False
+    samples: list[Sample] = []
+
+    async def origin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if insists:
+            await refuse(reader, writer)
+            return
+        with suppress(OSError, asyncio.IncompleteReadError):  # it was only asked what it takes
+            await writer.start_tls(origin_tls)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    def tls(*alpn: str) -> ssl.SSLContext:
+        return client_context([*alpn], ca, None, None, insecure=False)
+
+    async with serving_raw(origin) as port:
+        recorder = Recorder(
+            f"https://127.0.0.1:{port}",
+            Terms(lambda: 0.0, lambda told: None),
+            lambda: 1.0,
+            callers_tls=server_context(["http/1.1"], Path(files[0]), Path(files[1])),
+            tls=tls,
+        )
+        host, own_port = await recorder.listen("127.0.0.1", 0)
+        assert recorder.untold == ""
+        insists = True
+        await Sender(f"https://{host}:{own_port}", samples.append, http2=True, tls=tls("h2")).run([Timed(0.0)])
+        await until(lambda: recorder.untold == "it takes neither h2 nor http/1.1 (ALPN)", "it was asked again")
+        insists = False
+        origin_tls.set_alpn_protocols(["http/1.1"])
+        await until(lambda: not recorder.untold, "the server said what it speaks now")
+        await Sender(f"https://{host}:{own_port}", samples.append, tls=tls("h2", "http/1.1")).run([Timed(0.0)])
+        await recorder.close()
+    assert [(sample.ended, sample.status) for sample in samples] == [(Ended.CUT, 0), (Ended.OK, 200)]
+
+
+@asynccontextmanager
+async def serving_http1(serve: Serve, tls: ssl.SSLContext) -> AsyncIterator[Http2Origin]:
     """Serve HTTP/1.1 over TLS, where :func:`http2_origin` would serve the other."""
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     origin = Http2Origin()
