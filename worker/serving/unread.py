@@ -24,20 +24,22 @@ DRAINING_S: Final = 5.0
 """How long a caller may take nothing while the worker drains, at most."""
 LOOK_S: Final = 1.0
 LEAST_BYTES_PER_S: Final = 64 << 10
-"""Over gRPC it is not seen how much of a message was taken: it has a second more for each so many bytes."""
+"""An answer on a connection that carries others, too, has its time and a second more for each so many bytes."""
 _COUNT: Final = struct.Struct("i")
 
 
 class _Watched:
     """One answer that does not fit into what the kernel takes."""
 
-    __slots__ = ("before", "cut", "left", "since")
+    __slots__ = ("before", "begun", "count", "cut", "left", "since")
 
-    def __init__(self, left: Callable[[], int], cut: Callable[[], None], now: float) -> None:
+    def __init__(self, left: Callable[[], int | None], cut: Callable[[], None], now: float, before: int) -> None:
         self.left = left
         self.cut = cut
-        self.before = left()
-        self.since = now
+        self.before = before
+        self.begun = self.since = now
+        self.count: int | None = None
+        """How large it is, where it may be stuck while its connection is not."""
 
 
 class Unread:
@@ -98,7 +100,37 @@ class Unread:
 
         ``left``: how many bytes are not taken yet.
         """
-        one = _Watched(left, cut, self._clock())
+        with self._watching(_Watched(left, cut, self._clock(), left())):
+            yield
+
+    @contextmanager
+    def sending(self, count: int, taken: Callable[[], int | None], cut: Callable[[], None]) -> Iterator[None]:
+        """Count an answer of ``count`` bytes, on a connection that others share, until the end of the ``with`` block.
+
+        It is cut where its connection takes nothing for too long. One that takes something, which may be of others, is
+        left alone until the worker holds as much as it may, or drains; then it has the time of one that takes nothing,
+        and a second more for each 64 KiB.
+
+        ``taken``: how many bytes the connection has taken since it began; None: it is not told, and cannot be cut.
+        """
+        began_at: int | None = None
+
+        def left() -> int | None:
+            nonlocal began_at
+            now_at = taken()
+            if now_at is None:
+                return None
+            if began_at is None:
+                began_at = now_at
+            return count - (now_at - began_at)
+
+        one = _Watched(left, cut, self._clock(), count)
+        one.count = count
+        with self.hold(count), self._watching(one):
+            yield
+
+    @contextmanager
+    def _watching(self, one: _Watched) -> Iterator[None]:
         self._watched.add(one)
         self._look_later()
         try:
@@ -106,41 +138,27 @@ class Unread:
         finally:
             self._watched.discard(one)
 
-    @contextmanager
-    def sending(self, count: int) -> Iterator[None]:
-        """Count an answer that is sent whole, and give the task up where that takes too long.
-
-        It may take as long as a caller may take nothing, and a second more for each 64 KiB: the library does not say
-        how much of a message was taken.
-        """
-        begun = self._clock()
-        task = asyncio.current_task()
-
-        def left() -> int:
-            return 0 if self._clock() - begun < count / LEAST_BYTES_PER_S else count
-
-        def cut() -> None:
-            if task is not None:
-                task.cancel()
-
-        with self.hold(count), self.watch(left, cut):
-            yield
-
     def look(self) -> None:
-        """Cut what nobody has taken a byte of for too long."""
+        """Cut what has been on its way for too long."""
         now, patience_s = self._clock(), self.patience_s
+        short = self.draining or bool(self.full)
         late: list[_Watched] = []
         for one in self._watched:
             left = one.left()
+            if left is None:
+                continue
             if left != one.before:
                 one.before, one.since = left, now
-            elif patience_s and now - one.since >= patience_s:
+            stuck = now - one.since >= patience_s
+            if not stuck and short and one.count is not None:
+                stuck = now - one.begun >= patience_s + one.count / LEAST_BYTES_PER_S
+            if stuck and patience_s:
                 late.append(one)
         for one in late:
             self._watched.discard(one)
             one.cut()
         if late:
-            self.note_cut(len(late), sum(one.before for one in late), patience_s)
+            self.note_cut(len(late), sum(max(0, one.before) for one in late), patience_s)
 
     def note_cut(self, answers: int, left_bytes: int, after_s: float) -> None:
         """Count and tell answers that were cut."""

@@ -59,6 +59,44 @@ async def test_a_drain_waits_less_and_for_nobody_for_ever(unread_s: float) -> No
     assert unread.patience_s == DRAINING_S
 
 
+@pytest.mark.parametrize("why", ["full", "draining"])
+@in_loop
+async def test_one_that_is_stuck_among_others_has_until_its_room_is_needed(why: str) -> None:
+    now, taken = [0.0], [1000]
+    unread = Unread(together_bytes=1 << 20, unread_s=30.0, clock=lambda: now[0])
+    stuck, untold = Caller(), Caller()
+    with (
+        unread.sending(128 << 10, lambda: taken[0], stuck.end),
+        unread.sending(128 << 10, lambda: None, untold.end),
+    ):
+        patience_s = 30.0
+        for _ in range(3):
+            now[0] += 29.0
+            taken[0] += 1
+            unread.look()
+        assert (stuck.cut, unread.held_bytes) == (0, 256 << 10)
+        if why == "draining":
+            unread.draining, patience_s, now[0] = True, DRAINING_S, DRAINING_S
+            taken[0] += 1
+        with unread.hold(0 if unread.draining else 1 << 20):
+            for now[0], cut in ((patience_s, 0), (patience_s + 1.9, 0), (patience_s + 2.0, 1)):
+                taken[0] += 1
+                unread.look()
+                assert stuck.cut == cut
+    assert (untold.cut, unread.cut, unread.held_bytes) == (0, 1, 0)
+
+
+@in_loop
+async def test_one_among_others_is_cut_once_its_connection_takes_nothing() -> None:
+    now, taken = [0.0], [1000]
+    unread = Unread(unread_s=30.0, clock=lambda: now[0])
+    stuck = Caller()
+    with unread.sending(1 << 30, lambda: taken[0], stuck.end):
+        for now[0], taken[0], cut in ((1.0, 1500, 0), (20.0, 1600, 0), (49.9, 1600, 0), (50.0, 1600, 1)):
+            unread.look()
+            assert stuck.cut == cut
+
+
 @in_loop
 async def test_it_is_looked_by_itself_for_as_long_as_there_is_something(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.serving.unread.LOOK_S", 0.001)

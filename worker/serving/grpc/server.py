@@ -18,6 +18,7 @@ from worker.engines import told
 from worker.load_report import BINARY_REPORT_HEADER, FORMAT_HEADER, report_message
 from worker.serving.description import configuration, metadata, statistics
 from worker.serving.errors import RequestError
+from worker.serving.grpc.connections import Connections
 from worker.serving.grpc.health import Health
 from worker.serving.grpc.load_reports import LoadReports
 from worker.serving.grpc.messages import decode, decode_as, final, in_stream, read, request_parameters, write
@@ -27,6 +28,7 @@ from worker.serving.terms import QUICK_BYTES, TENANT_HEADER, of_head
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractContextManager
 
     from google.protobuf.message import Message
 
@@ -93,6 +95,7 @@ class GrpcSurface:
         """What to tell of it, ``grpc://HOST:PORT``, once it is bound."""
         self._ended = asyncio.Event()
         self._streams = 0
+        self._connections = Connections()
         self._health = Health(inference)
         self._reports = LoadReports(load)
         self._server = grpc.aio.server(
@@ -119,6 +122,7 @@ class GrpcSurface:
             taken = 0
         if not taken:
             raise OSError("the address cannot be had")
+        self._connections.of_port(taken)
         self.address = advertise or f"grpc://{name}:{taken}"
 
     async def start(self) -> None:
@@ -188,10 +192,17 @@ class GrpcSurface:
         return answer
 
     def _until_taken(self, reply: bytes, context: Context) -> None:
-        """Count a call's answer until the library is through with it; end the call where that takes too long."""
+        """Count a call's answer until the library is through with it."""
         held = ExitStack()
-        held.enter_context(self._inference.unread.sending(len(reply)))
+        held.enter_context(self._sending(reply, context))
         context.add_done_callback(lambda *_: held.close())
+
+    def _sending(self, reply: bytes, context: Context) -> AbstractContextManager[None]:
+        """Count an answer for as long as the library has it: if nobody takes it, only its connection's end frees it."""
+        peer = context.peer()
+        return self._inference.unread.sending(
+            len(reply), lambda: self._connections.taken(peer), lambda: self._connections.end(peer)
+        )
 
     def _trailers(self, context: Context, retry_after_s: int | None) -> tuple[tuple[str, str | bytes], ...]:
         trailers: list[tuple[str, str | bytes]] = [(WORKER_HEADER, self._identity.id)]
@@ -299,7 +310,7 @@ class GrpcSurface:
                     context.set_trailing_metadata(self._trailers(context, None))  # what is said of load is of now
                     return
                 reply = await self._one_of_many(data, context)
-                with self._inference.unread.sending(len(reply)):
+                with self._sending(reply, context):
                     await context.write(reply)
         finally:
             self._streams -= 1
