@@ -14,7 +14,7 @@ from worker.loading import LoadError
 from worker.loading.own_memory import FileId, mapped_areas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from pathlib import Path
 
     from worker.engines import Cancellation, LoadedModel
@@ -43,6 +43,7 @@ class Guard:
         self.files: dict[FileId, SourceFile] = {
             FileId(file.key.device, file.key.inode): file for file in loaded.files if file.size_bytes
         }
+        self._paths = {file: source.path for file, source in self.files.items()}
         self.loading = True
         self.ended = False
         self.detach: Callable[[], None] | None = None
@@ -171,24 +172,28 @@ class Guard:
         with self._lock:
             self._passed_over.add(file)
 
-    def let_go_of_own(self, files: Mapping[FileId, Path]) -> None:
+    def let_go_of_own(self, files: Collection[FileId]) -> None:
         """Unmap what is mapped here only to keep it in memory."""
         paths = {self.files[file].path for file in files if file in self.files}
         for mapping in self._loaded.mappings:
             if mapping.path in paths:
                 mapping.close()
 
-    def give_up_load(self, files: Mapping[FileId, Path]) -> None:
+    def give_up_load(self, files: Iterable[FileId]) -> None:
         """Give up a load that is under way."""
-        path = next((path for file, path in files.items() if file in self.files), None)
-        if self.loading and path is not None and not self.given_up:
-            self.given_up = f"{path}: is being changed in place while it is loaded; {REMEDY}"
-            self._leases.load_given_up(self, path)
+        file = next((file for file in files if file in self.files), None)
+        if self.loading and file is not None and not self.given_up:
+            self.given_up = f"{self.path_of(file)}: is being changed in place while it is loaded; {REMEDY}"
+            self._leases.load_given_up(self, file)
             self._cancellation.cancel()
 
-    def about(self, path: Path) -> dict[str, str]:
+    def about(self, file: FileId) -> dict[str, str]:
         """Return what an event says first."""
-        return {"model": self._of.name, "version": self._of.version, "file": str(path)}
+        return {"model": self._of.name, "version": self._of.version, "file": str(self.path_of(file))}
+
+    def path_of(self, file: FileId) -> Path:
+        """Return what its own model calls a file: others may have it by another name (a hard link)."""
+        return self._paths[file]
 
 
 def _nothing() -> None:

@@ -140,8 +140,8 @@ class Leases:
                 try:
                     self._let_in(broken)
                 except Exception as error:  # noqa: BLE001 - whatever broke, the time goes on
-                    for file, path in broken.items():
-                        self._take_out(file, path, f"{type(error).__name__}: {error}")
+                    for file in broken:
+                        self._take_out(file, f"{type(error).__name__}: {error}")
             self.is_at_work = False
 
     def _broken(self) -> dict[FileId, Path]:
@@ -157,8 +157,8 @@ class Leases:
                 guards = self._still(broken, began, held)
             except GivenUpError:
                 why = "what maps it was at work too long"
-                for file, path in broken.items():
-                    self._take_out(file, path, why)
+                for file in broken:
+                    self._take_out(file, why)
                 return
             for guard in guards:
                 guard.let_go_of_own(broken)
@@ -191,52 +191,52 @@ class Leases:
             size_bytes = sum(area.size_bytes for area in mapped_areas({file: path}).get(file, ()))
             if size_bytes:
                 if any(guard.detach is None for guard in guards):
-                    self._take_out(file, path, "its engine cannot have it moved into memory")
+                    self._take_out(file, "its engine cannot have it moved into memory")
                     return
                 memory = self._memory()
                 if memory is not None and size_bytes > MEMORY_SHARE * memory.free_bytes:
                     why = (
                         f"{size_bytes} bytes are more than {MEMORY_SHARE:.0%} of the {memory.free_bytes} that are free"
                     )
-                    self._take_out(file, path, f"it cannot be kept in memory: {why}")
+                    self._take_out(file, f"it cannot be kept in memory: {why}")
                     return
             for guard in guards:
                 if guard.detach is not None:
                     guard.detach()
             move(file, path)
         except OSError as error:
-            self._take_out(file, path, f"it cannot be kept in memory: {error.strerror or error}")
+            self._take_out(file, f"it cannot be kept in memory: {error.strerror or error}")
             return
         for guard in guards:
             if size_bytes:
                 self.kept += 1
                 self._log.warning(
                     "model.file_changing",
-                    **guard.about(path),
+                    **guard.about(file),
                     outcome="kept",
                     bytes=size_bytes,
                     seconds=round(time.monotonic() - began, 3),
                     remedy=REMEDY,
                 )
                 guard.kept = (
-                    f"{path}: opened for writing while it is served; what was loaded serves on from memory of its own; "
-                    f"{REMEDY}"
+                    f"{guard.path_of(file)}: opened for writing while it is served; "
+                    f"what was loaded serves on from memory of its own; {REMEDY}"
                 )
                 self._on_loop(guard.told)
             guard.release(file)
 
-    def _take_out(self, file: FileId, path: Path, why: str) -> None:
+    def _take_out(self, file: FileId, why: str) -> None:
         """Have the models that have a file taken out; they give the lease back when they are closed."""
         with self._lock:
             guards = [guard for guard in self._guards if file in guard.files]
         for guard in guards:
             guard.pass_over(file)
-            guard.give_up_load({file: path})
+            guard.give_up_load((file,))
             if guard.ended or guard.loading:
                 continue
             self.taken_out += 1
-            self._log.error("model.file_changing", **guard.about(path), outcome="taken_out", reason=why, remedy=REMEDY)
-            guard.lost = f"{path}: is being changed in place while it is served, and {why}; {REMEDY}"
+            self._log.error("model.file_changing", **guard.about(file), outcome="taken_out", reason=why, remedy=REMEDY)
+            guard.lost = f"{guard.path_of(file)}: is being changed in place while it is served, and {why}; {REMEDY}"
             self._on_loop(guard.told)
             self._on_loop(partial(self._end_runs_later, guard))
 
@@ -248,10 +248,10 @@ class Leases:
             with suppress(RuntimeError):  # it is closed: the process ends
                 self._loop.call_soon_threadsafe(call)
 
-    def load_given_up(self, guard: Guard, path: Path) -> None:
-        """Count and tell a load that was given up because of ``path``."""
+    def load_given_up(self, guard: Guard, file: FileId) -> None:
+        """Count and tell a load that was given up because of ``file``."""
         self.failed_loads += 1
-        self._log.error("model.file_changing", **guard.about(path), outcome="load_failed", remedy=REMEDY)
+        self._log.error("model.file_changing", **guard.about(file), outcome="load_failed", remedy=REMEDY)
 
 
 def _break_s() -> float:

@@ -100,9 +100,11 @@ class Bench:
         self.leases = Leases(self.log, lambda: Memory(free_bytes, 1 << 41), break_s)
         self.replica = self.make()
 
-    def make(self) -> HeldReplica:
+    def make(self, files: ModelFiles | None = None) -> HeldReplica:
         loader = ModelLoader(StrategyName.POPULATE)
-        return HeldReplica(self.files, self.engine, loader, self.log, lambda: 0.0, lambda: None, leases=self.leases)
+        return HeldReplica(
+            files or self.files, self.engine, loader, self.log, lambda: 0.0, lambda: None, leases=self.leases
+        )
 
     async def cut(self) -> None:
         """Cut the file short; returns once that is done."""
@@ -131,9 +133,14 @@ async def heeded(bench: Bench) -> AsyncIterator[None]:
 async def test_what_is_served_stays_when_its_file_is_cut_or_rewritten(
     how: Callable[[Bench], object], tmp_path: Path
 ) -> None:
-    bench = Bench(tmp_path, MappingEngine())
+    own, others = tmp_path / "m", tmp_path / "l"
+    own.mkdir()
+    others.mkdir()
+    bench = Bench(own, MappingEngine())
     async with heeded(bench):
-        other = bench.make()  # a second copy of the same file, such as after a change of model.yaml
+        linked = others / bench.path.name  # the same file under another model's name
+        linked.hardlink_to(bench.path)
+        other = bench.make(ModelFiles("l", "1", others))
         assert await bench.replica.bring_up()
         assert await other.bring_up()
         assert bench.leases.held == 2
@@ -149,11 +156,14 @@ async def test_what_is_served_stays_when_its_file_is_cut_or_rewritten(
         assert (first.detached, second.detached) == (1, 1)
         assert (bench.replica.state, bench.replica.gate.is_open) == (State.WARM, True)
         assert bench.replica.reason.startswith(f"{bench.path}: opened for writing while it is served; what was loaded")
+        assert other.reason.startswith(f"{linked}: opened for writing while it is served; what was loaded")
         assert (bench.leases.kept, bench.leases.held) == (2, 0)
         told = bench.log.events("model.file_changing")
-        assert [(one["outcome"], one["file"], one["bytes"]) for one in told] == [
-            ("kept", str(bench.path), 2 * (PAGES + 1) * mmap.PAGESIZE)
-        ] * 2
+        size_bytes = 2 * (PAGES + 1) * mmap.PAGESIZE
+        assert sorted((one["model"], one["outcome"], one["file"], one["bytes"]) for one in told) == [
+            ("l", "kept", str(linked), size_bytes),
+            ("m", "kept", str(bench.path), size_bytes),
+        ]
         bench.replica.take_down()
         other.take_down()
 
