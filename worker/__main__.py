@@ -48,7 +48,7 @@ from worker.loading.model_loader import ModelLoader
 from worker.loading.prefetch import prefetcher
 from worker.loading.settings import PeerListenError
 from worker.loading.shm import ShmStore
-from worker.log import EventLog, LibraryLog
+from worker.log import EventLog, LibraryLog, Unraisable
 from worker.memory import HostMemory, one_heap
 from worker.metrics import Metrics
 from worker.models import Models
@@ -112,16 +112,23 @@ def main(argv: list[str], follow_parent: Callable[[int], bool] | None = None) ->
         return _USAGE
     libraries = LibraryLog(log)
     logging.getLogger().addHandler(libraries)
+    unraisable, before = Unraisable(), sys.unraisablehook
+    sys.unraisablehook = unraisable.hook
     try:
-        return uvloop.run(_run(options, sock, log, standby))
+        return uvloop.run(_run(options, sock, log, standby, unraisable))
     except (StoreError, EngineError, BaselineError, PeerListenError) as error:
         log.error("worker.failed", error=str(error))
         return _USAGE
     finally:
+        sys.unraisablehook = before
+        unraisable.look()
         logging.getLogger().removeHandler(libraries)
 
 
-async def _run(options: Options, sock: socket.socket | None, log: EventLog, standby: Standby | None) -> int:
+async def _run(
+    options: Options, sock: socket.socket | None, log: EventLog, standby: Standby | None, unraisable: Unraisable
+) -> int:
+    unraisable.look_now_and_then()
     asyncio.get_running_loop().set_default_executor(standing_threads())
     kind = find_kind(options.engine)
     recordings = Recordings(options.warmup_dir, log)

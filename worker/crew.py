@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ class Crew:
         self._started += 1
 
     def _run(self, work: Callable[[], None]) -> None:
+        with suppress(MemoryError):  # Python would write of it to standard error, between the lines of the log
+            self._work(work)
+
+    def _work(self, work: Callable[[], None]) -> None:
         with self._changed:
             if self._closed:
                 return

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
+from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
 from worker import json_text
 
 if TYPE_CHECKING:
+    import sys
     from collections.abc import Callable
 
 EVERY_S = 10.0
 MAX_LOGGERS = 32
 MAX_TEXT_CHARS = 512
+MAX_UNRAISABLE = 64
+LOOK_S = 2.0
 
 
 def _wall_clock() -> datetime:
@@ -98,6 +103,32 @@ class LibraryLog(logging.Handler):
         if dropped:
             fields["dropped"] = dropped
         (self._log.error if record.levelno >= logging.ERROR else self._log.warning)("library.log", **fields)
+
+
+class Unraisable:
+    """Logs what Python could raise nowhere: it would write lines of its own between ours.
+
+    Not that there was no memory, as for the first step of a thread: whoever waits for the thread finds out. There a
+    hook in Python could not be called either, so this one only keeps what it is told, for :meth:`look`.
+    """
+
+    def __init__(self) -> None:
+        self._told: deque[sys.UnraisableHookArgs] = deque(maxlen=MAX_UNRAISABLE)
+        self.hook: Callable[[sys.UnraisableHookArgs], object] = self._told.append
+        """For ``sys.unraisablehook``; of more than :data:`MAX_UNRAISABLE` at once the first are lost."""
+
+    def look_now_and_then(self) -> None:
+        """Log what came, on the running loop, until that is closed."""
+        self.look()
+        asyncio.get_running_loop().call_later(LOOK_S, self.look_now_and_then)
+
+    def look(self) -> None:
+        """Log what came."""
+        while self._told:
+            told = self._told.popleft()
+            if not issubclass(told.exc_type, MemoryError):
+                text = told.err_msg or "an error that could be raised nowhere"
+                logging.getLogger("python").error("%s", text, exc_info=told.exc_value)
 
 
 def _legible(said: Any) -> Any:

@@ -20,6 +20,7 @@ from worker.datatypes import Datatype
 from worker.engines import TensorSpec
 from worker.serving import body as bodies_of
 from worker.serving import v2
+from worker.serving.errors import OUT_OF_MEMORY
 
 WIDE = TensorSpec("f", Datatype.FP32, (-1, -1))
 EMPTY = f"input 'f': shape [0, {2**62}] is empty, and its other dimensions multiply to {2**62}, at most {1 << 26}"
@@ -170,6 +171,20 @@ def test_what_nobody_thought_of_is_a_defect_and_still_the_callers(monkeypatch: p
             "/v2/models/m/infer",
             "ZeroDivisionError: nobody thought of it",
         )
+
+    served(check)
+
+
+def test_no_memory_to_read_a_request_is_not_the_callers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(v2, "parse", parse)
+
+    async def check(surface: Surface) -> None:
+        status, answer, headers = await surface.post(one())
+        assert (status, answer, headers["Retry-After"]) == (503, {"error": OUT_OF_MEMORY}, "1")
+        no_defect(surface)
 
     served(check)
 

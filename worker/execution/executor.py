@@ -323,12 +323,13 @@ class Executor:
                 self._alive -= 1
 
     def _begin(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
-        with self._lock:
-            if self._coming.pop(number, None) is None:
-                self._alive += 1  # it was given up
-        with contextlib.suppress(MemoryError):  # one without a name works as well
-            threading.current_thread().name = f"execute-{number}"
-        self._work(loop)
+        with contextlib.suppress(MemoryError):  # it has not begun, and Python would write to standard error of it
+            with self._lock:
+                if self._coming.pop(number, None) is None:
+                    self._alive += 1  # it was given up
+            with contextlib.suppress(MemoryError):  # one without a name works as well
+                threading.current_thread().name = f"execute-{number}"
+            self._work(loop)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:  # with memory out every step here may fail, and no call be lost for it, nor this thread

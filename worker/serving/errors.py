@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+OUT_OF_MEMORY: Final = "out of memory; give the worker more, or have it serve or be asked less"
+
 
 class RequestError(Exception):
     """A request that is answered with an error; the text is what the caller reads."""

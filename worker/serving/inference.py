@@ -16,7 +16,7 @@ from worker.gate import GateClosedError
 from worker.models import UnknownModelError
 from worker.readiness import not_ready
 from worker.served import AtLimitError, UnloadedError
-from worker.serving.errors import RequestError
+from worker.serving.errors import OUT_OF_MEMORY, RequestError
 from worker.serving.terms import take_out, with_parameters
 from worker.serving.unread import Unread
 from worker.statistics import Times
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OUT_OF_MEMORY = "out of memory; give the worker more, or have it serve or be asked less"
 WORKER_HEADER = "warmroute-worker"
 _GONE = 499
 """The status, for the request log, of a request whose caller did not wait for its answer."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from worker.engines import EngineError, told
-from worker.serving.errors import RequestError
+from worker.serving.errors import OUT_OF_MEMORY, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,12 +24,14 @@ def reading(log: EventLog, path: str) -> Iterator[None]:
     """Log what is raised inside, and is no error of ours, as a defect, and make it one of the caller's.
 
     Raises:
-        RequestError: something was.
+        RequestError: something was; 503 where there was no memory, which is nobody's fault.
     """
     try:
         yield
     except _OURS:
         raise
+    except MemoryError:
+        raise RequestError(OUT_OF_MEMORY, 503, 1) from None
     except Exception as error:
         kind = type(error).__name__
         log.error("request.failed", path=path[:256], error=f"{kind}: {told(error)}"[:1024])

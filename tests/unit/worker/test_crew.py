@@ -46,6 +46,17 @@ def test_all_that_began_are_waited_for() -> None:
     assert crew.end(0)
 
 
+def test_one_that_finds_no_memory_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> None:
+        raise MemoryError
+
+    crew = Crew()
+    monkeypatch.setattr(_thread, "start_new_thread", lambda run, args: run(*args))
+    crew.start(work)
+    assert crew.is_over
+    assert crew.end(0)
+
+
 def test_one_that_never_begins_is_not_waited_for_and_does_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, late = Clock(), []
     crew = Crew(clock)

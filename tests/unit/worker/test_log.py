@@ -4,9 +4,10 @@ import io
 import json
 import logging
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 from tests.support.worker_parts import ReadableLog
-from worker.log import EVERY_S, MAX_LOGGERS, EventLog, LibraryLog
+from worker.log import EVERY_S, MAX_LOGGERS, EventLog, LibraryLog, Unraisable
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
@@ -81,3 +82,19 @@ def test_the_loggers_of_libraries_are_bounded() -> None:
         libraries.handle(complaint(f"n{number}", "x"))
     assert len(log.events()) == MAX_LOGGERS + 1
     assert log.events()[-1]["logger"] == "others"
+
+
+def test_what_can_be_raised_nowhere_is_an_event_and_no_memory_is_none() -> None:
+    log, logger = ReadableLog(), logging.getLogger("python")
+    libraries, unraisable = LibraryLog(log), Unraisable()
+    logger.addHandler(libraries)
+    try:
+        for error in (MemoryError(), OSError("odd")):
+            told = SimpleNamespace(exc_type=type(error), exc_value=error, exc_traceback=None, err_msg=None, object=None)
+            unraisable.hook(told)
+        assert log.events("library.log") == []
+        unraisable.look()
+    finally:
+        logger.removeHandler(libraries)
+    (event,) = log.events("library.log")
+    assert (event["message"], event["error"]) == ("an error that could be raised nowhere", "OSError: odd")
