@@ -189,12 +189,11 @@ class Supervisor:
             if self._phase is Phase.RUNNING:
                 log.warning("process.exited", **fields)
                 self._plan_restart(child, ended)
-            elif ended.code == 0 or child is self.control:
+            elif ended.code == 0 or child is self.control or ended.signal == "SIGTERM":  # ours: it had only just begun
                 log.info("process.exited", **fields)
             else:
                 log.warning("process.exited", **fields)
-                if ended.signal != "SIGTERM":  # ours, when it had only just begun
-                    self._exit = EXIT_FAILED
+                self._exit = EXIT_FAILED
 
     def _plan_restart(self, child: Child, ended: Exit) -> None:
         delay_s = child.plan_restart(ended, self._clock())

@@ -101,6 +101,7 @@ def test_sigterm_finishes_what_runs_refuses_what_comes_and_ends_with_zero(tmp_pa
         caller = threading.Thread(target=lambda: answers.append(get(address, "/held")))
         caller.start()
         assert origin.started.wait(10)
+        process.await_event("process.accepting", count=2)  # one that has only just begun ends by the signal itself
         process.send(signal.SIGTERM)
         until(lambda: get(place, "/readyz")[0] == 503, "it is not ready while it drains")
         host, _, port = address.rpartition(":")
