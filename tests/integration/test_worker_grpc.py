@@ -194,6 +194,7 @@ def test_deadlines_and_cancellations_reach_the_run(shared: GrpcWorker) -> None:
         shared.stub.ModelInfer(infer(service_ms=20_000), timeout=0.2)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     until(lambda: cancelled() == before + 1, "the run with the deadline ends")
+    until(lambda: shared.process.ask("/stats")[1]["in_flight"] == 0, "its place is free")  # or it is taken for the next
     call = shared.stub.ModelInfer.future(infer(service_ms=20_000))
     until(lambda: shared.process.ask("/stats")[1]["in_flight"] == 1, "it runs")
     call.cancel()
