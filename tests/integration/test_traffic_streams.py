@@ -222,17 +222,23 @@ async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     writer.close()
 
 
+def of_one_authority(tmp_path: Path, protocols: list[str]) -> tuple[tuple[str, str], Path, ssl.SSLContext]:
+    """Return a listener's files, the authority's own, and what a server speaks TLS with that takes ``protocols``."""
+    authority = Authority()
+    files = authority.issue("127.0.0.1").write(tmp_path, "both")
+    ca = tmp_path / "ca.pem"
+    write(ca, authority.pem)
+    served = authority.server(files)
+    served.set_alpn_protocols(protocols)
+    return files, ca, served
+
+
 @in_loop
 async def test_a_server_that_takes_something_else_than_before_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sidecar.traffic.recording.listener.LEARN_S", 0.01)
-    authority = Authority()
-    files = authority.issue("127.0.0.1").write(tmp_path, "both")
-    ca = tmp_path / "ca.pem"
-    write(ca, authority.pem)
-    origin_tls = authority.server(files)
-    origin_tls.set_alpn_protocols(["h2", "http/1.1"])
+    files, ca, origin_tls = of_one_authority(tmp_path, ["h2", "http/1.1"])
     insists = False
     samples: list[Sample] = []
 
@@ -287,12 +293,7 @@ async def test_callers_over_tls_are_offered_what_the_server_takes(
     http2: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sidecar.traffic.recording.listener.LEARN_S", 0.01)
-    authority = Authority()
-    files = authority.issue("127.0.0.1").write(tmp_path, "both")
-    ca = tmp_path / "ca.pem"
-    write(ca, authority.pem)
-    origin_tls = authority.server(files)
-    origin_tls.set_alpn_protocols(["h2" if http2 else "http/1.1"])
+    files, ca, origin_tls = of_one_authority(tmp_path, ["h2" if http2 else "http/1.1"])
     taken: list[Recorded] = []
     samples: list[Sample] = []
 
