@@ -10,8 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sidecar.config.problems import SettingsError
-from sidecar.drills.reading import load_drill, parse_drill
 from sidecar.drills.scenario import (
     Abort,
     Do,
@@ -30,49 +28,13 @@ from sidecar.drills.scenario import (
     Wait,
     Without,
 )
+from tests.support.drill_files import DELAY, DRAIN, GOOD, HOLD, OUT, changed, problems, refused
 
-GOOD = """\
-version: 1
-name: one
-title: One
-start: {up: {workers: 2, config: {models: [{name: drill, idempotent: true}, {name: chat}]}}, streams: {model: chat}}
-phases:
-  - {name: load, load: {path: /v2/models/drill/infer, rate_per_s: 10, headers: {a: b}, TLS}}
-  - {name: slow, fault: {id: slow, kind: delay, delay_ms: 5, endpoint: worker-1}}
-  - {name: stuck, fault: {kind: stop, process: worker-2, for_s: 9}}
-  - {name: calm, wait: {for_s: 1}}
-  - {name: out, expect: {endpoint: worker-1, being: out, within_s: 5}}
-  - {name: over, end: {fault: slow}}
-  - {name: hold, do: {act: drain, endpoint: worker-1}}
-objectives:
-  - {measure: error_ratio, at_most: 0, during: [calm]}
-abort:
-  - {measure: p95_ms, above: 500}
-without: {breaker: {config: {policies: {breaker: {surge: false}}}}}
-short: {time_ratio: 0.5}
-limit_s: 100
-""".replace("TLS", 'ends_with: "}", to: "https://h:1", tls: {insecure: true}')
-DELAY = "kind: delay, delay_ms: 5"
 STOP = "kind: stop, process: worker-2"
-OUT = "endpoint: worker-1, being: out"
-DRAIN = "act: drain, endpoint: worker-1"
 OBJECTIVE = "measure: error_ratio, at_most: 0, during: [calm]"
-HOLD = "  - {name: hold, do: {act: drain, endpoint: worker-1}}\n"
 WITHOUT = "{breaker: {config: {policies: {breaker: {surge: false}}}}}"
 ENDPOINTS = "there are stream-1, stream-2, stream-3, worker-1, worker-2"
-STORE_FAULTS = ("failover", "pause", "read_only", "refused", "restart", "stop")
 STEPS = "must say exactly one of load, fault, end, do, wait, expect"
-
-
-def problems(text: str) -> list[str]:
-    with pytest.raises(SettingsError) as caught:
-        parse_drill(text.encode(), "d.yaml")
-    return [str(problem) for problem in caught.value.problems]
-
-
-def changed(old: str, new: str) -> str:
-    assert GOOD.count(old) == 1, old
-    return GOOD.replace(old, new)
 
 
 @pytest.mark.parametrize(
@@ -373,46 +335,6 @@ def test_each_error_has_its_line_and_a_remedy(old: str, new: str, said: str) -> 
     assert any(problem.startswith(f"d.yaml:{said}") for problem in problems(changed(old, new)))
 
 
-REDIS = {f"store_{name}": f"fault: {{kind: store_{name}, process: redis, for_s: 9}}" for name in STORE_FAULTS}
-KILL, FULL = (f"fault: {{kind: {kind}, process: worker-1, for_s: 9}}" for kind in ("kill", "full_disk"))
-SOON = "wait: {for_s: 1}"
-
-
-@pytest.mark.parametrize(
-    ("phases", "why"),
-    [
-        ((FULL, FULL), 'full_disk ("f6") is in force there then: end it'),
-        ((FULL, "end: {fault: f6}", FULL), ""),
-        ((FULL, FULL.replace("1", "2")), ""),
-        ((FULL, KILL, SOON, FULL), ""),  # of another process, as soon as that is there
-        ((KILL, KILL), 'is only being started again then, after kill ("f6"): wait until it is there'),
-        ((KILL, FULL), 'is only being started again then, after kill ("f6"): wait until it is there'),
-        ((KILL, SOON, KILL), ""),
-        ((REDIS["store_read_only"], REDIS["store_failover"]), 'store_read_only ("f6") is in force there then: end it'),
-        ((REDIS["store_stop"], REDIS["store_refused"]), 'store_stop ("f6") is in force there then: end it'),
-        ((REDIS["store_stop"], REDIS["store_read_only"]), 'store_stop ("f6") is in force there then: end it'),
-        ((REDIS["store_stop"], "fault: {kind: full_disk, process: redis}"), 'store_stop ("f6") is in force there'),
-        ((REDIS["store_stop"], "end: {fault: f6}", REDIS["store_pause"]), 'after store_stop ("f6"): wait until it is'),
-        ((REDIS["store_stop"], "end: {fault: f6}", SOON, REDIS["store_pause"]), ""),
-        ((REDIS["store_refused"], REDIS["store_stop"]), 'store_refused ("f6") is in force there then: end it'),
-        ((REDIS["store_refused"], "fault: {kind: stop, process: redis}"), ""),  # which is named by its pid
-        ((REDIS["store_pause"], REDIS["store_refused"]), 'store_pause ("f6") is in force there then: end it'),
-        ((REDIS["store_read_only"], REDIS["store_refused"]), ""),
-        ((REDIS["store_read_only"], REDIS["store_stop"]), ""),
-        ((REDIS["store_restart"], REDIS["store_read_only"]), 'after store_restart ("f6"): wait until it is there'),
-    ],
-)
-def test_faults_of_a_process_that_cannot_be_at_the_same_time(phases: tuple[str, ...], why: str) -> None:
-    told = "".join(f"  - {{name: f{number}, {phase}}}\n" for number, phase in enumerate(phases, 6))
-    text = changed(HOLD, told)
-    if why:
-        (problem,) = problems(text)
-        assert problem.startswith(f"d.yaml:{11 + len(phases)}:")
-        assert why in problem
-    else:
-        parse_drill(text.encode(), "d.yaml")
-
-
 PLACES: dict[type[msgspec.Struct], tuple[str, str]] = {
     Drill: ("version: 1\n", "NEW\nversion: 1\n"),
     Start: ("{up: {workers", "{NEW, up: {workers"),
@@ -463,12 +385,6 @@ def test_each_measure_needs_a_bound(measure: Measure) -> None:
     assert "d.yaml:14:5: objectives[0]: a mapping: sets no bound: add at_most or at_least" in found
 
 
-def refused(path: Path) -> str:
-    with pytest.raises(SettingsError) as caught:
-        load_drill(path)
-    return str(caught.value).replace(str(path), "FILE")
-
-
 def test_what_is_no_text_file(tmp_path: Path) -> None:
     remedy = "name a drill that exists and can be read"
     assert refused(tmp_path) == f"FILE: Is a directory: {remedy}"
@@ -501,65 +417,3 @@ def test_aliases_and_depth_are_bounded() -> None:
     chain = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{x: *a{n - 1}}}\n" for n in range(1, 200))
     text = changed("{breaker: {surge: false}}", "*a199").replace("version: 1\n", f"version: 1\n{chain}", 1)
     assert all(one.startswith("d.yaml:") for one in problems(text))
-
-
-def test_a_directory_of_models_must_be_there(tmp_path: Path) -> None:
-    file = tmp_path / "d.yaml"
-    file.write_text(changed("workers: 2", "workers: 2, models_dir: none"))
-    there = tmp_path / "none"
-    assert refused(file) == f'FILE:4:38: start.up.models_dir: "none": there is no directory {there}: name one'
-    there.mkdir()
-    drill = load_drill(file)
-    assert drill.start is not None
-    assert drill.start.up.models_dir == str(there)
-
-
-VERSIONS = changed(DRAIN, "act: split, model: drill, split: {'2': 5}")
-
-
-def test_versions_that_no_worker_will_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # where the fleet looks for models that is told nothing else
-    file = tmp_path / "d.yaml"
-    file.write_text(VERSIONS)
-    assert refused(file) == ("FILE:12:62: phases[6].do.split.2: 5: no worker will have version 2 of drill: there is 1")
-    (tmp_path / "models" / "drill" / "2").mkdir(parents=True)
-    load_drill(file)
-    (tmp_path / "own" / "drill" / "10").mkdir(parents=True)
-    (tmp_path / "own" / "drill" / "9").mkdir()
-    file.write_text(VERSIONS.replace("workers: 2", "workers: 2, models_dir: own"))
-    assert refused(file).endswith("no worker will have version 2 of drill: there are 9, 10")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "path"),
-    [
-        (DRAIN, "act: promote, model: drill, version: '2'", "phases[6].do.version"),
-        (DELAY, f"{DELAY}, model: drill, version: '2'", "phases[1].fault.version"),
-        (OUT, "model: drill, version: '2', weight_at_most: 0.5", "phases[4].expect.version"),
-    ],
-)
-def test_every_field_that_names_a_version_is_looked_at(
-    old: str, new: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "d.yaml"
-    file.write_text(changed(old, new))
-    assert f'{path}: "2": no worker will have version 2 of drill: there is 1' in refused(file)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("workers: 2", "workers: 2, worker_flags: [--models, elsewhere]"),
-        ("config: {models", "config: {endpoints: [{url: 'http://h:1', models: [drill]}], models"),
-        ("workers: 2", "workers: 2, engine: torchscript"),
-        ("model: drill, split", "model: chat, split"),
-    ],
-)
-def test_versions_that_cannot_be_known_are_left_to_the_sidecar(
-    old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "d.yaml"
-    file.write_text(VERSIONS.replace(old, new, 1))
-    load_drill(file)
