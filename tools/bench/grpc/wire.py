@@ -100,11 +100,15 @@ class Origin(_Frames):
 
 
 class Caller(_Frames):
-    """Keeps so many calls going, and counts the answers."""
+    """Keeps so many calls going until a time, and counts the answers.
 
-    def __init__(self, calls: int) -> None:
+    The time is asked of the clock at each answer: a timer of the loop counts from its round and may be early.
+    """
+
+    def __init__(self, calls: int, until: float) -> None:
         super().__init__()
         self._calls = calls
+        self._until = until
         self._encoder = Encoder()
         self._ids = itertools.count(1, 2)
         self.done = 0
@@ -112,7 +116,6 @@ class Caller(_Frames):
         self.started: dict[int, float] = {}
         self.took: list[float] = []
         self._decoder = Decoder(65536, 100)
-        self.stopped = False
         self.rested = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -149,9 +152,10 @@ class Caller(_Frames):
             if flags & frames.END_STREAM:
                 if (b"grpc-status", b"0") not in fields:
                     raise SystemExit(f"a call failed: {fields}")
-                self.took.append(time.perf_counter() - self.started.pop(stream_id))
+                now = time.perf_counter()
+                self.took.append(now - self.started.pop(stream_id))
                 self.done += 1
-                if not self.stopped:
+                if now < self._until:
                     return self._call()
                 if not self.started:
                     self.rested.set()
@@ -166,14 +170,11 @@ async def load(port: int, seconds: float) -> dict[str, float]:
         SystemExit: a call failed, or its answer was not whole.
     """
     loop = asyncio.get_running_loop()
-    callers = [Caller(CALLS_EACH) for _ in range(CONNECTIONS)]
+    began = time.perf_counter()
+    callers = [Caller(CALLS_EACH, began + seconds) for _ in range(CONNECTIONS)]
     for caller in callers:
         await loop.create_connection(lambda caller=caller: caller, "127.0.0.1", port)  # type: ignore[misc]
-    began = time.perf_counter()
-    await asyncio.sleep(seconds)
-    for caller in callers:
-        caller.stopped = True
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(seconds + 5):
         for caller in callers:
             await caller.rested.wait()
     lasted = time.perf_counter() - began
