@@ -8,6 +8,7 @@ there. Reading a guard never changes it; time moves it only through :meth:`advan
 from __future__ import annotations
 
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.model import BreakerRule, Evidence
@@ -72,10 +73,10 @@ class Guard:
 
     def __init__(self) -> None:
         self.state = GuardState.CLOSED
-        self.since = float("-inf")
-        self.until = float("-inf")
-        self.half_open_since = float("-inf")
-        self.closed_at = float("-inf")
+        self.since = -inf
+        self.until = -inf
+        self.half_open_since = -inf
+        self.closed_at = -inf
         self.trials = 0
         self.lent = 0
 
@@ -163,7 +164,7 @@ class Breaker(Guard):
         self.policy = policy
         self.calls = SlidingCounts(policy.window_s, now)  # yes: succeeded, no: failed
         self.signs = SlidingCounts(policy.window_s, now)  # yes: slow, no: unanswered
-        self.hinted_until = float("-inf")
+        self.hinted_until = -inf
         self.rule: BreakerRule | None = None
         self.evidence: Evidence | None = None
         self.elsewhere: tuple[int, Evidence] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from router.baseline import Baseline
@@ -259,7 +260,7 @@ class Candidate:
     __slots__ = (
         "endpoint", "latency", "most", "open_until", "prior_ms",
         "age_s", "baseline", "breaker", "busy", "differs", "ejection", "entry", "fit_until", "gone", "group",
-        "guarded", "inconsistent", "lacks", "lasting", "mismatches", "model", "not_ready_until", "panic_until",
+        "guarded", "inconsistent", "lacks", "lasting", "mismatches", "model", "not_ready_until", "order", "panic_until",
         "peers", "reason", "reason_since", "replica", "routes", "shard", "taken", "untold", "version", "warm_at",
         "warm_for_s",
     )  # fmt: skip
@@ -294,6 +295,7 @@ class Candidate:
         self.model = replica.model
         self.version = replica.version
         self.replica = replica
+        self.order = endpoint.id, replica.version, shard
         self.routes = routes
         self.open_until = -inf
         self.fit_until = -inf
@@ -420,6 +422,10 @@ class Candidate:
             self.warm_at = min(self.warm_at, moment) if was_warm else moment
 
 
+IN_ORDER: Final = attrgetter("order")
+"""Candidates by endpoint id, version and shard."""
+
+
 def several_versions(keys: Iterable[tuple[str, str]]) -> frozenset[str]:
     """Return the models that are there in more than one version."""
     first: dict[str, str] = {}
@@ -428,4 +434,7 @@ def several_versions(keys: Iterable[tuple[str, str]]) -> frozenset[str]:
 
 def _by_peaks(routes: tuple[Route, ...]) -> bool:
     """Return whether its balancer goes by peaks of the latency."""
-    return any(route.policy.balancer is BalancerName.PEAK_EWMA for route in routes)
+    for route in routes:  # noqa: SIM110 (a generator costs as much as the rest of a latency, for each candidate that comes)
+        if route.policy.balancer is BalancerName.PEAK_EWMA:
+            return True
+    return False

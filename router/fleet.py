@@ -5,7 +5,6 @@ In layers: the routes (``router.directory``), who may be picked (``router.judgin
 
 from __future__ import annotations
 
-from bisect import insort
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -79,7 +78,7 @@ class Fleet(Judging):
                 for candidate in endpoint.candidates.values():
                     candidate.lasting = 1.0
         self._cools = policies.warmth.idle_after_s is not None
-        self._filters = tuple(filters)
+        self.filter_by(filters)
         self.consistency.configure(policies.consistency.mismatches)
         self.ages.configure(policies.freshness)
         buckets = LogBuckets(policies.latency.relative_error)
@@ -187,14 +186,17 @@ class Fleet(Judging):
                 self._unlink(endpoint.candidates.pop(key), now)
         for key, replica in replicas.items():
             known = endpoint.candidates.get(key)
-            candidate = known or self._link(endpoint, key, replica, now)
+            if known is None:  # its routes are marked when it is judged, as nobody knows its verdict yet
+                candidate = self._link(endpoint, key, replica, now)
+            else:
+                candidate = known
+                for route in candidate.routes:
+                    route.mark(opened=False)  # a number may have changed; judging says whether it opened
             before = candidate.replica
             moved = (replica.generation, replica.shard_count) != (before.generation, before.shard_count)
             candidate.report(replica, at, from_start=from_start)
             if replica.shard_count != 1:
                 candidate.lacks = lacks_alone(record, replica, candidate.shard, self._shards_of(replica.model))
-            for route in candidate.routes:
-                route.mark(opened=False)  # a number may have changed; judging says whether it opened
             group = candidate.group
             if moved and group is not None:
                 group.remove(candidate, before.generation)
@@ -231,7 +233,7 @@ class Fleet(Judging):
         for route in routes:
             if not route.candidates:
                 self.generation += 1
-            insort(route.candidates, candidate, key=_order)
+            route.candidates.append(candidate)
         return candidate
 
     def _split_anew(self, models: set[str], now: float) -> None:
@@ -297,7 +299,3 @@ class Fleet(Judging):
 def _proven_at(record: EndpointRecord) -> float:
     """Return when the latest of the warm-up requests that an endpoint answered were sent; minus infinity: none was."""
     return max((-inf if one.proven_at is None else one.proven_at for one in record.replicas), default=-inf)
-
-
-def _order(candidate: Candidate) -> tuple[str, str, int]:
-    return candidate.endpoint.id, candidate.version, candidate.shard

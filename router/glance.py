@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from router.breaker import GuardState
+from router.endpoint import IN_ORDER
 from router.groups import unfit
 from router.lasting import idle_s_of, lasting_at
 from router.outcomes import Reason
@@ -211,7 +212,7 @@ class View:
     def _look(self, route: Route, now: float) -> Turns[None]:
         open_: list[Glance] = []
         out: list[tuple[Glance, Reason]] = []
-        for count, candidate in enumerate(tuple(route.candidates), 1):
+        for count, candidate in enumerate(sorted(route.candidates, key=IN_ORDER), 1):
             glance = self._glance(candidate, now)
             reason = self.verdict(glance)
             if (reason is None or reason is Reason.BUSY) and candidate.endpoint.full_everywhere():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.breaker import Guard, GuardEvent, GuardState
@@ -49,9 +50,9 @@ class Quarantine(Guard):
         super().__init__()
         self.policy = policy
         self.level = 0  # back-off steps taken, from 1
-        self.soon = float("-inf")
-        self.asked_at = float("-inf")
-        self.held_until = float("-inf")
+        self.soon = -inf
+        self.asked_at = -inf
+        self.held_until = -inf
 
     @property
     def active(self) -> bool:
@@ -63,9 +64,9 @@ class Quarantine(Guard):
         if self.state is GuardState.OPEN:
             return min(self.soon, self.until) if alone else self.until
         if self.state is GuardState.CLOSED or self.trials >= MOST_PROBES:
-            return float("inf")
+            return inf
         if alone:
-            return self.asked_at + HELD_S if self.trials else float("-inf")
+            return self.asked_at + HELD_S if self.trials else -inf
         return self.held_until
 
     def take(self, now: float) -> None:
@@ -124,7 +125,7 @@ class Quarantine(Guard):
             return True
         self._give_back(lent=lent)  # neither: the next request may probe
         if not self.trials:
-            self.held_until = float("-inf")
+            self.held_until = -inf
         return False
 
     def peer_opened(self, until: float, level: int, at: float) -> None:

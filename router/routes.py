@@ -190,7 +190,7 @@ class Route:
         self.table: tuple[int, list[tuple[Candidate, Candidate, Candidate, Candidate]]] | None = None
         self.busy: list[Candidate] = []
         self.used = 0
-        self.candidates: list[Candidate] = []  # by endpoint id and version
+        self.candidates: list[Candidate] = []  # as they came, until the next table: IN_ORDER
         self.waiting: list[Candidate] = []  # ejected in any way, else fit
         self.built_at = -inf
         self.rebuild_at = -inf

@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Final, cast
 
+from router.endpoint import IN_ORDER
 from router.glance import EJECTED, View
 from router.outcomes import Reason
 from router.outlier import PANIC_OVERLOOKS, panics
@@ -113,6 +114,7 @@ class Tables:
         busy_until = inf
         ejected: list[Candidate] = []
         self._fleet.judge_outliers(route.base or route, now)
+        route.candidates.sort(key=IN_ORDER)
         for candidate in route.candidates:
             endpoint = candidate.endpoint
             candidate.latency.settle_seldom(now)
