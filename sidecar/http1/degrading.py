@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from router.ladder import LadderStep
-from router.matching import Surface
+from router.matching import Surface, asks_otherwise
 from router.outcomes import OUTCOMES, AttemptResult, Outcome
 from sidecar.cache.asking import Asked, asked_of
 from sidecar.cache.keeping import DEGRADED, judge, kept, kept_elsewhere
@@ -77,7 +77,8 @@ class DegradingConnection(SpecialConnection):
     def begin_on_ladder(self, course: Course, model: ModelLadder, now: float) -> bool:
         """Begin with the step that answers now; True where that is a replica: then the request goes on as any.
 
-        One that asks about the model, and is none for it, takes no part: nobody may tell it that all is well.
+        One that asks about the model or sets it up, and is none for it, takes no part: nobody may tell it that all is
+        well, or have another model set up.
         """
         target = self._target
         if target.route is None or self._asks_about(model, target):
@@ -87,12 +88,12 @@ class DegradingConnection(SpecialConnection):
         return descent.begin(self, now, whole=self.request_done)
 
     def _asks_about(self, model: ModelLadder, target: Target) -> bool:
-        """Return whether a request asks about its model only: readiness, metadata.
+        """Return whether a request asks about its model only (readiness, metadata), or sets it up.
 
-        That is one in a safe method, but for a GET whose answers are kept by configuration.
+        The former is one in a safe method, but for a GET whose answers are kept by configuration.
         """
         if self.method not in SAFE_METHODS:
-            return False
+            return asks_otherwise(self._head.target)
         terms = model.terms
         if terms is None or target.surface is Surface.V2 or self._head.method not in terms.methods:
             return True

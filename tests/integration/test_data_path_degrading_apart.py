@@ -227,6 +227,24 @@ def test_questions_about_a_model_are_never_answered_from_below(what: bytes) -> N
     scenario()
 
 
+@pytest.mark.parametrize(
+    "target", [b"/v2/models/m/trace/setting", b"/v2/repository/models/m/unload", b"/sleep?level=2", b"/flush_cache"]
+)
+def test_what_sets_a_model_up_is_done_to_no_other_and_never_said_to_be_done(target: bytes) -> None:
+    ladder = Model(name="m", fallback=("b",), cache=Cache(deterministic=True), static_answer=STATIC)
+
+    @on_data_path(Refusing, echo, models=MODELS, held=HELD, ladders=(ladder,), policies=SLOW)
+    async def scenario(path: DataPath) -> None:
+        client = await path.connect()
+        assert (await infer(client)).value(b"warmroute-degraded") == b"fallback"
+        told = await client.ask(post(b"{}", b"Warmroute-Model: m", target=target))
+        assert told.status == 503
+        assert not told.values(b"warmroute-degraded")
+        assert len(path.origins[1].requests) == 1
+
+    scenario()
+
+
 @pytest.mark.parametrize("asked", [request(b"GET /v2/models/m HTTP/1.1"), post(b"bad", target=INFER)])
 def test_metadata_and_errors_are_no_proof_that_a_model_answers(asked: bytes) -> None:
     script = says(answer(b"no", status=b"404 None"))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.matching import Surface, is_inference, is_inference_call, match
+from router.matching import Surface, asks_otherwise, is_inference, is_inference_call, match
 
 V2, OPENAI, PLAIN = Surface.V2, Surface.OPENAI, Surface.PLAIN
 
@@ -65,6 +65,8 @@ def test_bytes_that_are_not_utf8_match_no_model() -> None:
         ("/v2/models/m/versions/2/infer?x=/y", True),
         ("http://h/v2/models/m/generate", True),
         ("/v2/models/m/generate_stream", True),
+        ("/v2/models/m/infer_stream", True),
+        ("/v2/rerank", True),
         ("/triton/v2/models/m/infer", True),
         ("/v2/models/infer", False),
         ("/v2/models/m/versions/infer", False),
@@ -89,12 +91,39 @@ def test_bytes_that_are_not_utf8_match_no_model() -> None:
         ("/predict", True),
         ("/api/v2/predict", True),
         ("/", True),
+        ("/sleep?level=2", False),
+        ("/engine/wake_up", False),
+        ("/%73leep", False),
+        ("/flush_cache", False),
+        ("/update_weights_from_disk", False),
+        ("/sleep/predict", True),
     ],
 )
 def test_what_is_inference(target: str, is_one: bool) -> None:
     assert is_inference(b"POST", target.encode()) is is_one
     assert not is_inference(b"GET", target.encode())
     assert not is_inference(b"DELETE", target.encode())
+
+
+@pytest.mark.parametrize(
+    ("target", "does"),
+    [
+        ("/v2/models/m/infer", False),
+        ("/v2/models/m/trace/setting", True),
+        ("/v2/repository/models/m/unload", True),
+        ("/triton/v2/repository/index", True),
+        ("/v2/systemsharedmemory/region/r/register", True),
+        ("/sleep?level=2", True),
+        ("/v1/load_lora_adapter", True),
+        ("/openai/v1/unload_lora_adapter", True),
+        ("/v1/completions", False),
+        ("/v1/whatever", False),
+        ("/predict", False),
+        ("/api/v2/predict", False),
+    ],
+)
+def test_what_surely_asks_for_something_else_than_an_answer(target: str, does: bool) -> None:
+    assert asks_otherwise(target.encode()) is does
 
 
 @pytest.mark.parametrize(
