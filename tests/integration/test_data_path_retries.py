@@ -14,6 +14,7 @@ from router.policy import BackPressurePolicy, ModelPolicy, Policies, QuarantineP
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
+    BRIEF,
     CHUNKED,
     DataPath,
     Full,
@@ -95,7 +96,7 @@ async def test_a_request_that_may_have_started_is_not_repeated_elsewhere(path: D
     assert path.scalar(Scalar.RETRIES_TOTAL) == 0
 
 
-@on_data_path(resets, echo, idempotent=True, limits=Limits(replay_bytes=1000))
+@on_data_path(resets, echo, idempotent=True, limits=Limits(replay_bytes=1000), policies=BRIEF)
 async def test_a_body_that_was_not_kept_is_not_repeated(path: DataPath) -> None:
     client = await path.connect()
     assert (await client.ask(post(b"x" * 1001))).status == 502
@@ -190,7 +191,8 @@ async def test_retries_stay_within_their_budget(path: DataPath) -> None:
     assert path.outcomes == {"upstream_reset": 2}
 
 
-PAUSES = Policies(retry=RetryPolicy(attempts=2, backoff_min_ms=300, backoff_max_ms=300))
+PAUSE_S = 1.0
+PAUSES = Policies(retry=RetryPolicy(attempts=2, backoff_min_ms=PAUSE_S * 1000, backoff_max_ms=PAUSE_S * 1000))
 
 
 @on_data_path(Refusing, Refusing, Refusing, policies=PAUSES)
@@ -199,9 +201,9 @@ async def test_a_caller_that_leaves_during_the_back_off_is_let_go(path: DataPath
     await client.send(request())
     await path.until(lambda: path.scalar(Scalar.RETRIES_TOTAL) == 2, "the back-off began")
     client.reset()
-    await path.until(lambda: path.outcomes, "the end", 0.25)
+    await path.until(lambda: path.outcomes, "the end", 0.9 * PAUSE_S)
     assert path.outcomes == {"client_abort": 1}
-    await asyncio.sleep(0.35)
+    await asyncio.sleep(PAUSE_S)
     assert path.results == {"connect_refused": 2}
 
 
@@ -265,10 +267,10 @@ async def test_a_slow_upload_is_not_the_worker_s_time(path: DataPath) -> None:
     client = await path.connect()
     whole = post(b"x" * 100)
     await client.send(whole[:-50])
-    await asyncio.sleep(0.25)
+    await asyncio.sleep(0.5)
     await client.send(whole[-50:])
     assert (await client.answer()).status == 200
-    assert only(path.cluster.endpoints["o0"]).latency.ewma_ms < 100
+    assert only(path.cluster.endpoints["o0"]).latency.ewma_ms < 400
     assert path.outcomes == {"ok": 1}
 
 

@@ -12,6 +12,7 @@ from sidecar.faults.rules import FaultRule
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
+    GONE_BEATS,
     Client,
     DataPath,
     Message,
@@ -27,7 +28,6 @@ from tests.support.data_path import (
 )
 from tests.support.fleet import only
 
-GONE_S = 0.1
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: Echo\r\n\r\n"
 ASK = request(b"GET /t HTTP/1.1", b"Connection: keep-alive, Upgrade", b"Upgrade: echo/2, ECHO")
 
@@ -198,13 +198,13 @@ def test_a_caller_that_leaves_ends_the_other_side_at_once(reset: bool) -> None:
     @on_data_path(echoes, sweep=False)
     async def scenario(path: DataPath) -> None:
         client, _ = await opened(path)
-        left = time.monotonic()
+        left = path.beats
         if reset:
             client.reset()
         else:
             client.close()
-        await path.until(lambda: path.origin.ended, "the upstream connection ended", 1.0)
-        assert path.origin.ended[0] - left < GONE_S
+        await path.until(lambda: path.origin.ended, "the upstream connection ended")
+        assert path.beats - left <= GONE_BEATS
         await path.until(lambda: path.outcomes, "the outcome")
         assert path.outcomes == ({"client_abort": 1} if reset else {"ok": 1})
 
@@ -223,10 +223,10 @@ async def test_a_caller_that_resets_is_seen_though_the_worker_does_not_read(path
     (connection,) = path.plane.connections
     client.writer.write(bytes(32 << 20))
     await path.until(lambda: connection._read_paused, "a pause")
-    left = time.monotonic()
+    left = path.beats
     client.reset()
-    await path.until(lambda: path.outcomes, "the abort", 1.0)
-    assert time.monotonic() - left < GONE_S
+    await path.until(lambda: path.outcomes, "the abort")
+    assert path.beats - left <= GONE_BEATS
     assert path.outcomes == {"client_abort": 1}
     assert not path.pool().open_connections
 
@@ -244,9 +244,9 @@ def test_a_worker_that_leaves_ends_the_other_side_at_once(reset: bool) -> None:
     async def scenario(path: DataPath) -> None:
         client, _ = await opened(path)
         await client.send(b"x")
-        left = time.monotonic()
+        left = path.beats
         assert await client.rest() == b"last words"
-        assert time.monotonic() - left < GONE_S
+        assert path.beats - left <= GONE_BEATS
         client.close()
         await path.until(lambda: path.outcomes, "the outcome")
         assert path.outcomes == ({"upstream_cut": 1} if reset else {"ok": 1})
@@ -388,11 +388,11 @@ def test_whoever_does_not_read_stops_the_other_and_loses_nothing(who: str) -> No
     scenario()
 
 
-@on_data_path(echoes, timeouts=Timeouts(tunnel_idle_s=0.1, stream_idle_s=0.02, response_head_s=0.02))
+@on_data_path(echoes, timeouts=Timeouts(tunnel_idle_s=0.8, stream_idle_s=0.1, response_head_s=0.5))
 async def test_a_tunnel_may_be_silent_for_its_own_time_only(path: DataPath) -> None:
     client, _ = await opened(path)
     for _ in range(4):  # longer than the idle time in all
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.25)
         await client.send(b"x")
         assert await client.reader.readexactly(1) == b"x"
     assert await client.rest() == b""
@@ -436,10 +436,10 @@ async def test_a_tunnel_lives_through_a_drain_until_the_grace_period_ends(path: 
 async def test_a_tunnel_counts_as_long_as_it_took_to_open(path: DataPath) -> None:
     client, _ = await opened(path)
     endpoint = path.cluster.endpoints["o0"]
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.5)
     client.close()
     await path.until(lambda: path.outcomes, "the outcome")
-    assert only(endpoint).latency.ewma_ms < 150
+    assert only(endpoint).latency.ewma_ms < 450
 
 
 @on_data_path(echoes)

@@ -26,6 +26,7 @@ from sidecar.tls.material import HTTP1, HTTP2
 from sidecar.tls.process import ProcessTls
 from tests.support.certificates import Authority, write
 from tests.support.data_path import (
+    BRIEF,
     POLICIES,
     DataPath,
     Origin,
@@ -344,7 +345,7 @@ async def test_files_are_read_before_the_first_request(path: DataPath, tmp_path:
     assert sum(terms is not None for terms in ready) == read
 
 
-@on_data_path(SecureOrigin(echo, "127.0.0.1"))
+@on_data_path(SecureOrigin(echo, "127.0.0.1"), policies=BRIEF)
 async def test_certificates_follow_their_files(path: DataPath, tmp_path: Path) -> None:
     tls = speak(path, tmp_path)
     client = await path.connect()
@@ -387,7 +388,7 @@ async def test_a_reload_lets_no_worker_in_that_neither_configuration_does(
             assert why in str(opened)
 
 
-@on_data_path(SecureOrigin(echo, "w.test"))
+@on_data_path(SecureOrigin(echo, "w.test"), policies=BRIEF)
 async def test_terms_that_a_reload_changes_hold_from_the_next_connection_on(path: DataPath, tmp_path: Path) -> None:
     tls = speak(path, tmp_path, allowed_names=["w.test"])
     client = await path.connect()

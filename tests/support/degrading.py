@@ -11,6 +11,7 @@ from sidecar.cache.terms import Refused
 from sidecar.settings import StaticAnswer
 from sidecar.telemetry.page import MODEL_LADDER, LadderWord
 from tests.support.data_path import (
+    BRIEF,
     POLICIES,
     Client,
     DataPath,
@@ -22,11 +23,11 @@ from tests.support.data_path import (
 
 INFER = b"/v2/models/m/infer"
 QUICK = replace(
-    POLICIES,
+    BRIEF,
     retry=RetryPolicy(attempts=0),
     ladder=LadderPolicy(failures=2, hold_s=0.02, trial_s=0.0, successes=2),
 )
-SLOW = replace(QUICK, ladder=LadderPolicy(hold_s=60.0))
+SLOW = replace(POLICIES, retry=QUICK.retry, ladder=LadderPolicy(hold_s=60.0))
 MODELS = (ModelPolicy("m"), ModelPolicy("b"), ModelPolicy("c"))
 IDEMPOTENT = (ModelPolicy("m", idempotent=True), ModelPolicy("b"), ModelPolicy("c"))
 HELD = ((Replica("m"),), (Replica("b"), Replica("b", "2")), (Replica("c"),))
