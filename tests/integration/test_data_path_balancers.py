@@ -19,6 +19,7 @@ from tests.support.data_path import (
     request,
     resets,
 )
+from tests.support.held_origin import Held
 
 BY_HEADER = ModelPolicy(
     "m", idempotent=True, default=True, balancer=BalancerName.KEYED, key=KeyPolicy(header="X-Session")
@@ -116,7 +117,7 @@ HEDGED = ModelPolicy(
 )
 
 
-@on_data_path(echo, echo, slow, models=(HEDGED,))
+@on_data_path(echo, echo, Held(), models=(HEDGED,))
 async def test_a_hedge_goes_to_the_key_s_next_choice(path: DataPath) -> None:
     route = path.cluster.default_route
     assert route is not None

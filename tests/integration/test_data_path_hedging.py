@@ -13,6 +13,7 @@ from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
     CHUNKED,
+    EARLY_S,
     POLICIES,
     Client,
     DataPath,
@@ -34,12 +35,17 @@ from tests.support.hedging import (
     DELAY_S,
     FAST,
     HEDGING,
+    LONG_S,
     MODELS,
+    UNHURRIED,
     after,
+    answered,
+    both_asked,
     hedged,
     hedges,
     waits_then_resets,
 )
+from tests.support.held_origin import RESET, Held, held
 
 
 @hedged(silent, FAST)
@@ -47,7 +53,7 @@ async def test_a_slow_first_try_is_overtaken(path: DataPath, client: Client) -> 
     began = time.monotonic()
     got = await client.ask(post(b"hello"))
     assert got.body == b"fast"
-    assert DELAY_S <= time.monotonic() - began <= DELAY_S + 1.0
+    assert DELAY_S - EARLY_S <= time.monotonic() - began <= DELAY_S + 1.0
     await path.until(lambda: path.origin.ended, "the loser was cancelled", within_s=0.5)
     assert hedges(path) == (1, 1, 0)
     assert path.results == {"outrun": 1, "success": 1}
@@ -60,20 +66,22 @@ async def test_a_slow_first_try_is_overtaken(path: DataPath, client: Client) -> 
     assert (await client.ask(post(b"again"))).body == b"fast"  # the caller's connection goes on
 
 
-@hedged(after(0.13, answer(b"first")), silent)
+@hedged(Held(answer(b"first")), silent)
 async def test_a_first_try_that_answers_all_the_same_wins(path: DataPath, client: Client) -> None:
-    assert (await client.ask(post(b"hello"))).body == b"first"
+    await both_asked(path, client)
+    held(path).allowed.release()
+    assert (await client.answer()).body == b"first"
     await path.until(lambda: path.origins[1].ended, "the hedge was cancelled", within_s=0.5)
     assert hedges(path) == (1, 0, 0)
     assert path.results == {"outrun": 1, "success": 1}
     assert path.outcomes == {"ok": 1}
 
 
-@hedged(FAST, FAST)
+@hedged(FAST, FAST, policies=UNHURRIED)
 async def test_a_fast_request_is_asked_once(path: DataPath, client: Client) -> None:
     for _ in range(5):
         assert (await client.ask(post(b"hello"))).body == b"fast"
-    await asyncio.sleep(2 * DELAY_S)
+    await asyncio.sleep(LONG_S + 0.1)
     assert hedges(path) == (0, 0, 0)
     assert path.origins[1].requests == []
 
@@ -114,11 +122,15 @@ async def test_a_hedge_may_answer_to_the_end_of_its_connection(path: DataPath, c
     assert path.outcomes == {"ok": 1}
 
 
-@hedged(after(0.13, LONG, chunk(b"fi"), chunk(b"rst"), b"0\r\n\r\n"), after(0.2, answer(b"late")))
+@hedged(Held(LONG, chunk(b"fi"), chunk(b"rst"), b"0\r\n\r\n"), Held(answer(b"late")))
 async def test_not_a_byte_of_the_loser_follows_the_winners(path: DataPath, client: Client) -> None:
-    assert (await client.ask(post(b"hello"))).body == b"first"
-    await asyncio.sleep(0.25)
-    path.origin.script = FAST
+    await both_asked(path, client)
+    held(path).allowed.release()
+    assert (await client.answer()).body == b"first"
+    held(path, 1).allowed.release()
+    await path.until(lambda: path.origins[1].ended, "it has said what it had to say")
+    for index in (0, 1):
+        held(path, index).allowed.release()
     await client.send(request())
     assert (await client.answer()).body in (b"first", b"late")
     assert path.outcomes == {"ok": 2}
@@ -127,9 +139,11 @@ async def test_not_a_byte_of_the_loser_follows_the_winners(path: DataPath, clien
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-@hedged(waits_then_resets, after(0.13, answer(b"late")))
+@hedged(Held(RESET), Held(answer(b"late")))
 async def test_a_hedge_under_way_is_the_retry(path: DataPath, client: Client) -> None:
-    assert (await client.ask(post(b"hello"))).body == b"late"
+    await both_asked(path, client)
+    held(path).allowed.release()
+    assert (await answered(path, client, "reset", 1)).body == b"late"
     assert path.results == {"reset": 1, "success": 1}
     assert path.scalar(Scalar.RETRIES_TOTAL) == 0
     assert hedges(path) == (1, 0, 0)
@@ -137,16 +151,18 @@ async def test_a_hedge_under_way_is_the_retry(path: DataPath, client: Client) ->
     assert path.outcomes == {"ok": 1}
 
 
-@hedged(after(0.13, answer(b"first")), resets)
+@hedged(Held(answer(b"first")), resets)
 async def test_a_hedge_that_fails_leaves_the_first_try_alone(path: DataPath, client: Client) -> None:
-    assert (await client.ask(post(b"hello"))).body == b"first"
+    await client.send(post(b"hello"))
+    assert (await answered(path, client, "reset")).body == b"first"
     assert path.results == {"reset": 1, "success": 1}
     assert path.outcomes == {"ok": 1}
 
 
-@hedged(after(0.13, answer(b"first")), Refusing)
+@hedged(Held(answer(b"first")), Refusing)
 async def test_a_hedge_that_finds_no_connection_leaves_the_first_try_alone(path: DataPath, client: Client) -> None:
-    assert (await client.ask(post(b"hello"))).body == b"first"
+    await client.send(post(b"hello"))
+    assert (await answered(path, client, "connect_refused")).body == b"first"
     assert path.results == {"connect_refused": 1, "success": 1}
 
 
@@ -160,9 +176,12 @@ async def test_both_may_fail(path: DataPath, client: Client) -> None:
     assert path.scalar(Scalar.RETRIES_TOTAL) == 0
 
 
-@hedged(waits_then_resets, Full, timeouts=Timeouts(connect_s=0.2))
+@hedged(Held(RESET), Full, timeouts=Timeouts(connect_s=1.0))
 async def test_a_hedge_that_is_connecting_takes_over_and_may_fail(path: DataPath, client: Client) -> None:
-    got = await client.ask(post(b"hello"))
+    await client.send(post(b"hello"))
+    await path.until(lambda: path.in_flight == 2, "both in flight")
+    held(path).allowed.release()
+    got = await client.answer()
     assert (got.status, got.value(b"warmroute-outcome")) == (504, b"connect_timeout")
     assert path.results == {"reset": 1, "connect_timeout": 1}
 
@@ -191,10 +210,10 @@ async def test_a_request_that_was_not_kept_is_not_hedged(path: DataPath, client:
     assert path.origins[1].requests == []
 
 
-@hedged(FAST, FAST)
+@hedged(FAST, FAST, policies=UNHURRIED)
 async def test_the_wait_begins_with_the_requests_end(path: DataPath, client: Client) -> None:
     await client.send(request(b"POST / HTTP/1.1", b"Content-Length: 10") + b"half")
-    await asyncio.sleep(3 * DELAY_S)
+    await asyncio.sleep(LONG_S + 0.1)
     assert (await client.ask(b"andmor")).body == b"fast"
     assert hedges(path) == (0, 0, 0)
 
@@ -257,17 +276,21 @@ async def test_an_injected_delay_is_hedged_as_a_real_one(path: DataPath, client:
     assert hedges(path) == (1, 1, 0)
 
 
-@hedged(waits_then_resets, echo)
+@hedged(Held(RESET), echo)
 async def test_a_hedge_that_is_late_takes_over(path: DataPath, client: Client) -> None:
-    path.inject(delay("o1", 100))
-    assert (await client.ask(post(b"hello"))).body == b"hello"
+    path.inject(delay("o1", 1000))
+    await client.send(post(b"hello"))
+    await path.until(lambda: path.in_flight == 2, "both in flight")
+    held(path).allowed.release()
+    assert (await client.answer()).body == b"hello"
     assert path.results == {"reset": 1, "success": 1}
 
 
-@hedged(after(0.13, answer(b"first")), echo)
+@hedged(Held(answer(b"first")), echo)
 async def test_an_injected_error_of_the_hedge_is_no_answer(path: DataPath, client: Client) -> None:
     path.inject(FaultRule("f", "abort", 1.0, until=time.monotonic() + 60, endpoint="o1"))
-    assert (await client.ask(post(b"hello"))).body == b"first"
+    await client.send(post(b"hello"))
+    assert (await answered(path, client, "server_error")).body == b"first"
     assert path.results == {"server_error": 1, "success": 1}
 
 

@@ -21,11 +21,13 @@ from tests.support.data_path import (
 )
 from tests.support.fleet import only
 from tests.support.hedging import (
-    DELAY_S,
     after,
+    answered,
+    both_asked,
     hedged,
     hedges,
 )
+from tests.support.held_origin import Held, held
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nbusy"
 
@@ -55,11 +57,12 @@ ASIDE = [
 def test_a_hedge_that_answers_badly_leaves_the_first_try_alone(
     pieces: tuple[bytes, ...], result: str, kept: bool
 ) -> None:
-    @hedged(after(0.13, answer(b"first")), after(0.0, *pieces))
+    @hedged(Held(answer(b"first")), after(0.0, *pieces))
     async def scenario(path: DataPath, client: Client) -> None:
         if result == "not_ready":
             path.plane.recogniser = Recogniser(Recognise())
-        got = await client.ask(post(b"hello"))
+        await client.send(post(b"hello"))
+        got = await answered(path, client, result)
         assert (got.status, got.body) == (200, b"first")
         assert path.results == {result: 1, "success": 1}
         assert path.outcomes == {"ok": 1}
@@ -81,11 +84,13 @@ def test_a_first_try_that_answers_badly_leaves_the_hedge_alone(
 ) -> None:
     """The hedge is the retry then."""
 
-    @hedged(after(2 * DELAY_S, *pieces), after(0.13, answer(b"late")))
+    @hedged(Held(*pieces), Held(answer(b"late")))
     async def scenario(path: DataPath, client: Client) -> None:
         if result == "not_ready":
             path.plane.recogniser = Recogniser(Recognise())
-        got = await client.ask(post(b"hello"))
+        await both_asked(path, client)
+        held(path).allowed.release()
+        got = await answered(path, client, result, 1)
         assert (got.status, got.body) == (200, b"late")
         assert path.results == {result: 1, "success": 1}
         assert path.outcomes == {"ok": 1}
@@ -98,18 +103,21 @@ def test_a_first_try_that_answers_badly_leaves_the_hedge_alone(
     scenario()
 
 
-@hedged(after(0.13, BUSY), after(0.0, BROKEN))
+@hedged(Held(BUSY), after(0.0, BROKEN))
 async def test_the_last_answer_is_passed_on_whatever_it_says(path: DataPath, client: Client) -> None:
-    got = await client.ask(post(b"hello"))
+    await client.send(post(b"hello"))
+    got = await answered(path, client, "server_error")
     assert (got.status, got.value(b"Retry-After"), got.body) == (503, b"7", b"busy")
     assert path.results == {"server_error": 1, "busy": 1}
     assert path.outcomes == {"upstream_busy": 1}
     assert hedges(path) == (1, 0, 0)
 
 
-@hedged(after(2 * DELAY_S, BUSY), after(0.13, BROKEN))
+@hedged(Held(BUSY), Held(BROKEN))
 async def test_so_is_that_of_the_hedge(path: DataPath, client: Client) -> None:
-    got = await client.ask(post(b"hello"))
+    await both_asked(path, client)
+    held(path).allowed.release()
+    got = await answered(path, client, "busy", 1)
     assert (got.status, got.body) == (500, b"busy")
     assert path.results == {"server_error": 1, "busy": 1}
     assert path.outcomes == {"upstream_5xx": 1}
@@ -123,9 +131,12 @@ async def test_what_the_caller_did_wrong_is_an_answer(path: DataPath, client: Cl
     assert hedges(path) == (1, 1, 0)
 
 
-@hedged(after(2 * DELAY_S, BROKEN), Full, timeouts=Timeouts(connect_s=0.3))
+@hedged(Held(BROKEN), Full, timeouts=Timeouts(connect_s=1.0))
 async def test_a_hedge_that_is_connecting_takes_over_from_a_bad_answer(path: DataPath, client: Client) -> None:
-    got = await client.ask(post(b"hello"))
+    await client.send(post(b"hello"))
+    await path.until(lambda: path.in_flight == 2, "both in flight")
+    held(path).allowed.release()
+    got = await client.answer()
     assert (got.status, got.value(b"warmroute-outcome")) == (504, b"connect_timeout")
     assert path.results == {"server_error": 1, "connect_timeout": 1}
     assert path.outcomes == {"connect_timeout": 1}

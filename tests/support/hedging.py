@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from router.policy import HedgingPolicy, ModelPolicy, Policies
 from sidecar.settings import Limits, ModelTimeouts, Timeouts
@@ -13,6 +14,7 @@ from tests.support.data_path import (
     POLICIES,
     Client,
     DataPath,
+    Message,
     Origin,
     OriginConnection,
     Refusing,
@@ -22,8 +24,11 @@ from tests.support.data_path import (
     post,
     says,
 )
+from tests.support.held_origin import held
 
 DELAY_S = 0.05
+LONG_S = 1.0
+"""A delay within which a worker that answers at once has answered, however busy this machine is."""
 
 HEDGING = Policies(
     retry=POLICIES.retry,
@@ -31,6 +36,7 @@ HEDGING = Policies(
     hedging=HedgingPolicy(min_delay_ms=DELAY_S * 1000, minimum_samples=1),
 )
 
+UNHURRIED = replace(HEDGING, hedging=HedgingPolicy(min_delay_ms=LONG_S * 1000, minimum_samples=1))
 MODELS = (ModelPolicy("m", idempotent=True, default=True, hedge=True),)
 
 Scenario = Callable[[DataPath, Client], Awaitable[None]]
@@ -72,6 +78,13 @@ def measured(path: DataPath) -> None:
     path.cluster.waited(route, 0.001)
     route.hedging.settle(time.monotonic())
     assert route.hedging.delay_s == path.cluster.policies.hedging.min_delay_ms / 1000
+
+
+async def answered(path: DataPath, client: Client, first: str, index: int = 0) -> Message:
+    """Return what a caller gets whose one try has ended as ``first`` says before the other, ``index``, may answer."""
+    await path.until(lambda: path.results == {first: 1}, f"the other try ended: {first}")
+    held(path, index).allowed.release()
+    return await client.answer()
 
 
 def hedges(path: DataPath) -> tuple[int, int, int]:

@@ -7,11 +7,18 @@ import asyncio
 from sidecar.telemetry.page import MODEL_QUEUE_NOW
 from tests.support.data_path import DataPath, OriginConnection, answer
 
+RESET = b""
+"""In place of a piece: the connection is reset."""
+
 
 class Held:
-    """A worker that answers when it is told to, in the order in which requests came."""
+    """A worker that answers when it is told to, in the order in which requests came.
 
-    def __init__(self) -> None:
+    It answers with ``pieces``, one by one; where there are none, with the request's body.
+    """
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = pieces
         self.seen: list[bytes] = []
         self.allowed = asyncio.Semaphore(0)
 
@@ -20,12 +27,18 @@ class Held:
             message = await origin.request()
             self.seen.append(message.body)
             await self.allowed.acquire()
-            await origin.send(answer(message.body))
+            for number, piece in enumerate(self.pieces or (answer(message.body),)):
+                if number:
+                    await asyncio.sleep(0.005)  # so that it arrives by itself
+                if piece == RESET:
+                    origin.reset()
+                    return
+                await origin.send(piece)
 
 
-def held(path: DataPath) -> Held:
-    """Return the worker of a data path that was made with one."""
-    script = path.origin.script
+def held(path: DataPath, index: int = 0) -> Held:
+    """Return a worker of a data path that was made with it."""
+    script = path.origins[index].script
     assert isinstance(script, Held)
     return script
 
