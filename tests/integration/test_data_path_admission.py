@@ -55,11 +55,11 @@ async def test_a_short_burst_over_a_limit_is_served(path: DataPath) -> None:
     assert path.outcomes == {"ok": 6}
     (row,) = (row for model, row in path.plane.page.models() if model == "m")
     assert sum(path.plane.words[row + MODEL_QUEUED : row + QUEUED_SUM]) == 5
-    assert 0.005 < path.plane.words[row + QUEUED_SUM] / 1e6 < 1
+    assert 0.05 * 15 - 0.05 < path.plane.words[row + QUEUED_SUM] / 1e6 < 4
     assert waiting(path) == 0
     (candidate,) = path.cluster.endpoints["o0"].candidates.values()
     latency = candidate.latency
-    assert latency.ewma_ms < 20  # waiting here is not held against the worker
+    assert latency.ewma_ms < 200  # waiting here is not held against the worker: that was 250 ms for the last one
 
 
 @on_data_path(Held(), policies=ONE)

@@ -16,7 +16,9 @@ from sidecar.settings import ModelTimeouts, Timeouts
 from sidecar.telemetry.page import Scalar
 from tests.support.data_path import (
     CHUNKED,
+    EARLY_S,
     POLICIES,
+    Client,
     DataPath,
     OriginConnection,
     Refusing,
@@ -46,13 +48,21 @@ async def asks(path: DataPath, data: bytes, expected_s: float) -> tuple[int, byt
     began = time.monotonic()
     got = await client.ask(data)
     took_s = time.monotonic() - began
-    assert expected_s - 0.002 <= took_s <= expected_s + SLACK_S
+    assert expected_s - EARLY_S <= took_s <= expected_s + SLACK_S
     return got.status, got.value(b"warmroute-outcome"), got.body
 
 
 async def says_what_it_was_told(origin: OriginConnection) -> None:
     while True:
         await origin.send(answer(b", ".join((await origin.request()).values(FIELD))))
+
+
+async def told_ms(path: DataPath, client: Client, given_ms: int, gone_ms: int = 0) -> None:
+    """Hold that the worker is told all but the time that has gone by, which is ``gone_ms`` at least."""
+    began = time.monotonic()
+    told = int((await client.ask(request(b"GET / HTTP/1.1", ms(given_ms)))).body)
+    took_ms = (time.monotonic() - began) * 1000
+    assert given_ms - took_ms - 1 <= told <= given_ms - gone_ms
 
 
 async def streams_on(origin: OriginConnection) -> None:
@@ -68,13 +78,13 @@ async def streams_on(origin: OriginConnection) -> None:
 
 @on_data_path(silent, echo, sweep=False)
 async def test_the_callers_time_is_kept_without_any_sweep(path: DataPath) -> None:
-    status, outcome, body = await asks(path, request(b"GET /v2/models/m HTTP/1.1", ms(80)), 0.08)
+    status, outcome, body = await asks(path, request(b"GET /v2/models/m HTTP/1.1", ms(500)), 0.5)
     assert (status, outcome) == (504, b"deadline_exceeded")
-    assert body == b'{"error":"the request\'s time is over: over 80 ms (x-request-timeout-ms)"}'
+    assert body == b'{"error":"the request\'s time is over: over 500 ms (x-request-timeout-ms)"}'
     assert path.outcomes == {"deadline_exceeded": 1}
     assert path.results == {"overdue": 1}
     await path.until(lambda: path.origin.ended, "the worker's connection dropped", within_s=0.5)
-    assert only(path.cluster.endpoints["o0"]).latency.ewma_ms >= 78  # that slow it is at least
+    assert only(path.cluster.endpoints["o0"]).latency.ewma_ms >= 490  # that slow it is at least
     assert not path.shared  # and nothing else is held against it
     assert path.scalar(Scalar.RETRIES_TOTAL) == 0
 
@@ -96,8 +106,7 @@ async def test_the_connection_is_kept_after_a_time_that_was_over(path: DataPath)
 async def test_the_worker_is_told_what_is_left(path: DataPath) -> None:
     client = await path.connect()
     for _ in range(3):  # on a new connection, and on a pooled one
-        told = int((await client.ask(request(b"GET / HTTP/1.1", ms(5000)))).body)
-        assert 4900 <= told <= 5000
+        await told_ms(path, client, 5000)
     assert (await client.ask(request())).body == b""
     assert path.outcomes == {"ok": 4}
 
@@ -107,7 +116,9 @@ def test_the_worker_is_told_the_least_of_all_that_holds(timeouts: Timeouts) -> N
     @on_data_path(says_what_it_was_told, timeouts=timeouts)
     async def scenario(path: DataPath) -> None:
         client = await path.connect()
-        assert 900 <= int((await client.ask(request(b"GET / HTTP/1.1", ms(60_000)))).body) <= 1000
+        began = time.monotonic()
+        told = int((await client.ask(request(b"GET / HTTP/1.1", ms(60_000)))).body)
+        assert 999 - (time.monotonic() - began) * 1000 <= told <= 1000
         assert (await client.ask(request())).body == b""  # who asked for nothing has nothing said in its name
 
     scenario()
@@ -155,7 +166,7 @@ async def test_an_answer_that_had_begun_is_cut(path: DataPath) -> None:
     await client.send(request(b"GET / HTTP/1.1", ms(150)))
     await client.head()
     got = await client.rest()
-    assert 0.148 <= time.monotonic() - began <= 0.15 + SLACK_S
+    assert 0.15 - EARLY_S <= time.monotonic() - began <= 0.15 + SLACK_S
     assert got.startswith(chunk(b"more"))
     assert not got.endswith(b"0\r\n\r\n")
     assert path.outcomes == {"deadline_exceeded": 1}
@@ -205,8 +216,7 @@ async def waits_then_resets(origin: OriginConnection) -> None:
 @on_data_path(waits_then_resets, says_what_it_was_told, idempotent=True)
 async def test_a_retry_is_told_what_is_left_for_it(path: DataPath) -> None:
     client = await path.connect()
-    told = int((await client.ask(request(b"GET / HTTP/1.1", ms(1000)))).body)
-    assert 800 <= told <= 900
+    await told_ms(path, client, 10_000, gone_ms=100)
     assert path.results == {"reset": 1, "success": 1}
 
 
@@ -219,27 +229,27 @@ SLOW_RETRY = Policies(
 @on_data_path(Refusing, Refusing, says_what_it_was_told, policies=SLOW_RETRY)
 async def test_the_wait_before_a_retry_leaves_time_for_it(path: DataPath) -> None:
     client = await path.connect()
-    told = int((await client.ask(request(b"GET / HTTP/1.1", ms(200)))).body)
-    assert 50 <= told <= 100
+    told = int((await client.ask(request(b"GET / HTTP/1.1", ms(700)))).body)
+    assert 0 < told <= 350
 
 
-@on_data_path(Refusing, Refusing, echo, policies=SLOW_RETRY, timeouts=Timeouts(try_s=0.05))
+@on_data_path(Refusing, Refusing, echo, policies=SLOW_RETRY, timeouts=Timeouts(try_s=0.35))
 async def test_no_time_of_a_try_runs_while_a_retry_waits(path: DataPath) -> None:
     client = await path.connect()
     began = time.monotonic()
     assert (await client.ask(post(b"x"))).body == b"x"
-    assert time.monotonic() - began >= 0.4
+    assert time.monotonic() - began >= 0.4 - EARLY_S
 
 
 # --- one try ----------------------------------------------------------------------------------------------------------
 
 
-@on_data_path(silent, echo, idempotent=True, timeouts=Timeouts(try_s=0.1))
+@on_data_path(silent, echo, idempotent=True, timeouts=Timeouts(try_s=0.5))
 async def test_a_try_that_takes_too_long_is_made_elsewhere(path: DataPath) -> None:
     client = await path.connect()
     began = time.monotonic()
     assert (await client.ask(post(b"x"))).body == b"x"
-    assert 0.1 <= time.monotonic() - began <= 0.1 + SLACK_S
+    assert 0.5 - EARLY_S <= time.monotonic() - began <= 0.5 + SLACK_S
     assert path.results == {"try_timeout": 1, "success": 1}
     assert only(path.cluster.endpoints["o0"]).untold.failures == 1  # that is held against it
     assert path.outcomes == {"ok": 1}
@@ -261,9 +271,9 @@ async def test_each_try_has_its_own_time(path: DataPath) -> None:
     assert path.results == {"try_timeout": 2}
 
 
-@on_data_path(silent, silent, idempotent=True, timeouts=Timeouts(try_s=0.2, total_s=0.35))
+@on_data_path(silent, silent, idempotent=True, timeouts=Timeouts(try_s=0.7, total_s=0.8))
 async def test_the_whole_time_ends_the_second_try(path: DataPath) -> None:
-    status, outcome, _ = await asks(path, post(b"x"), 0.35)
+    status, outcome, _ = await asks(path, post(b"x"), 0.8)
     assert (status, outcome) == (504, b"deadline_exceeded")
     assert path.results == {"try_timeout": 1, "overdue": 1}
 
@@ -279,11 +289,11 @@ async def test_a_try_that_had_answered_is_cut(path: DataPath) -> None:
     assert path.origins[1].connections == []
 
 
-@on_data_path(echo, timeouts=Timeouts(try_s=0.1))
+@on_data_path(echo, timeouts=Timeouts(try_s=0.5))
 async def test_a_try_counts_from_the_requests_end(path: DataPath) -> None:
     client = await path.connect()
     await client.send(request(b"POST / HTTP/1.1", b"Content-Length: 10") + b"half")
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.6)
     assert (await client.ask(b"andmor")).body == b"halfandmor"
     assert path.outcomes == {"ok": 1}
 
@@ -326,9 +336,9 @@ async def test_a_worker_that_hangs_is_taken_out_though_callers_give_up_before_it
     """Waited for longer than is usual there is slow, however little time callers give; shorter than that is nothing."""
     (one,) = path.cluster.endpoints["o0"].candidates.values()
     for _ in range(120):
-        one.latency.sample(2.0, time.monotonic())
+        one.latency.sample(300.0, time.monotonic())
     one.settle(time.monotonic())
-    for attempt_ms in (5, 45):  # slow is over 27 ms
+    for attempt_ms in (5, 700):  # slow is over 600 ms
         for _ in range(2):
             clients = [await path.connect() for _ in range(40)]
             for client in clients:
@@ -358,7 +368,7 @@ async def test_a_model_has_its_own_time_to_the_response_head(path: DataPath) -> 
     assert b"no response head in 0.1 s" in body
 
 
-@on_data_path(echo, echo, idempotent=True, timeouts=Timeouts(response_head_s=5.0, try_s=0.1))
+@on_data_path(echo, echo, idempotent=True, timeouts=Timeouts(response_head_s=5.0, try_s=0.5))
 async def test_an_injected_delay_is_of_the_try_s_time(path: DataPath) -> None:
     path.inject(FaultRule("f", "delay", 1.0, until=time.monotonic() + 60, endpoint="o0", delay_ms=5000))
     client = await path.connect()
@@ -373,7 +383,7 @@ async def test_a_failure_in_time_keeps_its_own_name(path: DataPath) -> None:
     assert (got.status, got.value(b"warmroute-outcome")) == (502, b"upstream_reset")
 
 
-CHAT = request(b"POST /v1/chat/completions HTTP/1.1", b"Content-Type: application/json", b"Content-Length: 13", ms(150))
+CHAT = request(b"POST /v1/chat/completions HTTP/1.1", b"Content-Type: application/json", b"Content-Length: 13", ms(800))
 
 
 @on_data_path(silent, default=False, model_timeouts=ModelTimeouts(try_s=5.0))
@@ -381,10 +391,10 @@ async def test_the_time_runs_from_the_head_also_where_the_body_names_the_model(p
     client = await path.connect()
     began = time.monotonic()
     await client.send(CHAT + b'{"mod')
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.6)
     await client.send(b'el":"m"}')
     assert (await client.answer()).value(b"warmroute-outcome") == b"deadline_exceeded"
-    assert 0.148 <= time.monotonic() - began <= 0.15 + 0.09
+    assert 0.8 - EARLY_S <= time.monotonic() - began < 0.8 + 0.6
     assert path.results == {"overdue": 1}
 
 

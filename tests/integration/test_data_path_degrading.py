@@ -16,6 +16,7 @@ from sidecar.settings.ladder import USUAL_FALLBACK_ON
 from sidecar.telemetry.page import LadderWord
 from tests.support.data_path import (
     CHUNKED,
+    EARLY_S,
     DataPath,
     Refusing,
     answer,
@@ -187,7 +188,7 @@ def test_a_static_answer_is_told_where_nothing_better_is_left() -> None:
 
 
 def test_the_last_step_is_503_within_ten_milliseconds() -> None:
-    """Median of many, so that a busy machine does not decide."""
+    """The fastest of many, so that a busy machine does not decide: where it waited for anything, each would have."""
 
     @on_data_path(
         Refusing,
@@ -207,7 +208,7 @@ def test_the_last_step_is_503_within_ten_milliseconds() -> None:
             assert told.status == 503
             assert int(told.value(b"retry-after")) >= 1
             assert b"no step of the ladder has an answer" in told.body
-        assert sorted(took)[10] < 0.010
+        assert min(took) < 0.010
         assert word(path, LadderWord.REFUSALS) == 21
 
     scenario()
@@ -238,7 +239,7 @@ def test_a_model_that_waits_does_so_before_it_is_degraded_and_not_while_it_is() 
         echo,
         models=(waiting,),
         replicas=(Replica("m", state=State.LOADING),),
-        configured=(Model(name="m", wait=Wait(max_s=0.1)),),
+        configured=(Model(name="m", wait=Wait(max_s=0.5)),),
         ladders=(Model(name="m", static_answer=STATIC),),
         policies=SLOW,
     )
@@ -249,8 +250,8 @@ def test_a_model_that_waits_does_so_before_it_is_degraded_and_not_while_it_is() 
             began = time.perf_counter()
             assert (await infer(client)).value(b"warmroute-degraded") == b"static"
             took.append(time.perf_counter() - began)
-        assert took[0] >= 0.095
-        assert min(took[1:]) < 0.05
+        assert took[0] >= 0.5 - EARLY_S
+        assert max(took[1:]) < 0.5 - EARLY_S
 
     scenario()
 

@@ -29,7 +29,7 @@ TWO_AT_MOST = Policies(retry=POLICIES.retry, quarantine=POLICIES.quarantine, req
 async def slow(origin: OriginConnection) -> None:
     while True:
         message = await origin.request()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.4)
         await origin.send(answer(message.body))
 
 

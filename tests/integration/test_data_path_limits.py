@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -124,11 +125,13 @@ async def test_a_caller_that_reads_no_answers_is_read_no_further(path: DataPath)
     """Answers of warmroute's own cost the caller nothing: they must not pile up here."""
     client = await path.connect(receive_buffer=4096)
     (connection,) = await arrived(path)
+    kernel = connection.transport.get_extra_info("socket")
+    kernel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # or it takes ten thousand of them first
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     burst = request(b"GET /nothing HTTP/1.1") * 2000
     for _ in range(20):
         client.writer.write(burst)
-    await path.until(lambda: connection._read_paused, "the caller is read no further", 12.0)
+    await path.until(lambda: connection._read_paused, "the caller is read no further")
     before = path.outcomes["no_route"]
     await asyncio.sleep(0.1)
     assert path.outcomes["no_route"] == before
@@ -213,11 +216,11 @@ async def streams(origin: OriginConnection) -> None:
     await origin.send(b"HTTP/1.1 200 OK\r\n" + CHUNKED + b"\r\n\r\n")
     for number in range(10):
         await origin.send(chunk(b"%d" % number))
-        await asyncio.sleep(0.04)
+        await asyncio.sleep(0.08)
     await origin.send(b"0\r\n\r\n")
 
 
-@on_data_path(streams, timeouts=Timeouts(stream_idle_s=0.2, response_head_s=0.2))
+@on_data_path(streams, timeouts=Timeouts(stream_idle_s=0.6, response_head_s=0.6))
 async def test_a_stream_that_moves_may_take_longer_than_any_of_these(path: DataPath) -> None:
     client = await path.connect()
     assert (await client.ask(request())).body == b"0123456789"
@@ -234,12 +237,12 @@ async def test_a_head_that_does_not_end_is_timed_out(path: DataPath) -> None:
     assert path.outcomes == {"client_timeout": 1}
 
 
-@on_data_path(echo, timeouts=Timeouts(client_body_idle_s=SHORT_S))
+@on_data_path(echo, timeouts=Timeouts(client_body_idle_s=0.5))
 async def test_a_body_that_stops_is_timed_out(path: DataPath) -> None:
     client = await path.connect()
     await client.send(request(b"POST / HTTP/1.1", b"Content-Length: 10"))
     for _ in range(4):  # slower than the time in all, but never still for so long
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.15)
         await client.send(b"x")
     got = await client.answer()
     assert (got.status, got.value(b"warmroute-outcome")) == (408, b"client_timeout")

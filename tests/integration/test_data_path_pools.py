@@ -301,7 +301,7 @@ class NamedNowhere(Refusing):
         self.address = "http://worker.invalid:80"
 
 
-@on_data_path(NamedNowhere, echo, timeouts=Timeouts(connect_s=0.3))
+@on_data_path(NamedNowhere, echo, timeouts=Timeouts(connect_s=1.0))
 async def test_a_name_that_leads_nowhere_costs_no_more_than_the_time_to_connect(path: DataPath) -> None:
     """Whatever the resolver does: it may answer at once, or be silent for long."""
     lost, other = await path.connect(), await path.connect()
@@ -310,8 +310,8 @@ async def test_a_name_that_leads_nowhere_costs_no_more_than_the_time_to_connect(
     await path.until(lambda: path.in_flight or path.results, "in flight, or refused already")
     path.cluster.apply(EndpointHeld("o0", True, began), began)
     assert (await other.ask(post(b"other"))).body == b"other"
-    assert time.monotonic() - began < 0.3  # nobody else waits for a name
+    assert time.monotonic() - began < 1.0  # nobody else waits for a name
     assert (await lost.answer()).body == b"lost"
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 3
     assert path.results["success"] == 2
     assert path.results.get("connect_refused", 0) + path.results.get("connect_timeout", 0) == 1
