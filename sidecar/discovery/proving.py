@@ -256,6 +256,8 @@ RESULTS: Final = (PROVEN, LATE, WRONG, NO_ANSWER)
 def judged(request: WarmupRequest, answer: Answer, took_s: float) -> tuple[str, str]:
     """Return the result of a warm-up request, and why it proves nothing where it does not."""
     what = f"warm-up {request.name}"
+    if answer.ended:
+        return WRONG, f"{what}: {answer.ended}, not OK"
     if answer.status is None:
         return NO_ANSWER, f"{what}: no answer: {answer.error}"
     expect = request.expect

@@ -60,13 +60,14 @@ class Question:
 class Answer:
     """What came back from asking a server. ``status`` is None where nothing did, and ``error`` then says why.
 
-    ``cut``: there is more of the body than was asked for.
+    ``cut``: there is more of the body than was asked for. ``ended``: it was an answer, with this for gRPC's status OK.
     """
 
     status: int | None
     error: str = ""
     body: bytes = b""
     cut: bool = False
+    ended: str = ""
 
     @property
     def good(self) -> bool:

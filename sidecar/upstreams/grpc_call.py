@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
+from sidecar.grpc.statuses import Status
 from sidecar.http2 import frames
 from sidecar.http2.frames import (
     FRAME_BYTES,
@@ -31,15 +33,30 @@ _FIELDS: Final = 100
 _HEAD_BYTES: Final = 5
 """A gRPC message's own head: whether it is compressed, and its length."""
 _SERVING: Final = b"\x08\x01"
+_NAMES: Final = {str(int(one)): one.name for one in Status}
 _SETTING: Final = struct.Struct(">HL")
 
 
 class CallError(ValueError):
-    """The worker ended the call with another status than OK; ``status`` is its number as text, or ``missing``."""
+    """The worker ended the call with another status than OK; ``status`` is its number as text, or ``missing``.
 
-    def __init__(self, status: str) -> None:
+    ``message`` is what it said of it, ``said`` all of it for people.
+    """
+
+    def __init__(self, status: str, message: str = "") -> None:
         super().__init__(f"grpc-status {status}")
         self.status = status
+        self.message = message
+
+    @property
+    def said(self) -> str:
+        """Status, its name and the message."""
+        name = _NAMES.get(self.status)
+        return f"{self}{f' ({name})' if name else ''}{f': {self.message}' if self.message else ''}"
+
+
+class TooLongError(ValueError):
+    """A message of the answer is longer than is read."""
 
 
 async def check(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, authority: str) -> bool:
@@ -74,7 +91,8 @@ async def call(
 
     Raises:
         CallError: it ended with another status.
-        ValueError: what came is not gRPC, too large or compressed.
+        TooLongError: a message has more than ``most`` bytes.
+        ValueError: what came is not gRPC, or compressed.
         EOFError: the worker closed the connection.
     """
     from sidecar.http2.hpack import Decoder, Encoder  # its table is a large part of a start: only who calls needs it
@@ -95,7 +113,8 @@ async def call(
     sending = _Sending(writer, b"\x00" + len(request).to_bytes(4, "big") + request)
     sending.go_on()
     decoder = Decoder(_LIST_BYTES, _FIELDS)
-    block = body = b""
+    block = b""
+    body = bytearray()  # of what is here, whose start goes with each message
     ended = False
     while True:
         high, low, kind, flags, stream = HEAD.unpack(await reader.readexactly(frames.HEAD_BYTES))
@@ -120,12 +139,15 @@ async def call(
             body += payload
             while len(body) >= _HEAD_BYTES:
                 size = int.from_bytes(body[1:_HEAD_BYTES], "big")
-                if body[0] or size > most:
-                    raise ValueError(f"a message that is compressed or over {most} bytes")
+                if size > most:
+                    raise TooLongError(f"a message of over {most} bytes")
+                if body[0]:
+                    raise ValueError("a compressed message, for which nobody asked")
                 if len(body) < _HEAD_BYTES + size:
                     break
-                yield body[_HEAD_BYTES : _HEAD_BYTES + size]
-                body = body[_HEAD_BYTES + size :]
+                message = bytes(memoryview(body)[_HEAD_BYTES : _HEAD_BYTES + size])
+                del body[: _HEAD_BYTES + size]
+                yield message
             if flags & frames.END_STREAM:
                 raise CallError("missing")
         elif kind in (frames.HEADERS, frames.CONTINUATION) and stream == 1:
@@ -141,7 +163,7 @@ async def call(
                 if ended:
                     status = said.get(b"grpc-status", b"missing")[:16].decode("latin-1")
                     if status != "0":
-                        raise CallError(status)
+                        raise CallError(status, unquote(said.get(b"grpc-message", b"").decode("latin-1")))
                     return
 
 

@@ -17,7 +17,7 @@ from sidecar.tls.client import UPSTREAM
 from sidecar.tls.material import HTTP1, HTTP2, Follower, Terms, plain
 from sidecar.tls.names import peer_names
 from sidecar.upstreams.adapters import Answer
-from sidecar.upstreams.grpc_call import CallError, call, check
+from sidecar.upstreams.grpc_call import CallError, TooLongError, call, check
 from sidecar.upstreams.pool import SECURE, split_address
 
 if TYPE_CHECKING:
@@ -226,17 +226,19 @@ class _Visit:
             return Answer(200 if await check(reader, writer, self._host) else 503)
         fields = [(name.lower().encode(), value.encode()) for name, value in question.fields]
         path = question.path.encode()
-        body = b""
+        body = bytearray()
         try:
             most = question.body_bytes
             async for message in call(reader, writer, self._host, path, question.body, most=most, fields=fields):
                 self.read_bytes += len(message)
                 if len(body) + len(message) > most:
-                    return Answer(200, body=body, cut=True)
+                    return Answer(200, body=bytes(body), cut=True)
                 body += message
+        except TooLongError:
+            return Answer(200, body=bytes(body), cut=True)
         except CallError as error:
-            return Answer(None, str(error))
-        return Answer(200, body=body)
+            return Answer(None, ended=error.said)
+        return Answer(200, body=bytes(body))
 
     async def _head(self, reader: asyncio.StreamReader, method: bytes) -> ResponseHead:
         for _ in range(_INTERIM):

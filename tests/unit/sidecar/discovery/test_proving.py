@@ -193,6 +193,13 @@ def test_what_serves_as_before_is_out_once_something_happens_to_it(breaks: bool)
     [
         (None, Answer(204), 0.1, PROVEN, ""),
         (None, Answer(None, "refused"), 0.0, NO_ANSWER, "warm-up b1: no answer: refused"),
+        (
+            None,
+            Answer(None, ended="grpc-status 12 (UNIMPLEMENTED): no such method"),
+            0.0,
+            WRONG,
+            "warm-up b1: grpc-status 12 (UNIMPLEMENTED): no such method, not OK",
+        ),
         (None, Answer(302), 0.0, WRONG, "warm-up b1: HTTP 302, not a 2xx"),
         ({"status": 400}, Answer(400), 0.0, PROVEN, ""),
         ({"status": 400}, Answer(200), 0.0, WRONG, "warm-up b1: HTTP 200, not the 400 of expect.status"),
