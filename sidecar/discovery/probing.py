@@ -82,8 +82,12 @@ class Probing:
         if known is None or first:
             return True
         answer, at = known
-        absent = answer.status in ABSENT and not question.path.endswith("/ready")
-        return now >= at + (ABSENT_S if absent else question.every_s)
+        if answer.status in ABSENT and not question.path.endswith("/ready"):
+            return now >= at + ABSENT_S
+        every_s = question.every_s
+        if self._loading:  # what is asked seldom may be what it is waited for: a name that is not listed yet
+            every_s = min(every_s, self._probe.interval_s)
+        return now >= at + every_s
 
     def next_s(self, now: float, *, hurry: bool) -> float:
         """Return how long after this round the next one is due.

@@ -227,7 +227,7 @@ def clipped(value: float) -> int:
 
 def queued(page: MetricsPage, time: str, count: str, *, unit_s: float = 1.0) -> tuple[float, float] | None:
     """Return the seconds that requests waited since the server started, by two counters, and how many they were."""
-    waited, requests = total(page.of((time,))), total(page.of((count,)))
+    waited, requests = total(page.whole((time,))), total(page.whole((count,)))
     return None if waited is None or requests is None else (waited * unit_s, requests)
 
 

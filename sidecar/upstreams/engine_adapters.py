@@ -125,7 +125,7 @@ class EngineReadiness:
         found = readiness(answers.get(self._ready, NOT_ASKED))
         if found.state is State.WARM and self._sleeps(answers, page):
             found = Signal(State.COLD, "it sleeps; POST /wake_up wakes it")
-        warmth = proof(total(page.of(engine.runs)))
+        warmth = proof(total(page.whole(engine.runs)))
         signals = {}
         for one in held:
             why = "" if found.state is not State.WARM else self._is_missing(one[0], answers.get(MODELS, NOT_ASKED))
@@ -151,7 +151,7 @@ class EngineReadiness:
 
     def _load(self, page: MetricsPage) -> Load:
         engine = self._engine
-        waiting, usage = total(page.of(engine.waiting)), mean(page.of(engine.usage))
+        waiting, usage = total(page.whole(engine.waiting)), mean(page.whole(engine.usage))
         return Load(
             queue_depth=None if waiting is None else clipped(waiting),
             free_memory_ratio=None if usage is None else 1.0 - min(1.0, usage),

@@ -58,14 +58,23 @@ class Series:
 
 @dataclass(slots=True)
 class MetricsPage:
-    """What a page says of the names asked for, in order, and how many values were refused, by reason."""
+    """What a page says of the names asked for, in order, and how many values were refused, by reason.
+
+    ``lacking`` are the names of which a value was refused.
+    """
 
     series: dict[str, list[Series]] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
+    lacking: set[str] = field(default_factory=set)
 
     def of(self, names: Iterable[str]) -> list[Series]:
         """Return the series of the first of ``names`` that the page has; nothing where it has none."""
         return next((self.series[name] for name in names if name in self.series), [])
+
+    def whole(self, names: Iterable[str]) -> list[Series]:
+        """Return the same for what is added up: nothing where a value was refused, as the rest would say too little."""
+        name = next((name for name in names if name in self.series or name in self.lacking), "")
+        return [] if name in self.lacking else self.series.get(name, [])
 
 
 def number(text: str) -> tuple[float, str]:
@@ -101,6 +110,7 @@ def read_page(page: bytes, names: frozenset[str], *, cut: bool = False) -> Metri
         value, why = number(text)
         if why:
             out.refused[why] += 1
+            out.lacking.add(name)
         else:
             out.series.setdefault(name, []).append(Series(_labels(labels), min(value, MAX_VALUE)))
     return out

@@ -126,7 +126,7 @@ class V2Readiness:
 
     def _load(self, page: MetricsPage) -> Load:
         dialect = self._dialect
-        waiting = total(page.of(dialect.queue))
+        waiting = total(page.whole(dialect.queue))
         used = {one.labels: one.value for one in page.of((dialect.used_memory,))}
         both = [(one.value, used[one.labels]) for one in page.of((dialect.total_memory,)) if one.labels in used]
         memory = sum(whole for whole, _ in both)

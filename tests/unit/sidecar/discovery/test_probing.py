@@ -46,6 +46,17 @@ def test_each_question_is_asked_as_often_as_it_is_worth() -> None:
     assert "/is_sleeping" in turn(one, ABSENT_S, **VLLM)[0]
 
 
+def test_a_name_that_is_waited_for_is_looked_for_at_each_interval() -> None:
+    one = probing(kind="vllm", interval_s=2)
+    without = {**VLLM, "v1_models": page('{"data":[{"id":"other"}]}')}
+    assert turn(one, 0.0, **without)[1].signals["m", ""].state is State.LOADING
+    assert "/v1/models" not in turn(one, 1.9, **VLLM)[0], "it hurries for less"
+    asked, found = turn(one, 2.0, **VLLM)
+    assert "/v1/models" in asked
+    assert found.signals["m", ""].state is State.WARM
+    assert "/v1/models" not in turn(one, 11.9, **VLLM)[0]
+
+
 def test_a_model_s_readiness_is_asked_each_time_even_where_the_server_does_not_know_it_yet() -> None:
     one = probing(kind="triton", load=False)
     held: list[Held] = [("a", ""), ("b", "")]

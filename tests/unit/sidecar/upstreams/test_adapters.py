@@ -245,6 +245,14 @@ def test_vllm_tells_health_sleep_names_queue_and_cache() -> None:
     assert reading.load == Load(queue_depth=5, free_memory_ratio=0.625)
 
 
+def test_an_engine_of_which_one_rank_tells_no_number_says_nothing_of_that() -> None:
+    text = VLLM.replace("} 3.0", "} NaN").replace("} 0.25", "} -1")
+    reading = read(adapter("vllm"), M, health=OK, metrics=page(text))
+    assert reading.load == Load(), "the other rank's queue of 2 would be less than there is"
+    assert reading.refused == {"nan": 1, "negative": 1}
+    assert reading.signals["m", ""].warmth == (("any", 1.0),)
+
+
 SLEEP_STATE = 'vllm:engine_sleep_state{sleep_state="awake"} %d\nvllm:engine_sleep_state{sleep_state="discard_all"} %d\n'
 
 

@@ -75,6 +75,13 @@ def test_a_value_that_is_no_use_is_refused_and_counted(text: str, why: str) -> N
     assert page.refused == {why: 1}
 
 
+def test_of_what_is_added_up_one_value_that_was_refused_leaves_nothing() -> None:
+    page = read_page(b'm:queue{engine="0"} NaN\nm:queue{engine="1"} 2\nm_used 4\n', NAMES)
+    assert page.of(("m:queue", "m_used")) == [Series((("engine", "1"),), 2.0)]
+    assert page.whole(("m:queue", "m_used")) == []
+    assert page.whole(("other", "m_used")) == [Series((), 4.0)]
+
+
 @pytest.mark.parametrize("line", ["m:queues 3", " m:queue 3", "#m:queue 3", "m:queue", 'm:queue{a="b 3', "m:queue{3"])
 def test_what_is_not_a_line_of_a_name_asked_for_is_passed_over(line: str) -> None:
     page = read_page(f"{line}\nm_used 1\n".encode(), NAMES)
