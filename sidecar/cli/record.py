@@ -11,7 +11,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import uvloop
 from cyclopts import Parameter
@@ -23,7 +23,7 @@ from sidecar.config.addresses import AddressError, split_address
 from sidecar.traffic.addresses import destination
 from sidecar.traffic.recording.listener import MAX_CONNECTIONS, Recorder
 from sidecar.traffic.recording.noting import Terms
-from sidecar.traffic.recording.redaction import Redaction, RedactionError, path_of
+from sidecar.traffic.recording.redaction import Redaction, RedactionError, header_of, parameter_of, path_of
 from sidecar.traffic.recording.writing import TraceFile
 from sidecar.traffic.traces.recorded import VERSION, Opening
 from sidecar.traffic.trusting import TrustError, client_context, server_context
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sidecar.traffic.addresses import Destination
+
+T = TypeVar("T")
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_FILE_BYTES: Final = 1 << 30
@@ -105,15 +107,13 @@ def record(
         host, port = split_address(listen)
     except AddressError as error:
         raise CliError(f"--listen: {listen!r}: {error}", EXIT_REFUSED) from None
-    try:
-        redaction = Redaction(
-            _lower(redact_header),
-            _lower(redact_query),
-            tuple(path_of(text) for text in redact_field),
-            _lower(keep_name),
-        )
-    except RedactionError as error:
-        raise CliError(f"--redact-field: {error}", EXIT_REFUSED) from None
+    redaction = Redaction(
+        frozenset(_each("--redact-header", header_of, redact_header)),
+        frozenset(_each("--redact-query", parameter_of, redact_query)),
+        tuple(_each("--redact-field", path_of, redact_field)),
+        frozenset(name.lower() for name in keep_name),
+    )
+    flow_headers = _each("--flow-header", header_of, (flow_header,) if flow_header else ())
     began = time.monotonic()
 
     def opening() -> Opening:  # of each file by the clock of its time, which may have been set since
@@ -126,7 +126,7 @@ def record(
         sample,
         max_body_bytes,
         redaction,
-        flow_header.lower(),
+        "".join(flow_headers),
         secrets.token_bytes(16),
     )
 
@@ -223,5 +223,9 @@ def _say(terms: Terms, file: TraceFile) -> str:
     return f"{terms.requests:,} requests, {file.lines:,} recorded" + (f", {file.lost:,} lost" if file.lost else "")
 
 
-def _lower(names: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(name.lower() for name in names)
+def _each(option: str, read: Callable[[str], T], given: tuple[str, ...]) -> list[T]:
+    """Read what an option was given; what could never match would be written as if nobody had named it."""
+    try:
+        return [read(text) for text in given]
+    except RedactionError as error:
+        raise CliError(f"{option}: {error}", EXIT_REFUSED) from None

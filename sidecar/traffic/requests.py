@@ -26,7 +26,8 @@ NOT_SENT: Final = frozenset(
     }
 )
 """Fields that belong to a connection or to framing: the sender makes its own (RFC 9110 7.6.1)."""
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A method, or the name of a field (RFC 9110 5.6.2)."""
 _TARGET: Final = re.compile(r"/[!\"$-~\x80-\xff]*|\*")
 _VALUE: Final = re.compile(r"[\t -~\x80-\xff]*")
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
@@ -65,12 +66,12 @@ class Timed:
 
 def check(request: Timed) -> str:
     """Return what is wrong with a request, or nothing where it can be sent."""
-    if not _TOKEN.fullmatch(request.method) or request.method == "CONNECT":
+    if not TOKEN.fullmatch(request.method) or request.method == "CONNECT":
         return f"method {request.method[:40]!r} cannot be sent"
     if not _TARGET.fullmatch(request.target):
         return f"target {request.target[:80]!r} must begin with / and hold no blanks, control characters or #"
     for name, value in request.headers:
-        if not _TOKEN.fullmatch(name):
+        if not TOKEN.fullmatch(name):
             return f"header name {name[:40]!r} is none"
         if not _VALUE.fullmatch(value):
             return f"header {name}: its value holds a line end or a control character, or is not latin-1"

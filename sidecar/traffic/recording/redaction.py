@@ -8,23 +8,32 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote_plus
 
-from sidecar.traffic.requests import NOT_SENT, REQUEST_ID
+from sidecar.traffic.requests import NOT_SENT, REQUEST_ID, TOKEN
 
 SECRET_WORDS: Final = (
+    "access-key",
+    "access_key",
+    "accesskey",
     "api-key",
     "api_key",
     "apikey",
+    "auth-key",
+    "auth_key",
     "authorization",
     "cookie",
     "credential",
+    "functions-key",
     "jwt",
     "passwd",
     "password",
     "secret",
     "signature",
+    "subscription-key",
     "token",
 )
 """A header or query parameter whose name holds one of these is a secret, unless its name is kept."""
+SECRET_HEADERS: Final = frozenset({"auth", "dpop", "x-auth"})
+"""Headers that are secrets by their whole name."""
 SECRET_NAMES: Final = frozenset({"auth", "key", "pass", "pwd", "sig"})
 """Query parameters that are secrets by their whole name."""
 URL_HEADERS: Final = frozenset(
@@ -56,11 +65,13 @@ _CREDENTIAL: Final = re.compile(
     re.IGNORECASE,
 )
 """What stands in an Authorization field (RFC 7617, 6750, 4559, 7616), or a signed token (RFC 7515), in any field."""
+_PARAMETER: Final = frozenset("?&;=#")
+"""What ends the name of a query parameter, or its query."""
 _ANY: Final = "*"
 
 
 class RedactionError(ValueError):
-    """A path of fields that is none."""
+    """A path of fields that is none, or a name that no header or query parameter has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,10 @@ class Redaction:
             return False
         return name in named or any(word in name for word in SECRET_WORDS)
 
+    def _secret_header(self, name: str) -> bool:
+        """Return whether a header's value stays out, by its name."""
+        return self.secret(name, self.headers) or name.lower() in SECRET_HEADERS - self.kept
+
     def _secret_parameter(self, name: str) -> bool:
         """Return whether a parameter's value stays out, by its name as it came, percent-encoded."""
         plain = unquote_plus(name)
@@ -109,7 +124,7 @@ class Redaction:
         for line in lines:
             name, _, value = line.partition(":")
             lowered, value = name.lower(), value.strip()
-            if lowered in NOT_SENT or lowered in ("host", REQUEST_ID, "traceparent") or self.secret(name, self.headers):
+            if lowered in NOT_SENT or lowered in ("host", REQUEST_ID, "traceparent") or self._secret_header(name):
                 continue
             if lowered not in self.kept:
                 if _CREDENTIAL.search(value):
@@ -172,6 +187,28 @@ def path_of(text: str) -> tuple[str, ...]:
     if not all(parts) or parts == (_ANY,) * len(parts):
         raise RedactionError(f"{text!r} is no path of fields such as messages.*.content")
     return parts
+
+
+def header_of(name: str) -> str:
+    """Return a header's name as it is compared.
+
+    Raises:
+        RedactionError: no header is called so (RFC 9110 5.6.2): it would be written as if it had not been named.
+    """
+    if not TOKEN.fullmatch(name):
+        raise RedactionError(f"{name!r} is no name of a header, as X-User is")
+    return name.lower()
+
+
+def parameter_of(name: str) -> str:
+    """Return a query parameter's name as it is compared, which is not percent-encoded.
+
+    Raises:
+        RedactionError: no parameter is called so.
+    """
+    if not name or not _PARAMETER.isdisjoint(name):
+        raise RedactionError(f"{name!r} is no name of a query parameter, as user is")
+    return name.lower()
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -222,6 +222,14 @@ def test_secrets_stay_out_by_their_names() -> None:
         ("X-Forwarded-Auth: Digest username=a, response=b", None),
         ("X-Who: eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2ln", None),
         ("X-Plan: Basic plan", "Basic plan"),
+        ("Ocp-Apim-Subscription-Key: 5", None),
+        ("x-functions-key: 5", None),
+        ("X-Auth-Key: 5", None),
+        ("X-Access-Key: 5", None),
+        ("X-Auth: 5", None),
+        ("DPoP: 5", None),
+        ("X-Affinity-Key: 5", "5"),
+        ("X-Next: /cb?AWSAccessKeyId=5", "/cb?AWSAccessKeyId=x"),
     ],
 )
 def test_secrets_in_the_values_of_headers_stay_out(line: str, written: str | None) -> None:
