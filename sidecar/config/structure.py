@@ -85,6 +85,8 @@ class _Comparison:
             return None
         if kind.min_length and len(node.value) < kind.min_length:
             self._note(node, path, "must hold at least one item")
+        if kind.max_length is not None and len(node.value) > kind.max_length:
+            self._note(node, path, f"must hold at most {kind.max_length} items")
         return [self.of(item, kind.item_type, (*path, index)) for index, item in enumerate(node.value)]
 
     def _mapping(self, node: Node, kind: inspect.DictType, path: Path) -> object:
@@ -214,6 +216,8 @@ def _wrong(node: Node, kind: inspect.Type, meta: inspect.Metadata | None) -> str
         allowed = "\t\n\r" if meta and (meta.extra or {}).get(LINES) else ""
         if any((one < " " and one not in allowed) or one == "\x7f" or "\ud800" <= one <= "\udfff" for one in value):
             return "must not hold control characters or halves of surrogate pairs"
+        if kind.max_length is not None and len(value) > kind.max_length:
+            return f"must have at most {kind.max_length} characters"
         if kind.pattern and not re.search(kind.pattern, value):
             return f"must be {(meta.extra or {}).get('form') or kind.pattern}" if meta else f"must match {kind.pattern}"
         return ""

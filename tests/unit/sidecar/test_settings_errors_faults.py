@@ -19,6 +19,10 @@ from tests.support.settings_texts import GOOD, refused
             ["w.yaml:4:39: faults.rules[0].for_s: 3601: must be at most 3600"],
         ),
         (
+            f"{{rules: [{{kind: abort, model: {'m' * 257}}}]}}",
+            [f'w.yaml:4:39: faults.rules[0].model: "{"m" * 120}…": must have at most 256 characters'],
+        ),
+        (
             "{rules: [{kind: abort, piece_bytes: 3}]}",
             [
                 "w.yaml:4:45: faults.rules[0].piece_bytes: 3: must be left out: abort does not go by it, slicing would",

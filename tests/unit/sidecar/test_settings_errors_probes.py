@@ -213,6 +213,10 @@ def test_warm_ups_over_grpc_that_make_no_sense(text: str, problem: str) -> None:
     [
         (classed("{header: x, classes: []}"), "classes: an empty list: must hold at least one item"),
         (
+            classed(f"{{header: x, classes: [{', '.join(f'{{name: c{number}}}' for number in range(33))}]}}"),
+            "classes: a list: must hold at most 32 items",
+        ),
+        (
             classed("{header: 'a b', classes: [{name: a}]}"),
             'header: "a b": must be a field name: 1 to 64 letters, digits or hyphens',
         ),
