@@ -222,8 +222,11 @@ def test_sleep_names_and_a_page_that_hangs(tmp_path: Path) -> None:
             server.answers |= {"/is_sleeping": (200, '{"is_sleeping":false}'), "/metrics": None}
             found = last(control, is_warm, "awake, whatever its metrics page does")
             assert found.replicas[1].reason == "it serves m, not other; check probe.served_as"
-            until(lambda: server.asked["/health"] > 5, "probes", WITHIN_S)
-            assert server.asked["/v1/models"] < 3
+            server.answers["/v1/models"] = (200, '{"data":[{"id":"m"},{"id":"other"}]}')
+            last(control, lambda record: is_warm(record) and record.replicas[1].state is State.WARM, "the other, too")
+            named, probed = server.asked["/v1/models"], server.asked["/health"]
+            until(lambda: server.asked["/health"] > probed + 5, "probes", WITHIN_S)
+            assert server.asked["/v1/models"] < named + 3, "names that are known are asked seldom"
 
 
 def test_auto_recognises_each_and_asks_it_in_its_own_way(tmp_path: Path) -> None:
