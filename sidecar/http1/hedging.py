@@ -11,9 +11,10 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from router.hedging import HedgeDenied
+from router.matching import asks_otherwise
 from router.outcomes import NO_WINNER, AttemptResult
 from sidecar.http1.caller import WAITING
-from sidecar.http1.exchange import ExchangeConnection, result_of
+from sidecar.http1.exchange import SAFE_METHODS, ExchangeConnection, result_of
 from sidecar.http1.forwarding import numbered
 from sidecar.telemetry.page import Scalar
 
@@ -177,7 +178,7 @@ class HedgingConnection(ExchangeConnection):
         attempt = self._attempt
         if attempt is None or self._phase != WAITING or self._write_paused:
             return  # a retry waits already, or it is the caller who is slow
-        if plane.refusing:  # no second try of one request where others find no room for their first
+        if plane.refusing or self._sets_up():  # where others find no room for their first try, there is no second one
             plane.count(Scalar.HEDGES_DENIED_TOTAL)
             return
         source = self._target.key_source
@@ -200,6 +201,10 @@ class HedgingConnection(ExchangeConnection):
         upstream: Upstream = hedge_attempt.endpoint.shell or plane.upstream(hedge_attempt.endpoint)
         if plane.faults is None or not self._hedge_struck(hedge, upstream, now):
             self._send_hedge(hedge, upstream, now)
+
+    def _sets_up(self) -> bool:
+        """Return whether the request sets its worker up, which may well take long: no second one is to be set up."""
+        return self.method not in SAFE_METHODS and asks_otherwise(self._head.target)
 
     def _hedge_struck(self, hedge: Hedge, upstream: Upstream, now: float) -> bool:
         """Have a hedge that injected faults strike go over a link of its own; True where it does."""

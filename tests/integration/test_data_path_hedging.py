@@ -210,6 +210,19 @@ async def test_a_request_that_was_not_kept_is_not_hedged(path: DataPath, client:
     assert path.origins[1].requests == []
 
 
+@pytest.mark.parametrize("target", [b"/sleep?level=2", b"/v2/repository/models/m/load"])
+def test_what_sets_a_worker_up_is_not_done_at_two(target: bytes) -> None:
+    @hedged(Held(answer(b"asleep")), FAST)
+    async def scenario(path: DataPath, client: Client) -> None:
+        await client.send(post(b"{}", target=target))
+        await path.until(lambda: hedges(path) == (0, 0, 1), "it was due, and denied")
+        held(path).allowed.release()
+        assert (await client.answer()).body == b"asleep"
+        assert path.origins[1].requests == []
+
+    scenario()
+
+
 @hedged(FAST, FAST, policies=UNHURRIED)
 async def test_the_wait_begins_with_the_requests_end(path: DataPath, client: Client) -> None:
     await client.send(request(b"POST / HTTP/1.1", b"Content-Length: 10") + b"half")
