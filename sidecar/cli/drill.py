@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -111,16 +112,24 @@ _WORDS = {EXIT_OK: "passed", EXIT_FAILED: "FAILED", None: "not run"}
 
 
 def _here(drills: list[tuple[Path, Drill]], form: Form, out: Path, target: str, admin: Admin) -> list[int | None]:
-    """Run drills in this process, one after another; return the exit code of each, None of one that was not run."""
+    """Run drills in this process, one after another; return the exit code of each, None of one that was not run.
+
+    What is told to end between two (SIGINT, SIGTERM, SIGHUP) ends behind the reports of the one before; after the last
+    nobody is told anything.
+    """
+    from sidecar.drills.heeding import ignore
     from sidecar.drills.reports import summary, write
     from sidecar.drills.show import Show
     from sidecar.drills.whole import DrillError, run_drill
 
     show = Show()
     codes: list[int | None] = [None] * len(drills)
+    told = Event()
     for number, (path, drill) in enumerate(drills):
+        if told.is_set():
+            break
         try:
-            outcome = run_drill(drill, form, show, os.environ, admin, target, str(path))
+            outcome = run_drill(drill, form, show, os.environ, admin, target, str(path), lambda *_: told.set())
         except DrillError as error:
             codes[number] = complain(str(error), error.code)
             if error.interrupted:
@@ -135,6 +144,7 @@ def _here(drills: list[tuple[Path, Drill]], form: Form, out: Path, target: str, 
             raise CliError(f"--out: {out}: {error.strerror}", EXIT_FAILED) from None
         if outcome.record.cut_short.startswith("interrupted"):
             break
+    ignore()
     return codes
 
 

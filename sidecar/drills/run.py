@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from sidecar.drills.examine import faults_of
 from sidecar.drills.faulting import endpoint_of
 from sidecar.drills.faults import Faults
+from sidecar.drills.heeding import heed
 from sidecar.drills.load import Sending
 from sidecar.drills.picks import share_of_late
 from sidecar.drills.place import RENEW_S, PlaceError, undoing
@@ -22,6 +22,7 @@ from sidecar.drills.verdict import to_abort
 from sidecar.drills.watching import expected, unmet
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
@@ -39,8 +40,6 @@ END_S = 10.0
 """How long it may take at most to take back what the drill did, all together: as long as a fault's lease lasts."""
 LATE_S = 2.0
 """How far back the live figures go."""
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Running:
@@ -88,8 +87,7 @@ class Running:
         loop = asyncio.get_running_loop()
         self._stop = loop.create_future()
         self._hurry = loop.create_future()
-        for signum in _SIGNALS:
-            loop.add_signal_handler(signum, self._told_to_stop, signum)
+        heed(loop, self._told_to_stop)
         self._began = self._clock()
         cut_short = ""
         left_behind: list[str] = []
@@ -108,8 +106,7 @@ class Running:
             if keeping is not None:
                 keeping.cancel()  # none is prolonged that could not be ended
             left_behind = await self._clean_up()
-            for signum in _SIGNALS:
-                loop.remove_signal_handler(signum)
+            heed(loop, lambda _: self._show.note("already ending"))
         return self._record(cut_short, tuple(left_behind))
 
     def _now(self) -> float:
@@ -146,7 +143,7 @@ class Running:
         await self._place.take(self._drill.name, self._drill.limit_s + END_S)
         try:
             await self._refuse_other_faults()
-        except PlaceError:
+        except (PlaceError, asyncio.CancelledError):
             await self._release()
             raise
 

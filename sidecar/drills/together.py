@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sidecar.children import signal_name
+from sidecar.drills.heeding import hand_over, heed
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import Callable, Mapping, Sequence
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LINE_BYTES = 1 << 20
 """Longest line that a drill may tell."""
 
@@ -38,7 +38,8 @@ def run_together(
     """Run ``parts`` in their order, ``jobs`` at a time; return the exit code of each, None of one that never began.
 
     What they write goes line by line to ``tell``, from their standard error to ``complain``, with their name in front.
-    SIGINT, SIGTERM and SIGHUP are passed on, and no other begins then; with this process they end as by SIGTERM.
+    SIGINT, SIGTERM and SIGHUP are passed on, and no other begins then; with this process they end as by SIGTERM. Once
+    all have ended they do nothing any more.
     """
     return asyncio.run(_Together(jobs, environ, tell, complain).run(parts))
 
@@ -66,13 +67,11 @@ class _Together:
                     return
                 codes[number] = await self._one(part, f"{part.name:<{width}} | ")
 
-        for signum in _SIGNALS:
-            loop.add_signal_handler(signum, self._told_to_stop, signum)
+        heed(loop, self._told_to_stop)
         try:
             await asyncio.gather(*(take() for _ in range(min(self._jobs, len(parts)))))
         finally:
-            for signum in _SIGNALS:
-                loop.remove_signal_handler(signum)
+            hand_over(loop, signal.SIG_IGN)
         return codes
 
     def _told_to_stop(self, signum: signal.Signals) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from sidecar.cli.client import Admin
 from sidecar.cli.outcome import EXIT_REFUSED, EXIT_UNREACHABLE
 from sidecar.drills.fleet import Fleet, FleetError
+from sidecar.drills.heeding import hand_over, heed
 from sidecar.drills.place import Place, PlaceError
 from sidecar.drills.reports import Outcome
 from sidecar.drills.run import Running
@@ -18,13 +18,13 @@ from sidecar.drills.scenario import lacking, shortened
 from sidecar.drills.verdict import judge
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+    from typing import Any
 
     from sidecar.drills.record import Record
-    from sidecar.drills.scenario import Drill
+    from sidecar.drills.scenario import Drill, Start
     from sidecar.drills.show import Show
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class DrillError(Exception):
@@ -37,10 +37,6 @@ class DrillError(Exception):
         super().__init__(text)
         self.code = code
         self.interrupted = interrupted
-
-
-class _InterruptedError(Exception):
-    """Somebody ended it before it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,56 +59,59 @@ class Form:
 
 
 def run_drill(
-    drill: Drill, form: Form, show: Show, environ: Mapping[str, str], admin: Admin, target: str, file: str = ""
+    drill: Drill,
+    form: Form,
+    show: Show,
+    environ: Mapping[str, str],
+    admin: Admin,
+    target: str,
+    file: str,
+    told: Callable[[int, FrameType | None], Any],
 ) -> Outcome:
     """Run one drill and return what it came to. ``admin`` and ``target`` are for one that starts nothing.
+
+    SIGINT, SIGTERM and SIGHUP end it, and call ``told`` from its end on: what it came to is yet to be written down.
 
     Raises:
         DrillError: it cannot begin.
     """
-    return asyncio.run(_run(form.of(drill), form, show, environ, admin, target, file))
-
-
-async def _run(
-    drill: Drill, form: Form, show: Show, environ: Mapping[str, str], admin: Admin, target: str, file: str
-) -> Outcome:
-    began = datetime.now(UTC).isoformat(timespec="seconds")
+    drill = form.of(drill)
     show.line(f"{drill.name}{f' {form}' if form.without else ''}: {drill.title}")
-    try:
-        if drill.start is None:
-            place = Place(admin, target)
-            record = await Running(drill, place, show).run()
-        else:
-            record = await _in_a_fleet(drill, show, environ)
-    except (PlaceError, FleetError) as error:
-        silent = isinstance(error, PlaceError) and error.code == EXIT_UNREACHABLE and drill.start is None
-        raise DrillError(f"{drill.name}: {error}", EXIT_UNREACHABLE if silent else EXIT_REFUSED) from None
-    except _InterruptedError:
-        raise DrillError(f"{drill.name}: interrupted", interrupted=True) from None
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    record = asyncio.run(_run(drill, show, environ, Place(admin, target), told))
     return Outcome(drill, record, judge(drill, record), began, str(form), file)
 
 
-async def _in_a_fleet(drill: Drill, show: Show, environ: Mapping[str, str]) -> Record:
-    assert drill.start is not None  # noqa: S101  the caller looked
+async def _run(
+    drill: Drill, show: Show, environ: Mapping[str, str], place: Place, told: Callable[[int, FrameType | None], Any]
+) -> Record:
     loop, here = asyncio.get_running_loop(), asyncio.current_task()
     assert here is not None  # noqa: S101  this runs in one
-    fleet = Fleet(drill.start, environ)
-    show.note(f"starting {drill.start.up.workers} workers and a sidecar")
-    for signum in _SIGNALS:  # the drill has its own once it runs
-        loop.add_signal_handler(signum, here.cancel)
+    heed(loop, lambda _: here.cancel())  # the drill has its own once it runs
+    try:
+        if drill.start is None:
+            return await Running(drill, place, show).run()
+        return await _in_a_fleet(drill, drill.start, show, environ)
+    except (PlaceError, FleetError) as error:
+        silent = isinstance(error, PlaceError) and error.code == EXIT_UNREACHABLE and drill.start is None
+        raise DrillError(f"{drill.name}: {error}", EXIT_UNREACHABLE if silent else EXIT_REFUSED) from None
+    except asyncio.CancelledError:
+        raise DrillError(f"{drill.name}: interrupted", interrupted=True) from None
+    finally:
+        hand_over(loop, told)
+
+
+async def _in_a_fleet(drill: Drill, start: Start, show: Show, environ: Mapping[str, str]) -> Record:
+    fleet = Fleet(start, environ)
+    show.note(f"starting {start.up.workers} workers and a sidecar")
     try:
         fleet.start()
         places = await fleet.ready()
         place = Place(Admin(admin=f"unix:{places.admin_socket}"), places.listen)
         return await Running(drill, place, show, fleet).run()
-    except asyncio.CancelledError:
-        raise _InterruptedError from None
     finally:
-        for signum in _SIGNALS:
-            loop.add_signal_handler(signum, show.note, "already ending")
+        heed(asyncio.get_running_loop(), lambda _: show.note("already ending"))
         show.note("ending the workers and the sidecar")
         trouble = await fleet.end()
         if trouble:
             show.note(trouble)
-        for signum in _SIGNALS:
-            loop.remove_signal_handler(signum)

@@ -151,6 +151,23 @@ def test_another_drill_is_refused_and_ctrl_c_takes_the_fault_back_first(here: He
     assert here.sidecar.json("/drill") == {"drill": None}
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whoever_is_impatient_changes_nothing_of_a_verdict(signum: signal.Signals, here: Here) -> None:
+    """Not its exit code, and not its reports, which are written then."""
+    with here.drill(60) as process:
+        until(here.faults, "the fault is in force")
+        process.send(signal.SIGINT)
+        until(lambda: "FAILED cut short" in (here.scratch / "out").read_text(), "the verdict is told")
+        while process.popen.poll() is None:
+            process.popen.send_signal(signum)
+        assert process.popen.returncode == 1, process.text()
+    assert here.report()["cut_short"] == "interrupted (SIGINT)"
+    assert "</html>" in (here.scratch / "here.html").read_text()
+    assert (here.scratch / "out").read_text().splitlines()[-1].split() == [
+        str(here.scratch / f"here.{suffix}") for suffix in ("json", "xml", "html")
+    ]
+
+
 def test_a_killed_drill_leaves_its_fault_no_longer_than_its_lease(here: Here) -> None:
     with here.drill(60) as process:
         until(here.faults, "the fault is in force")

@@ -69,6 +69,10 @@ def test_what_ends_them_ends_all(signum: signal.Signals, tmp_path: Path) -> None
     with process:
         until(lambda: len(list(fleets.glob("warmroute-drill-*"))) == 2, "two fleets start", within_s=60)
         process.send(signum)
+        if signum is signal.SIGINT:
+            until(lambda: "not run         third" in out.read_text(), "it is told what became of each", within_s=60)
+            while process.popen.poll() is None:  # whoever is impatient changes nothing any more
+                process.popen.send_signal(signum)
         process.wait(60)
     until(lambda: not list(fleets.iterdir()), "nothing is left of the fleets", within_s=40)
     if signum is signal.SIGINT:
