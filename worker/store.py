@@ -134,6 +134,8 @@ class ModelFiles:
     """After so long without a request it is unloaded; 0: never; None: as the worker was told."""
     content_hash: str = ""
     """What is equal where the files are; known once they have been read."""
+    in_shared_memory: bool = False
+    """Whether ``model_file`` and what lies beside it are copies in shared memory."""
     shard: HeldShard | None = None
     """Which shard of it is held; None: all of it."""
     depends_on: tuple[Dependency, ...] = ()

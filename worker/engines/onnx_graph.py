@@ -1,8 +1,8 @@
 """ONNX files, as far as the cache of optimised models must understand them: where tensors have their bytes.
 
 The wire format is protobuf's (varints, fields of tag and length); the numbers of the fields are those of onnx.proto:
-ModelProto.graph 7, GraphProto.initializer 5, TensorProto.name 8, raw_data 9, external_data 13 (key 1, value 2) and
-data_location 14.
+ModelProto.graph 7, GraphProto.initializer 5, TensorProto.dims 1, data_type 2, name 8, raw_data 9, external_data 13
+(key 1, value 2) and data_location 14.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _GRAPH, _INITIALIZER = 7, 5
-_NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 8, 9, 13, 14
+_DIMS, _DATA_TYPE, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 9, 13, 14
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _EXTERNAL = 1
 MAX_INLINE_BYTES = 64 << 20
@@ -28,11 +28,14 @@ class GraphError(Exception):
 
 
 class External(NamedTuple):
-    """Where a tensor has its bytes: a file beside the model's, an offset and a length in bytes."""
+    """Where a tensor has its bytes: a file beside the model's, an offset and a length in bytes; and what it is."""
 
     location: str
     offset: int
     length: int
+    kind: int = 0
+    """``TensorProto.DataType``."""
+    dims: tuple[int, ...] = ()
 
 
 class _Field(NamedTuple):
@@ -77,6 +80,14 @@ def _varint(data: memoryview, place: int) -> tuple[int, int]:
     raise GraphError("an integer of more than ten bytes")
 
 
+def _packed(data: memoryview) -> list[int]:
+    values, place = [], 0
+    while place < len(data):
+        value, place = _varint(data, place)
+        values.append(value)
+    return values
+
+
 def encoded(value: int) -> bytes:
     """Return a number as protobuf writes it."""
     out = bytearray()
@@ -110,10 +121,15 @@ def external_tensors(model: bytes) -> dict[str, External]:
 
 
 def _tensor(data: memoryview) -> tuple[str, External | None]:
-    name, outside = "", False
+    name, outside, kind = "", False, 0
+    dims: list[int] = []
     entries: dict[str, str] = {}
     for field in _fields(data):
-        if field.number == _NAME:
+        if field.number == _DIMS:
+            dims += _packed(field.value) if field.value else [field.integer]
+        elif field.number == _DATA_TYPE:
+            kind = field.integer
+        elif field.number == _NAME:
             name = str(field.value, "utf-8")
         elif field.number == _DATA_LOCATION:
             outside = field.integer == _EXTERNAL
@@ -123,7 +139,8 @@ def _tensor(data: memoryview) -> tuple[str, External | None]:
     if not outside:
         return name, None
     try:
-        return name, External(entries["location"], int(entries.get("offset") or 0), int(entries.get("length") or -1))
+        place = (entries["location"], int(entries.get("offset") or 0), int(entries.get("length") or -1))
+        return name, External(*place, kind, tuple(dims))
     except (KeyError, ValueError) as error:
         raise GraphError(f"tensor {name!r}: external data {entries}") from error
 

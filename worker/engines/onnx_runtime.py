@@ -31,6 +31,7 @@ from worker.engines.onnx_options import (
     refusal,
     session_options,
 )
+from worker.engines.onnx_weights import NONE, Weights, aligned_weights, shard_weights
 from worker.engines.two_phase import TwoPhaseModel
 from worker.expectation import check_expected
 from worker.stages import Stage, Stages
@@ -89,7 +90,7 @@ class OnnxModel:
         session: ort.InferenceSession,
         pins: Mapping[str, Any],
         kept: bool | None,
-        weights: Mapping[str, ort.OrtValue],
+        weights: Weights,
         detached: threading.Event,
     ) -> None:
         """``pins``: what deterministic execution holds fast; empty where it is not asked for.
@@ -166,7 +167,7 @@ class OnnxModel:
     def unload(self) -> None:
         """Drop the session, which frees its memory, and then the weights it used."""
         del self._session
-        self._weights = {}
+        self._weights.close()
 
 
 class OnnxRuntimeEngine:
@@ -263,17 +264,23 @@ class OnnxRuntimeEngine:
         stages: Stages,
         detached: threading.Event,
     ) -> OnnxModel:
-        weights = _weights(files)
-        graphs = self._graphs if not weights else None  # a kept graph has its own weights
+        weights = shard_weights(files)
+        graphs = self._graphs if not weights.values else None  # a kept graph has its own weights
         key = graphs.key(files, options) if graphs is not None else None
         session = None
         try:
             if graphs is not None and key is not None:
-                session = self._kept(graphs, files, options, entries, key, cancellation, stages)
+                session, weights = self._kept(graphs, files, options, entries, key, cancellation, stages)
             kept = session is not None
             if session is None:
                 session = self._session(
-                    files, options, entries, str(files.model_file), cancellation, stages, weights=weights
+                    files,
+                    options,
+                    entries,
+                    str(files.model_file),
+                    cancellation,
+                    stages,
+                    weights=weights.values,
                 )
         except EngineError as error:
             if cancellation.cancelled:
@@ -298,20 +305,32 @@ class OnnxRuntimeEngine:
         key: str,
         cancellation: Cancellation,
         stages: Stages,
-    ) -> ort.InferenceSession | None:
-        """Make the session of the graph that an earlier start has optimised, where it was kept and is of use."""
+    ) -> tuple[ort.InferenceSession | None, Weights]:
+        """Make the session of the graph that an earlier start has optimised, where it was kept and is of use.
+
+        Returns:
+            It, and what it was given to use.
+        """
+        weights = NONE
         with stages.measure(Stage.OPEN):
             graph = graphs.find(key)
+            # Prepacked they would stand in memory twice: what was given cannot be given back.
+            if graph is not None and files.in_shared_memory and files.model_file and entries.get(PREPACKING_OFF) == "1":
+                weights = aligned_weights(graph, files.model_file.parent)
         if graph is None:
-            return None
+            return None, NONE
         entries = {**entries, **graphs.entries(files)}
         try:
-            return self._session(files, options, entries, graph, cancellation, stages, optimised=True)
+            session = self._session(
+                files, options, entries, graph, cancellation, stages, optimised=True, weights=weights.values
+            )
         except EngineError as error:
+            weights.close()
             if cancellation.cancelled:
                 raise
             graphs.drop(key, str(error))
-            return None
+            return None, NONE
+        return session, weights
 
     def _keep(
         self, graphs: OptimisedGraphs, files: ModelFiles, options: OnnxOptions, key: str, detached: threading.Event
@@ -377,13 +396,6 @@ def _graphs(settings: EngineSettings) -> OptimisedGraphs | None:
     from worker.engines.onnx_cache import OptimisedGraphs  # what is off is not imported
 
     return OptimisedGraphs(settings.cache, settings.log)
-
-
-def _weights(files: ModelFiles) -> dict[str, ort.OrtValue]:
-    """Return what a shard's graph gets for its initializers, by name: the slices as they are mapped, not copied."""
-    if files.shard is None or files.shard.weights is None:
-        return {}
-    return {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in files.shard.weights.arrays.items()}
 
 
 def _marks(files: ModelFiles) -> tuple[tuple[str, int, int, int], ...]:

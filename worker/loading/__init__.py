@@ -109,7 +109,10 @@ class Loaded:
     def placed(self, files: ModelFiles) -> ModelFiles:
         """Return ``files`` as the engine should load them."""
         return dataclasses.replace(
-            files, model_file=self.model_file or files.model_file, content_hash=self.content_hash
+            files,
+            model_file=self.model_file or files.model_file,
+            content_hash=self.content_hash,
+            in_shared_memory=self.place is not None,
         )
 
     def check(self) -> None:

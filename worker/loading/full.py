@@ -11,6 +11,7 @@ from worker.loading.task import Brought
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from worker.loading.huge_pages import Copy
     from worker.loading.reading import Tally
     from worker.loading.task import LoadTask
     from worker.loading.version_files import SourceFile
@@ -25,10 +26,10 @@ class Full:
         return Brought(tally.digests(task.files), tally.sums, tally.bytes_read, cut=tally.cut)
 
 
-def read_files(task: LoadTask, files: tuple[SourceFile, ...], copies: Mapping[str, int] | None = None) -> Tally:
+def read_files(task: LoadTask, files: tuple[SourceFile, ...], copies: Mapping[str, Copy] | None = None) -> Tally:
     """Read ``files`` in the task's threads, hash what it wants of them, and note the stages.
 
-    ``copies``: descriptors, by name, that what is read is written to.
+    ``copies``: by name, what is read is written to.
     """
     began = time.perf_counter()
     with BlockReader(

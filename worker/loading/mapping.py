@@ -13,20 +13,26 @@ import errno
 import mmap
 import os
 import sys
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worker.loading import LoadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from worker.loading.version_files import SourceFile
 
 PAGE_BYTES = mmap.PAGESIZE
 IS_LINUX: bool = sys.platform == "linux"
 _MADV_POPULATE_READ = 22  # Linux 5.14
+_MADV_COLLAPSE = 25  # Linux 6.1
+_HUGE_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _MAP_SHARED = 0x01
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_PROT_NONE = 0x0
 _MAP_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 _PROT_READ = 0x1
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -42,6 +48,15 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 
 
+@cache
+def huge_bytes() -> int:
+    """Return how large the kernel's huge pages are, such as 2 MiB; 0 where it has none."""
+    try:
+        return int(_HUGE_SIZE.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
 class _CacheStatRange(ctypes.Structure):
     _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
 
@@ -53,8 +68,11 @@ class _CacheStat(ctypes.Structure):
 class Mapping:
     """One file, mapped read-only and shared with the page cache, so that engines that map it too use the same pages."""
 
-    def __init__(self, path: Path, *, populate: bool = False) -> None:
+    def __init__(self, path: Path, *, populate: bool = False, aligned: bool = False) -> None:
         """``populate``: bring all its pages in before returning (``MAP_POPULATE``).
+
+        ``aligned``: at an address at which the kernel can map a huge page of the file as one; of a file in shared
+        memory it does not choose such an address by itself.
 
         Raises:
             LoadError: it cannot be opened or mapped.
@@ -69,17 +87,23 @@ class Mapping:
                 self.size_bytes = status.st_size
                 self._told = _is_told(status, path)
                 if self.size_bytes:
-                    self._map(descriptor, populate=populate)
+                    self._map(descriptor, populate=populate, aligned=aligned)
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise LoadError(f"{path}: cannot be mapped: {error.strerror}") from error
 
-    def _map(self, descriptor: int, *, populate: bool) -> None:
+    def _map(self, descriptor: int, *, populate: bool, aligned: bool) -> None:
         flags = _MAP_SHARED | (_MAP_POPULATE if populate else 0)
-        address = _libc.mmap(None, self.size_bytes, _PROT_READ, flags, descriptor, 0)
+        place = None
+        if aligned and 0 < huge_bytes() <= self.size_bytes:
+            place, flags = _reserved(self.size_bytes, huge_bytes()), flags | _MAP_FIXED
+        address = _libc.mmap(place, self.size_bytes, _PROT_READ, flags, descriptor, 0)
         if address is None or address == _MAP_FAILED:
-            raise _last_error()
+            error = _last_error()
+            if place is not None:
+                _libc.munmap(place, self.size_bytes)
+            raise error
         self._address = address
 
     @property
@@ -112,6 +136,18 @@ class Mapping:
                 )
             raise LoadError(f"{self.path}: cannot be brought into memory: {error.strerror}")
         return True
+
+    def collapse(self, offset: int, length: int) -> None:
+        """Have what the file has from ``offset`` on in huge pages, as far as whole ones fit into ``length`` bytes.
+
+        Of each something must have been written; what was not is 0. The mapping must be aligned, the file's length what
+        it will be.
+
+        Raises:
+            OSError: the kernel has no such pages, or does not make them of this file.
+        """
+        if _libc.madvise(self._address + offset, length, _MADV_COLLAPSE) != 0:
+            raise _last_error()
 
     def missing(self) -> list[tuple[int, int]]:
         """Return the runs of pages that memory does not hold, as (offset, bytes); none where it is not told."""
@@ -159,6 +195,21 @@ class Mapping:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _reserved(size_bytes: int, multiple: int) -> int:
+    """Return an address that is a ``multiple``, from which on nothing else is mapped for that many bytes."""
+    whole_bytes = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    found = _libc.mmap(None, whole_bytes + multiple, _PROT_NONE, flags, -1, 0)
+    if found is None or found == _MAP_FAILED:
+        raise _last_error()
+    start = -(-int(found) // multiple) * multiple
+    if start > found:
+        _libc.munmap(found, start - found)
+    if multiple > start - found:
+        _libc.munmap(start + whole_bytes, multiple - (start - found))
+    return start
 
 
 def cached_pages(files: Sequence[SourceFile]) -> tuple[int, int] | None:

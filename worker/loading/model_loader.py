@@ -191,7 +191,9 @@ class ModelLoader:
             if entry is not None and held is not None:
                 name, strategy, task.files = "shm", Mmap(), entry.files()
             elif place is not None:
-                name, strategy = "unpacked" if _packed(found) else "copied", IntoPlace(place, self._limit_bytes(entry))
+                name = "unpacked" if _packed(found) else "copied"
+                small = (lambda _: None) if self._shm is None else self._shm.tell_small_pages
+                strategy = IntoPlace(place, self._limit_bytes(entry), small)
             else:
                 chosen = self._named(files)
                 if chosen is StrategyName.AUTO:

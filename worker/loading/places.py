@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from worker.loading import NoRoomError
 from worker.loading.full import read_files
+from worker.loading.huge_pages import Copy
 from worker.loading.task import Brought
 from worker.loading.unpacking import plain_name, unpack
 from worker.loading.version_files import SourceFile, file_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from worker.loading.digests import FileDigest
     from worker.loading.task import LoadTask
@@ -78,10 +79,14 @@ class NamelessPlace:
 class IntoPlace:
     """The strategy of a version whose files are copied or unpacked into a place."""
 
-    def __init__(self, place: Place, limit_bytes: int) -> None:
-        """``limit_bytes``: how large the files may be together once they are unpacked."""
+    def __init__(self, place: Place, limit_bytes: int, small: Callable[[str], None] = lambda _: None) -> None:
+        """``limit_bytes``: how large the files may be together once they are unpacked.
+
+        ``small``: told why a copy has pages of the usual size, where huge ones cannot be had.
+        """
         self._place = place
         self._limit_bytes = limit_bytes
+        self._small = small
 
     def bring_in(self, task: LoadTask) -> Brought:
         """Copy and unpack every file; see :class:`worker.loading.task.Strategy`."""
@@ -91,15 +96,17 @@ class IntoPlace:
             copies = {}
             for file in task.files:
                 try:
-                    copies[file.name] = self._place.create(plain_name(file.name))
+                    made = self._place.create(plain_name(file.name))
                 except OSError as error:
                     raise NoRoomError(f"{file.path}: cannot be put into memory: {error.strerror}") from error
-                stack.callback(os.close, copies[file.name])
+                known_bytes = file.size_bytes if file in plain else 0
+                copies[file.name] = Copy(made, known_bytes, f"the copy of {file.path}", self._small)
+                stack.callback(copies[file.name].close)
             tally = read_files(task, plain, copies)
             digests = tally.digests(plain)
             for file in task.files:
                 if file not in plain:
-                    digest, sha256 = unpack(file, copies[file.name], left_bytes, task)
+                    digest, sha256 = unpack(file, copies[file.name].descriptor, left_bytes, task)
                     left_bytes -= digest.size_bytes
                     digests[file.name] = digest
                     if sha256:

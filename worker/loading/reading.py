@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from worker.engines import Cancellation
+    from worker.loading.huge_pages import Copy
     from worker.loading.version_files import SourceFile
     from worker.stages import Stages
 
@@ -99,11 +100,11 @@ class BlockReader:
         self,
         wanted: Wanted,
         threads: int,
-        copies: Mapping[str, int] | None = None,
+        copies: Mapping[str, Copy] | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         hastened: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``copies``: open descriptors, by name, that what is read of a file is written to, at the same place.
+        """``copies``: by name, what is read of a file is written to, at the same place.
 
         ``hastened``: once it says so, nothing more is read that is neither hashed nor copied.
         """
@@ -205,11 +206,13 @@ class BlockReader:
         read_s = hash_s = 0.0
         at = job.offset
         before = time.perf_counter()
+        if copy is not None:
+            copy.begin(job.offset, job.length)
         for chunk in () if not needed and self._hastened() else chunks(job.file, job.offset, job.length, buffer):
             if self._stop.is_set():
                 raise GivenUpError("given up while reading")
             if copy is not None:
-                write_all(copy, chunk, at, f"the copy of {job.file.path}")
+                copy.write(chunk, at)
             at += len(chunk)
             read = time.perf_counter()
             if hasher is not None:

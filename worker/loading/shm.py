@@ -162,6 +162,7 @@ class ShmStore:
         self._lock_descriptor: int | None = None
         self._turn_descriptor: int | None = None
         self._mutex = threading.Lock()
+        self._told: set[str] = set()
         self._used: dict[Path, int] = {}
         """What this process makes or uses, each with the descriptor that holds its lock."""
 
@@ -200,6 +201,14 @@ class ShmStore:
     def tell(self, what: str, error: OSError | LoadError) -> None:
         """Write in the log why shared memory is not used for ``what``."""
         self._log.warning("load.shm", what=what, error=_reason(error), effect="shared memory is not used")
+
+    def tell_small_pages(self, reason: str) -> None:
+        """Write in the log why copies have pages of the usual size, once for each reason."""
+        if reason not in self._told:
+            self._told.add(reason)
+            self._log.info(
+                "load.small_pages", reason=reason, effect="copies in shared memory take longer to make and to map"
+            )
 
     def remove(self, directory: Path) -> None:
         """Take an entry away, unless another process uses it; what maps it still goes on."""
