@@ -280,6 +280,7 @@ class OnnxRuntimeEngine:
                     str(files.model_file),
                     cancellation,
                     stages,
+                    optimised=bool(weights.values),  # or it would fold what the files have, not the slices
                     weights=weights.values,
                 )
         except EngineError as error:

@@ -19,8 +19,9 @@ from worker.engines.onnx_weights import LEAST_BYTES, aligned_weights
 from worker.engines.registry import EngineSettings
 from worker.loading.mapping import huge_bytes
 from worker.loading.own_memory import FileId, mapped_areas
+from worker.sharding.reading import ShardWeights
 from worker.stages import Stages
-from worker.store import ModelFiles
+from worker.store import HeldShard, ModelFiles
 
 SIDE = 256
 SIZE = SIDE * SIDE * 4
@@ -111,3 +112,36 @@ def test_a_copy_in_shared_memory_is_mapped_where_huge_pages_can_be_and_answers_t
     shared.unload()
     assert areas() == []
     assert log.events("model_cache.dropped") == []
+
+
+FLIP = {"perm": [1, 0]}
+
+
+@pytest.mark.parametrize("two_phase", ["auto", "on", "off"])
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        # Transposes are pushed through the addition, and its weight is transposed in its place.
+        [
+            onnx_writing.node("Transpose", ["x"], "a", **FLIP),
+            onnx_writing.node("Add", ["a", "w"], "b"),
+            onnx_writing.node("Transpose", ["b"], "y", **FLIP),
+        ],
+        # The transposed weight is computed while the session is made.
+        [onnx_writing.node("Transpose", ["w"], "a", **FLIP), onnx_writing.node("Add", ["x", "a"], "y")],
+    ],
+)
+def test_a_shard_answers_with_its_slices_whatever_could_be_optimised(
+    tmp_path: Path, nodes: list[bytes], two_phase: str
+) -> None:
+    w = np.arange(9, dtype=np.float32).reshape(3, 3)
+    (tmp_path / "data").write_bytes(bytes(w.nbytes))
+    info = [onnx_writing.value_info(name, onnx_writing.FLOAT, (3, 3)) for name in "xy"]
+    weights = [onnx_writing.external_tensor("w", onnx_writing.FLOAT, (3, 3), "data", 0, w.nbytes)]
+    (tmp_path / "model.onnx").write_bytes(onnx_writing.model("g", nodes, weights, info[:1], info[1:]))
+    held = HeldShard(0, 2, weights=ShardWeights({"w": w}, (), "h"))
+    files = ModelFiles("m", "1", tmp_path, tmp_path / "model.onnx", options={"two_phase": two_phase}, shard=held)
+    model = OnnxRuntimeEngine(EngineSettings(ReadableLog())).load(files, Cancellation(), Stages())
+    x = np.full((3, 3), 10, np.float32)
+    assert np.array_equal(model.run({"x": x}, ["y"], {}, Cancellation())[0], x + w.T)
+    model.unload()
