@@ -18,7 +18,7 @@ from worker.engines.onnx_runtime import OnnxRuntimeEngine
 from worker.engines.onnx_weights import LEAST_BYTES, aligned_weights
 from worker.engines.registry import EngineSettings
 from worker.loading.mapping import huge_bytes
-from worker.loading.own_memory import FileId, mapped_areas
+from worker.loading.own_memory import FileId, mapped_areas, move
 from worker.sharding.reading import ShardWeights
 from worker.stages import Stages
 from worker.store import HeldShard, ModelFiles
@@ -108,6 +108,10 @@ def test_a_copy_in_shared_memory_is_mapped_where_huge_pages_can_be_and_answers_t
     if huge_bytes():
         whole = [area for area in areas() if area.size_bytes >= status.st_size // 4096 * 4096]
         assert [area.start % huge_bytes() for area in whole] == [0]
+    assert np.array_equal(answer(shared), wanted)
+    shared.detach()  # as the guard of the files does where somebody is to write to them
+    assert move(file, directory / "model.onnx.data") > 0
+    (directory / "model.onnx.data").write_bytes(b"")
     assert np.array_equal(answer(shared), wanted)
     shared.unload()
     assert areas() == []
