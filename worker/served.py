@@ -151,7 +151,7 @@ class ServedReplica:
         try:
             facts = dict(self.model.facts())
             json_text.encode(facts)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - asked on the loop, for all models at once
+        except BaseException as error:  # noqa: BLE001 - asked on the loop, for all models at once
             return {"error": f"{type(error).__name__}: {told(error)}"}
         return facts
 

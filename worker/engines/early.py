@@ -64,7 +64,7 @@ class EarlyEngine:
         """Return the memory of the devices; see :class:`worker.engines.Engine`. None where the engine fails to say."""
         try:
             return self._engine.memory()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - reports go on without it
+        except BaseException as error:  # noqa: BLE001 - reports go on without it; Ctrl-C has a handler of its own
             if not self._no_memory_told:
                 self._no_memory_told = True
                 self._log.error("engine.memory_unknown", error=f"{type(error).__name__}: {told(error)}")

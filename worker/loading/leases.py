@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
-from worker.engines import Cancellation, GivenUpError
+from worker.engines import Cancellation, GivenUpError, told
 from worker.engines.background import turn
 from worker.loading.guard import REMEDY, Guard
 from worker.loading.own_memory import FileId, mapped_areas, move
@@ -139,9 +139,9 @@ class Leases:
                 self.is_at_work = True
                 try:
                     self._let_in(broken)
-                except Exception as error:  # noqa: BLE001 - whatever broke, the time goes on
+                except BaseException as error:  # noqa: BLE001 - whatever broke (an engine's detach), the time goes on
                     for file in broken:
-                        self._take_out(file, f"{type(error).__name__}: {error}")
+                        self._take_out(file, f"{type(error).__name__}: {told(error)}")
             self.is_at_work = False
 
     def _broken(self) -> dict[FileId, Path]:

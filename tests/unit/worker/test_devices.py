@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import threading
 import uuid
@@ -156,15 +157,13 @@ def test_memory_is_the_devices_or_else_the_hosts() -> None:
     assert early.memory() == early.read() == Memory(3, 4)
 
 
-@pytest.mark.parametrize("raised", [RuntimeError("driver gone"), SystemExit("driver gone")])
-def test_memory_that_an_engine_cannot_tell_is_unknown_and_told_once(raised: BaseException) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_memory_that_an_engine_cannot_tell_is_unknown_and_told_once(kind: type[BaseException]) -> None:
     class Broken(FixedEngine):
         def memory(self) -> None:
-            raise raised
+            raise kind("driver gone")
 
     log = ReadableLog()
     engine = EarlyEngine(Broken(DoublingModel()), Host(), log)
     assert (engine.memory(), engine.read(), engine.read()) == (None, Memory(1, 2), Memory(1, 2))
-    assert [event["error"] for event in log.events("engine.memory_unknown")] == [
-        f"{type(raised).__name__}: driver gone"
-    ]
+    assert [event["error"] for event in log.events("engine.memory_unknown")] == [f"{kind.__name__}: driver gone"]

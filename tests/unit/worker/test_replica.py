@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -88,6 +88,17 @@ def test_it_is_warm_only_after_every_class_was_proven() -> None:
         ("loading", "warming"),
         ("warming", "warm"),
     ]
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
+def test_facts_that_an_engine_cannot_tell_say_why_and_end_nothing(kind: type[BaseException]) -> None:
+    class Broken(DoublingModel):
+        def facts(self) -> Mapping[str, Any]:
+            raise kind("no facts")
+
+    bench = Bench(FixedEngine(Broken()))
+    asyncio.run(bench.replica.bring_up())
+    assert bench.replica.engine_facts() == {"error": f"{kind.__name__}: no facts"}
 
 
 def test_progress_is_logged_at_its_end_and_not_more_often_than_five_times_a_second() -> None:

@@ -62,6 +62,11 @@ class MovableModel(MappedModel):
         self.detached += 1
 
 
+class RefusingModel(MovableModel):
+    def detach(self) -> None:
+        raise SystemExit("no detaching")
+
+
 class MappingEngine:
     """Maps ``weights.bin``; while ``hold`` is not set its loads do not end, nor while ``hold_runs`` is not its runs."""
 
@@ -172,6 +177,7 @@ async def test_what_is_served_stays_when_its_file_is_cut_or_rewritten(
     ("kind", "free_bytes", "why"),
     [
         (MappedModel, 1 << 40, "its engine cannot have it moved into memory"),
+        (RefusingModel, 1 << 40, "SystemExit: no detaching; "),
         (MovableModel, SIZE, f"it cannot be kept in memory: {4 * mmap.PAGESIZE} bytes are more than 80% of the {SIZE}"),
     ],
 )
