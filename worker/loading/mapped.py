@@ -6,6 +6,7 @@ them in place.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from worker.engines import GivenUpError
@@ -17,7 +18,7 @@ from worker.loading.task import Brought
 from worker.stages import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from worker.loading.task import LoadTask
 
@@ -32,10 +33,12 @@ class Mmap:
 
     def bring_in(self, task: LoadTask) -> Brought:
         """Map every file; see :class:`worker.loading.task.Strategy`."""
-        brought = Brought(mappings=tuple(map_files(task)))
-        if task.wanted:
-            tally = read_files(task, task.wanted_files)
-            brought.digests, brought.sums, brought.bytes_read = tally.digests(task.files), tally.sums, tally.bytes_read
+        with mapped(task) as mappings:
+            brought = Brought(mappings=tuple(mappings))
+            if task.wanted:
+                tally = read_files(task, task.wanted_files)
+                brought.digests, brought.sums = tally.digests(task.files), tally.sums
+                brought.bytes_read = tally.bytes_read
         return brought
 
 
@@ -54,12 +57,12 @@ class Populate:
 
     def bring_in(self, task: LoadTask) -> Brought:
         """Map, read and populate every file; see :class:`worker.loading.task.Strategy`."""
-        mappings = map_files(task)
-        tally = read_files(task, task.files)
-        with task.stages.measure(Stage.PAGE_IN):
-            cut = not self._populate(task, mappings)
-            if not cut:
-                self._hold(mappings)
+        with mapped(task) as mappings:
+            tally = read_files(task, task.files)
+            with task.stages.measure(Stage.PAGE_IN):
+                cut = not self._populate(task, mappings)
+                if not cut:
+                    self._hold(mappings)
         return Brought(tally.digests(task.files), tally.sums, tally.bytes_read, tuple(mappings), cut or tally.cut)
 
     @staticmethod
@@ -95,14 +98,23 @@ class Populate:
             )
 
 
-def map_files(task: LoadTask) -> list[Mapping]:
-    """Map every file of the task."""
-    with task.stages.measure(Stage.OPEN):
-        mappings = []
-        for file in task.files:
-            mappings.append(Mapping(file.path))
-            file.check()
-        return mappings
+@contextmanager
+def mapped(task: LoadTask) -> Iterator[list[Mapping]]:
+    """Map every file of the task, and unmap them where the ``with`` block fails.
+
+    An error has the frames that it went through, and with them what they held, for as long as the collector lets it.
+    """
+    mappings: list[Mapping] = []
+    try:
+        with task.stages.measure(Stage.OPEN):
+            for file in task.files:
+                mappings.append(Mapping(file.path))
+                file.check()
+        yield mappings
+    except BaseException:
+        for mapping in mappings:
+            mapping.close()
+        raise
 
 
 def _residency(mappings: Sequence[Mapping]) -> float:

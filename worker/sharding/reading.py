@@ -82,13 +82,13 @@ def read_shard(
             go_on()
             if part.file not in descriptors:
                 descriptors[part.file] = _open(directory / part.file)
-            array, hashed = _read(descriptors[part.file], directory / part.file, tensor, part, mappings)
-            array.flags.writeable = False
-            arrays[tensor.name] = array
+            arrays[tensor.name], hashed = _read(descriptors[part.file], directory / part.file, tensor, part, mappings)
+            arrays[tensor.name].flags.writeable = False
             whole.update(f"{tensor.name}\0{part.dtype}\0{part.shape}\0{hashed}\0".encode())
             done += part.bytes
             read(done, total)
     except BaseException:
+        arrays.clear()  # what an array looks into stays mapped, and an error has this frame for as long as it lasts
         ShardWeights(arrays, tuple(mappings), "").close()
         raise
     finally:
@@ -119,6 +119,7 @@ def _read(fd: int, path: Path, tensor: Tensor, part: Slice, mappings: list[mmap.
     except ShardError as error:
         raise ShardError(f"{path}: tensor {tensor.name!r}: {error}") from error
     if digest != part.hash:
+        del array  # see read_shard
         raise ShardError(
             f"{path}: tensor {tensor.name!r}: its bytes have the hash {digest}, manifest.json says {part.hash}: "
             "the file was changed; write the manifest again with: warmroute models shard"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -129,6 +130,26 @@ def test_a_file_that_is_cut_short_while_it_is_loaded_is_an_error_and_no_signal(
     text = str(caught.value)
     assert text.startswith(f"{tmp_path}/v/model.onnx: ")
     assert "changed from 17825792 to 5000 bytes while it was loaded" in text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+@pytest.mark.parametrize("strategy", [StrategyName.MMAP, StrategyName.POPULATE])
+@pytest.mark.parametrize("why", ["cut", "given up"])
+def test_a_load_that_fails_has_nothing_mapped_however_long_its_error_is_kept(
+    tmp_path: Path, strategy: StrategyName, why: str
+) -> None:
+    files, cancellation = big(tmp_path / "v"), Cancellation()
+
+    def progress(done: int, _: int) -> None:
+        if why == "given up":
+            cancellation.cancel()
+        elif not done:
+            os.truncate(tmp_path / "v" / "weights" / "part", 1)
+
+    with pytest.raises((LoadError, GivenUpError)) as kept:
+        load(files, strategy, progress, cancellation)
+    assert kept.value.__traceback__ is not None, "it has what it went through"
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 def test_a_file_that_is_cut_short_under_its_mapping_is_an_error_too(tmp_path: Path) -> None:

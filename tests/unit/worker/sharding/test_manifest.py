@@ -273,6 +273,23 @@ def test_a_changed_slice_is_refused_and_other_shards_go_on(tmp_path: Path) -> No
     assert read_shard(tmp_path, manifest, 0).bytes == 32
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_shard_that_is_refused_has_nothing_mapped_however_long_its_error_is_kept(tmp_path: Path) -> None:
+    path, maps = tmp_path / "model.safetensors", Path("/proc/self/maps")
+    write_safetensors(path, {name: np.ones((4, 4), np.float32) for name in ("k_proj.weight", "q_proj.weight")})
+    manifest = split(tmp_path, 2)
+    held = read_shard(tmp_path, manifest, 1)
+    assert str(path) in maps.read_text()
+    held.close()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ShardError) as kept:
+        read_shard(tmp_path, manifest, 1)
+    assert kept.value.__traceback__ is not None, "it has what it went through"
+    assert str(path) not in maps.read_text()
+
+
 def test_a_cut_or_missing_file_and_a_shard_that_is_none_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_safetensors(path, arrays())
