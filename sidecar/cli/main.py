@@ -10,6 +10,7 @@ from contextlib import suppress
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from sidecar.cli.outcome import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, CliError, complain
+from sidecar.cli.streams import open_closed
 from sidecar.config.problems import SettingsError, nearest
 
 _RUN = Group("Run", sort_key=1)
@@ -78,6 +79,7 @@ def build(command: str = "") -> App:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that ``arguments`` (default: those of the process) name; return the exit code."""
+    open_closed()
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     names = [name for name, *_ in _COMMANDS]
     if tokens and not tokens[0].startswith("-") and tokens[0] not in names:  # before cyclopts imports every command

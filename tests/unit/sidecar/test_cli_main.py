@@ -188,3 +188,17 @@ def test_entry_point_of_the_distribution() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     assert 'warmroute = "sidecar.cli.main:main"' in text
     assert callable(import_module("sidecar.cli.main").main)
+
+
+@pytest.mark.parametrize("arguments", ["version", "models --help", "worker --help"])
+def test_a_command_whose_standard_streams_are_closed_does_its_work(arguments: str) -> None:
+    command = f"{sys.executable} -P -m sidecar.cli.main {arguments}"
+    done = subprocess.run(
+        ["sh", "-c", f"{command} <&- >&-"], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_command_that_is_none_is_refused_where_nobody_hears_of_it() -> None:
+    command = f"{sys.executable} -P -m sidecar.cli.main no-such <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], cwd=ROOT, timeout=60, check=False).returncode == 2
