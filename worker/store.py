@@ -304,7 +304,9 @@ def _choose(
         if path.name.startswith(".") or not path.is_dir():
             continue
         if not VERSION.fullmatch(path.name):
-            raise StoreError(f"{path}: version {path.name!r}: a version is a number from 1, without leading zeros")
+            raise StoreError(
+                f"{path}: version {path.name!r}: a version is a number from 1 to 999999999, without leading zeros"
+            )
         there[path.name] = path
     if not there:
         raise StoreError(f"{directory}: holds no version; add {name}/1/{file_name or 'model.yaml'}")

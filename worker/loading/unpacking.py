@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from worker.loading.version_files import SourceFile
 
 CHUNK_BYTES = 1 << 20
+_REMEDY = "it is damaged, or was not copied whole: put it there again"
 
 
 def plain_name(name: str) -> str:
@@ -80,7 +81,7 @@ class Gzip:
             try:
                 piece = self._member.decompress(rest, CHUNK_BYTES)
             except zlib.error as error:
-                raise ValueError(str(error)) from error
+                raise ValueError(f"{error}; {_REMEDY}") from error
             if piece:
                 yield piece
             self.ended = self._member.eof
@@ -110,7 +111,7 @@ class Zstandard:
                 try:
                     piece = self._frame.decompress(rest)
                 except self._library.ZstdError as error:
-                    raise ValueError(str(error)) from error
+                    raise ValueError(f"{error}; {_REMEDY}") from error
                 for start in range(0, len(piece), CHUNK_BYTES):
                     yield piece[start : start + CHUNK_BYTES]
                 self.ended = self._frame.eof
@@ -218,4 +219,4 @@ def unpacked(packed: Iterable[memoryview], unpacking: Unpacker) -> Iterator[byte
     for chunk in packed:
         yield from unpacking.feed(chunk)
     if not unpacking.ended:
-        raise ValueError("it ends in the middle")
+        raise ValueError(f"it ends in the middle; {_REMEDY}")

@@ -273,7 +273,7 @@ async def test_the_index_finds_models_that_are_new_on_disk_and_forgets_cold_ones
     async with bench.running():
         bench.put("n", "7", "new")
         (root / "broken" / "v1").mkdir(parents=True)
-        why = f"{root}/broken/v1: version 'v1': a version is a number from 1, without leading zeros"
+        why = f"{root}/broken/v1: version 'v1': a version is a number from 1 to 999999999, without leading zeros"
         assert await bench.repository.index() == [
             Entry("m", "1", "UNAVAILABLE", "unloaded"),
             Entry("n", "7", "UNAVAILABLE", "unloaded"),

@@ -214,7 +214,7 @@ def test_a_description_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
         (b"m/1/caf\xe9/x", "m/1/caf\\udce9: its name is not UTF-8; rename the file, or take it away"),
         (
             b"m/caf\xe9/x",
-            "m/caf\\udce9: version 'caf\\udce9': a version is a number from 1, without leading zeros",
+            "m/caf\\udce9: version 'caf\\udce9': a version is a number from 1 to 999999999, without leading zeros",
         ),
         (b"caf\xe9/1/x", "caf\\udce9: name 'caf\\udce9': use 1 to 128 of A-Z a-z 0-9 . _ : -"),
     ],
@@ -291,7 +291,7 @@ def test_what_is_missing_is_said_with_its_remedy(tmp_path: Path) -> None:
         f"{root}/m/1/model.onnx: no such file; the engine loads model.onnx from a version's directory"
     )
     (root / "m" / "v2").mkdir()
-    assert refusal(()) == f"{root}/m/v2: version 'v2': a version is a number from 1, without leading zeros"
+    assert refusal(()) == f"{root}/m/v2: version 'v2': a version is a number from 1 to 999999999, without leading zeros"
     (root / "bad name").mkdir()
     assert refusal(()).endswith("name 'bad name': use 1 to 128 of A-Z a-z 0-9 . _ : -")
     assert refusal(("..",)) == "model name '..': use 1 to 128 of A-Z a-z 0-9 . _ : -"

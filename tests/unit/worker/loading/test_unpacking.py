@@ -161,6 +161,7 @@ def test_what_is_damaged_is_refused(
     files = version(tmp_path / "v", {f"model.onnx{suffix}": spoil(PACKING[suffix](CONTENT)), "other": b""})
     text = rig.refusal(files)
     assert text.startswith(f"{tmp_path}/v/model.onnx{suffix}: cannot be unpacked: {error or ''}")
+    assert text.endswith("; it is damaged, or was not copied whole: put it there again")
 
 
 def test_it_goes_no_further_than_memory_does(tmp_path: Path) -> None:
