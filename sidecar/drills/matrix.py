@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sidecar.drills.verdict import ABORTED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
@@ -25,6 +27,7 @@ class _Report(msgspec.Struct, frozen=True):
 
     passed: bool
     failed_on: str
+    cut_short: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,13 @@ class Cell:
     without: str
     passed: bool
     why: str = ""
+    judged: bool = True
+    """Whether it ran to its end, or to that of its own conditions: what was cut short otherwise shows nothing."""
 
     @property
     def right(self) -> bool:
         """Whether it came out as it must: passed as shipped, failed without."""
-        return self.passed is not bool(self.without)
+        return self.judged and self.passed is not bool(self.without)
 
 
 def cell_of(drill: str, without: str, report: bytes) -> Cell:
@@ -49,7 +54,8 @@ def cell_of(drill: str, without: str, report: bytes) -> Cell:
         msgspec.DecodeError: it is none.
     """
     found = msgspec.json.decode(report, type=_Report)
-    return Cell(drill, without, found.passed, found.failed_on)
+    judged = not found.cut_short or found.cut_short.startswith(ABORTED)
+    return Cell(drill, without, found.passed, found.failed_on, judged=judged)
 
 
 def table(cells: Sequence[Cell]) -> Iterator[str]:

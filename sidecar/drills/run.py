@@ -18,7 +18,7 @@ from sidecar.drills.place import RENEW_S, PlaceError, undoing
 from sidecar.drills.record import Accounts, Check, Record, Span
 from sidecar.drills.scenario import kind_of
 from sidecar.drills.traffic import Figures, figures, of_calls
-from sidecar.drills.verdict import to_abort
+from sidecar.drills.verdict import ABORTED, to_abort
 from sidecar.drills.watching import expected, unmet
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ class Running:
             for abort in self._drill.abort:
                 why = to_abort(abort, self._late(abort.over_s))
                 if why and not self._stop.done():
-                    self._stop.set_result(f"aborted: {why}")
+                    self._stop.set_result(f"{ABORTED}{why}")
 
     async def _tell(self) -> None:
         while True:

@@ -68,6 +68,10 @@ def failed_on(verdict: Verdict) -> str:
     return failed[0] + (f", and {len(failed) - 1} more" if len(failed) > 1 else "") if failed else ""
 
 
+ABORTED = "aborted: "
+"""How it begins why a drill was cut short that its own condition ended."""
+
+
 def to_abort(abort: Abort, seen: Figures) -> str:
     """Return why ``seen``, what callers saw of late, ends the drill; "" where it does not."""
     if seen.requests < abort.least:

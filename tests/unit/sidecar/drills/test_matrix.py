@@ -39,6 +39,9 @@ def test_a_line_for_each_feature() -> None:
 def test_a_cell_is_made_of_a_report() -> None:
     report = b'{"drill": "one", "passed": false, "failed_on": "error_ratio at most 0%: 5%", "figures": {}}'
     assert cell_of("one", "cache", report) == CELLS[1]
+    for why, right in (("aborted: error_ratio over 50%", True), ("interrupted (SIGINT)", False), ("", True)):
+        cut = msgspec.json.encode({"passed": False, "failed_on": why or "p99_ms at most 5", "cut_short": why})
+        assert cell_of("one", "cache", cut).right is right  # it fails, but not because the feature is off
     with pytest.raises(msgspec.DecodeError):
         cell_of("one", "cache", b'{"drill": "one"}')
 
