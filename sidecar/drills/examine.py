@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from router.policy import MAX_SHARES
 from sidecar.config.semantics import Finding
 from sidecar.drills import reaching
 from sidecar.drills.faulting import endpoint_of
@@ -23,6 +24,7 @@ from sidecar.drills.scenario import (
     Objective,
     kind_of,
 )
+from sidecar.traffic.requests import TOKEN
 from sidecar.up.engines import unknown_engine
 
 if TYPE_CHECKING:
@@ -31,10 +33,9 @@ if TYPE_CHECKING:
     from sidecar.config.problems import Path
     from sidecar.drills.scenario import Do, Phase, Up
 
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _VALUE = re.compile(r"[\t\x20-\x7e]*\Z")
 _FEATURE = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
-_TARGET = re.compile(r"/[\x21-\x7e]*\Z")
+_TARGET = re.compile(r"/[!\"$-~]*\Z")
 _OURS = frozenset({"content-length", "transfer-encoding", "connection", "host", "x-request-id"})
 _STEPS = "load, fault, end, do, wait, expect"
 
@@ -208,13 +209,13 @@ def _are(names: set[str] | list[str]) -> str:
 
 def _load(load: Load) -> Iterator[Finding]:
     if not _TARGET.match(load.path):
-        yield Finding(("path",), "must begin with / and hold no spaces")
-    if not _TOKEN.match(load.method):
-        yield Finding(("method",), "must be a method, as POST")
+        yield Finding(("path",), "must begin with / and hold no spaces and no #")
+    if not TOKEN.fullmatch(load.method) or load.method == "CONNECT":
+        yield Finding(("method",), "must be a method, as POST, other than CONNECT")
     for name, value in load.headers.items():
         if name.lower() in _OURS:
             yield Finding(("headers", name), "the drill sets this itself: leave it out")
-        elif not _TOKEN.match(name) or not _VALUE.match(value):
+        elif not TOKEN.fullmatch(name) or not _VALUE.match(value):
             yield Finding(("headers", name), "must be a field name with a value in printable ASCII")
     yield from reaching.problems(load)
 
@@ -244,11 +245,31 @@ def _expect(drill: Drill, expect: Expect) -> Iterator[Finding]:
             yield Finding(
                 (field,), "needs a model and the endpoint whose share it is: add them (a version has weight_…)"
             )
+    for part in ("share", "weight"):
+        most, least = getattr(expect, f"{part}_at_most"), getattr(expect, f"{part}_at_least")
+        if most is not None and least is not None and least > most:
+            yield Finding((f"{part}_at_least",), f"is over {part}_at_most ({most:g}): nothing can be both")
+    if expect.version and expect.weight_at_most is None and expect.weight_at_least is None:
+        yield Finding(("version",), "needs weight_at_most or weight_at_least: only a version's weight is expected")
     yield from _endpoint(drill, expect.endpoint)
     yield from _model(drill, expect.model)
 
 
+_TAKES = {
+    Act.DRAIN: {"endpoint"},
+    Act.RESUME: {"endpoint"},
+    Act.SPLIT: {"model", "split"},
+    Act.PROMOTE: {"model", "version"},
+    Act.ROLLBACK: {"model", "version"},
+    Act.RESET: {"model"},
+}
+"""What each act goes by."""
+
+
 def _do(drill: Drill, do: Do) -> Iterator[Finding]:
+    for field in ("endpoint", "model", "version", "split"):
+        if getattr(do, field) and field not in _TAKES[do.act]:
+            yield Finding((field,), f"must be left out: {do.act} does not go by it")
     if do.act in {Act.DRAIN, Act.RESUME}:
         if not do.endpoint:
             yield Finding(("act",), f"{do.act} needs an endpoint: add it")
@@ -259,6 +280,10 @@ def _do(drill: Drill, do: Do) -> Iterator[Finding]:
     yield from _model(drill, do.model)
     if do.act is Act.SPLIT and not do.split:
         yield Finding(("split",), 'needs versions with their weights, as {"1": 95, "2": 5}: add them')
+    elif do.act is Act.SPLIT and not any(do.split.values()):
+        yield Finding(("split",), "nobody would get any: give one a weight above 0")
+    elif do.act is Act.SPLIT and len(do.split) > MAX_SHARES:
+        yield Finding(("split",), f"must name at most {MAX_SHARES} versions")
 
 
 def _objective(drill: Drill, objective: Objective) -> Iterator[Finding]:

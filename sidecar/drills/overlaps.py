@@ -10,7 +10,7 @@ from sidecar.drills.scenario import shortened
 from sidecar.faults.processes import MAX_FAULTS
 from sidecar.faults.processes.fault import Reach, in_the_way
 from sidecar.faults.processes.kinds import KINDS as PROCESS_KINDS
-from sidecar.settings.faults import Faults
+from sidecar.settings.faults import Fault, Faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ def overlaps(drill: Drill) -> Iterator[Finding]:
 
 
 def _overlaps(drill: Drill) -> Iterator[Finding]:
-    most = _most(drill)
+    most, rules = _most(drill), _rules(drill)
     at = 0.0
     live: list[_Live] = []
     starting: dict[str, _Starting] = {}
@@ -84,7 +84,7 @@ def _overlaps(drill: Drill) -> Iterator[Finding]:
                 else:
                     starting[new.process] = _Starting(new, at)
                 continue
-            others = sum(not of_process(one.fault) for one in live)
+            others = sum(not of_process(one.fault) for one in live) + sum(until > at + MARGIN_S for until in rules)
             if most is not None and others >= most:
                 had = f"{others} faults are in force then already: end one before, or " if most else ""
                 yield Finding((*path, "kind"), f"{had}raise start.up.config.faults.most ({most})")
@@ -109,6 +109,19 @@ def _of_process(path: tuple[str | int, ...], new: _Live, live: list[_Live]) -> I
             yield Finding(
                 (*path, "process"), f"{one.told} is in force there then: end it before, or wait until it has ended"
             )
+
+
+def _rules(drill: Drill) -> list[float]:
+    """Return until when each fault of the fleet's own configuration is in force for sure, seconds of the drill.
+
+    They begin with the sidecar, which may have taken ``ready_s`` to be ready, and as long to hear of all its workers.
+    """
+    if drill.start is None:
+        return []
+    faults = drill.start.up.config.get("faults")
+    said = faults.get("rules") if isinstance(faults, dict) else None
+    times = [one.get("for_s", Fault.for_s) for one in said if isinstance(one, dict)] if isinstance(said, list) else []
+    return [time - 2 * drill.start.up.ready_s for time in times if isinstance(time, int | float)]
 
 
 def _most(drill: Drill) -> int | None:

@@ -160,7 +160,7 @@ STEPS = "must say exactly one of load, fault, end, do, wait, expect"
         (
             "rate_per_s: 10",
             "rate_per_s: 10, method: 'GET /'",
-            '6:79: phases[0].load.method: "GET /": must be a method, as POST',
+            '6:79: phases[0].load.method: "GET /": must be a method, as POST, other than CONNECT',
         ),
         ("headers: {a: b}", "headers: {a: 5}", "6:84: phases[0].load.headers.a: 5: must be text: put it in quotes"),
         (
@@ -171,7 +171,7 @@ STEPS = "must say exactly one of load, fault, end, do, wait, expect"
         (
             "path: /v2/models/drill/infer",
             "path: '/a b'",
-            '6:31: phases[0].load.path: "/a b": must begin with / and hold no spaces',
+            '6:31: phases[0].load.path: "/a b": must begin with / and hold no spaces and no #',
         ),
         (
             ', to: "https://h:1", tls: {insecure: true}',
@@ -255,6 +255,14 @@ STEPS = "must say exactly one of load, fault, end, do, wait, expect"
             "short: {config: {faults: {most: 0}}}",
             '7:42: phases[1].fault.kind: "delay": raise start.up.config.faults.most (0)',
         ),
+        (
+            "config: {models",
+            "ready_s: 60, config: {faults: {most: 1, rules: [{kind: abort, for_s: 121}]}, models",
+            (
+                '7:42: phases[1].fault.kind: "delay": 1 faults are in force then already: '
+                "end one before, or raise start.up.config.faults.most (1)"
+            ),
+        ),
         # wait, expect, end, do
         ("wait: {for_s: 1}", "wait: 1", "9:24: phases[3].wait: 1: must be a mapping with some of: for_s"),
         ("wait: {for_s: 1}", "wait: {for_s: 0}", "9:32: phases[3].wait.for_s: 0: must be greater than 0"),
@@ -270,6 +278,19 @@ STEPS = "must say exactly one of load, fault, end, do, wait, expect"
         (OUT, "reason: stale", '10:34: phases[4].expect.reason: "stale": needs the endpoint that is meant: add it'),
         (OUT, "model: dril, step: cache", '10:33: phases[4].expect.model: "dril": there are chat, drill'),
         (OUT, "store: gone", '10:33: phases[4].expect.store: "gone": must be one of: live, frozen, local, uniform'),
+        (
+            OUT,
+            'model: drill, version: "1", picked: 1',
+            (
+                '10:49: phases[4].expect.version: "1": needs weight_at_most or weight_at_least: '
+                "only a version's weight is expected"
+            ),
+        ),
+        (
+            OUT,
+            "model: drill, endpoint: worker-1, share_at_most: 0.1, share_at_least: 0.5",
+            "10:96: phases[4].expect.share_at_least: 0.5: is over share_at_most (0.1): nothing can be both",
+        ),
         (OUT, "ready: maybe", '10:33: phases[4].expect.ready: "maybe": must be true or false'),
         ("within_s: 5", "", '10:25: phases[4].expect.within_s: missing: add "within_s" (seconds)'),
         (
@@ -286,6 +307,26 @@ STEPS = "must say exactly one of load, fault, end, do, wait, expect"
                 "12:22: phases[6].do.split: an empty mapping: "
                 'needs versions with their weights, as {"1": 95, "2": 5}: add them'
             ),
+        ),
+        (
+            DRAIN,
+            'act: split, model: drill, split: {"1": 0}',
+            "12:56: phases[6].do.split: a mapping: nobody would get any: give one a weight above 0",
+        ),
+        (
+            DRAIN,
+            "act: split, model: chat, split: {a: 1, b: 1, c: 1, d: 1, e: 1, f: 1, g: 1, h: 1, i: 1}",
+            "12:55: phases[6].do.split: a mapping: must name at most 8 versions",
+        ),
+        (
+            DRAIN,
+            "act: drain, endpoint: worker-1, model: drill",
+            '12:62: phases[6].do.model: "drill": must be left out: drain does not go by it',
+        ),
+        (
+            DRAIN,
+            'act: reset, model: drill, version: "1"',
+            '12:58: phases[6].do.version: "1": must be left out: reset does not go by it',
         ),
         (DRAIN, "act: drain, endpoint: worker-5", f'12:45: phases[6].do.endpoint: "worker-5": {ENDPOINTS}'),
         (DRAIN, "act: reset, model: dril", '12:42: phases[6].do.model: "dril": there are chat, drill'),

@@ -140,7 +140,7 @@ def test_phases_have_names_and_faults_their_defaults() -> None:
         (
             "path: /v2/models/drill/infer",
             "path: v2/models/drill/infer",
-            'd.yaml:6:31: phases[0].load.path: "v2/models/drill/infer": must begin with / and hold no spaces',
+            'd.yaml:6:31: phases[0].load.path: "v2/models/drill/infer": must begin with / and hold no spaces and no #',
         ),
     ],
 )
