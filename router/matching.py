@@ -109,7 +109,16 @@ _ENGINES_OWN: Final = frozenset(
 SERVICE: Final = b"/inference.GRPCInferenceService/"
 """KServe's service over gRPC: how the paths of its methods begin."""
 
-_CALLS_ABOUT: Final = (SERVICE, b"/grpc.health.", b"/grpc.reflection.")
+_CALLS_ABOUT: Final = (
+    SERVICE,
+    b"/grpc.health.",
+    b"/grpc.reflection.",
+    b"/inference.model_repository.",  # MLServer
+    b"/tensorflow.serving.ModelService/",
+    b"/org.pytorch.serve.grpc.management.",
+)
+_ENGINES_CALLS: Final = (b"/vllm.grpc.engine.VllmEngine/", b"/sglang.grpc.scheduler.SglangScheduler/")
+_ENGINES_INFER: Final = (b"/Generate", b"/Embed")
 INFER_CALLS: Final = frozenset({SERVICE + b"ModelInfer", SERVICE + b"ModelStreamInfer"})
 """Methods whose messages are ModelInferRequests."""
 
@@ -167,9 +176,15 @@ def asks_otherwise(target: bytes) -> bool:
 def is_inference_call(path: bytes) -> bool:
     """Return whether a gRPC method asks a model for an answer.
 
-    Of KServe's service ModelInfer and ModelStreamInfer do, and nothing of health and reflection; any other method does.
+    Of KServe's service ModelInfer and ModelStreamInfer do, of vLLM's and SGLang's Generate and Embed, and nothing of
+    health, reflection, and the services by which MLServer, TensorFlow Serving and TorchServe load models; any other
+    method does.
     """
-    return path in INFER_CALLS or not path.startswith(_CALLS_ABOUT)
+    if path in INFER_CALLS:
+        return True
+    if path.startswith(_ENGINES_CALLS):
+        return path.endswith(_ENGINES_INFER)
+    return not path.startswith(_CALLS_ABOUT)
 
 
 def _bare(target: bytes) -> bytes:

@@ -136,6 +136,15 @@ def test_what_surely_asks_for_something_else_than_an_answer(target: str, does: b
         ("/grpc.health.v1.Health/Check", False),
         ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", False),
         ("/some.Service/Predict", True),
+        ("/inference.model_repository.ModelRepositoryService/RepositoryModelUnload", False),
+        ("/tensorflow.serving.ModelService/HandleReloadConfigRequest", False),
+        ("/tensorflow.serving.PredictionService/Predict", True),
+        ("/org.pytorch.serve.grpc.management.ManagementAPIsService/ScaleWorker", False),
+        ("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions", True),
+        ("/vllm.grpc.engine.VllmEngine/Generate", True),
+        ("/vllm.grpc.engine.VllmEngine/HealthCheck", False),
+        ("/sglang.grpc.scheduler.SglangScheduler/Embed", True),
+        ("/sglang.grpc.scheduler.SglangScheduler/Abort", False),
     ],
 )
 def test_which_calls_are_inference(path: str, is_one: bool) -> None:
