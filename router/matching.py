@@ -31,6 +31,8 @@ _VERSIONS: Final = b"versions/"
 _ENDS: Final = (b"", b"/", b"?", b"#")
 
 _V2_INFERS: Final = frozenset({b"infer", b"infer_stream", b"generate", b"generate_stream"})
+_OFTEN: Final = _V2_INFERS | {b"completions", b"embeddings"}
+"""How nearly all paths of inference end, and none else that there is."""
 _V2_RERANK: Final = [b"rerank"]
 """vLLM's own, which names its model in the body."""
 _V2_WORDS: Final = frozenset(
@@ -170,6 +172,8 @@ def asks_otherwise(target: bytes) -> bool:
     it was done. Those are all of the Open Inference Protocol's paths that do not infer, and those by which vLLM and
     SGLang are set up.
     """
+    if b"?" not in target and target[target.rfind(b"/") + 1 :] in _OFTEN:
+        return False
     return _infers(_bare(target)) is False
 
 
