@@ -21,16 +21,19 @@ from sidecar import boot
 from sidecar.settings import Settings
 
 
-def stand_in_command(role: str, plan_fd: int) -> tuple[str, ...]:
-    return (sys.executable, "-P", __file__, role, str(plan_fd))
-
-
 def supervise(settings: Settings, notify_socket: str) -> int:
     from sidecar import start, supervisor  # the other roles begin without all this
     from sidecar.sdnotify import Notify
     from sidecar.signals import Signals
     from sidecar.sockets import open_admin, open_listeners
     from sidecar.telemetry.logs import setup_logging
+
+    faults = {model.name for model in settings.models}
+
+    def stand_in_command(role: str, plan_fd: int) -> tuple[str, ...]:
+        if f"{role}-fails" in faults:  # soon enough to have failed on start, however busy this machine is
+            return (sys.executable, "-I", "-S", "-c", "raise SystemExit(3)")
+        return (sys.executable, "-P", __file__, role, str(plan_fd))
 
     setup_logging("json", "debug", "supervisor")
     with Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGCHLD)) as signals:
@@ -41,8 +44,6 @@ def supervise(settings: Settings, notify_socket: str) -> int:
 
 
 def control(plan: boot.ControlPlan, faults: set[str]) -> int:
-    if "control-fails" in faults:
-        return 3
     signal.signal(signal.SIGTERM, _leave if "control-leaves" in faults else signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, _leave)
     admin = socket.socket(fileno=plan.admin_fds[0])
@@ -55,8 +56,6 @@ def control(plan: boot.ControlPlan, faults: set[str]) -> int:
 
 def data(plan: boot.DataPlan, faults: set[str]) -> int:
     """Answer each connection with our pid at once, then echo what comes until it ends; drain on SIGTERM."""
-    if "data-fails" in faults:
-        return 3
     wake_read, wake_write = os.pipe()
     if "data-hangs" in faults:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
