@@ -105,8 +105,8 @@ def test_one_of_many_requests_has_a_cold_model_loaded(tmp_path: Path) -> None:
                 assert list(pool.map(lambda turn: infer(running, b"%d" % turn), range(8))) == [200] * 8
             assert server.asked == ["/v2/repository/index", "/v2/repository/models/m/load"]
             assert sorted(server.inferred) == [b"%d" % turn for turn in range(8)]
-            assert metric(running, 'warmroute_loads_total{result="loaded"}') == 1
-            assert metric(running, 'warmroute_queue_wait_seconds_count{model="m"}') == 8
+            until(lambda: metric(running, 'warmroute_loads_total{result="loaded"}') == 1, "the load is counted")
+            until(lambda: metric(running, 'warmroute_queue_wait_seconds_count{model="m"}') == 8, "who waited, too")
             running.process.await_event("model.loaded", model="m")
 
 
@@ -139,7 +139,7 @@ def test_what_waits_is_shown(tmp_path: Path) -> None:
             assert "in flight of the model: 1 of 1" in done.stdout
             assert "queue: 1 waiting, 1 turned away so far" in done.stdout
             away = 'warmroute_queue_turned_away_total{model="m",class="default",reason="full"}'
-            assert metric(running, away) == 1
+            until(lambda: metric(running, away) == 1, "it is counted")
             assert metric(running, 'warmroute_queue_requests{model="m"}') == 1
             assert metric(running, 'warmroute_model_requests_limit{model="m"}') == 1
             server.gate.set()

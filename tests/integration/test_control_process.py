@@ -33,6 +33,7 @@ from sidecar.telemetry.page import Scalar
 from tests.support.control_process import ControlProcess
 from tests.support.fleet import observation
 from tests.support.redis_server import RedisServer
+from tests.support.sidecars import until
 from tests.support.state_writer import StateWriter, worker_record
 
 STATIC: dict[str, Any] = {"models": [{"name": "m", "endpoints": ["http://127.0.0.1:9001"], "default": True}]}
@@ -246,8 +247,8 @@ def test_a_sigterm_drains_and_keeps_serving_a_second_one_is_none(tmp_path: Path)
         drained = control.pages[0]
         drained.words[drained.scalar(Scalar.DRAINING_NOW)] = 1
         control.signal(signal.SIGTERM)
-        until = time.monotonic() + ALONE_S + 1.0
-        while time.monotonic() < until:
+        ends = time.monotonic() + ALONE_S + 1.0
+        while time.monotonic() < ends:
             speak(control, 1)
             assert control.ask("/healthz").status == 200
             time.sleep(0.2)
@@ -379,7 +380,7 @@ def test_started_again_while_the_store_is_down_it_goes_by_the_last_good_view(tmp
         try:
             asyncio.run(StateWriter(server.url, "t", ttl_s=60).put(worker_record("a")))
             control.receive(0, lambda got: "a" in seen(got), "the endpoint")
-            time.sleep(1.2)  # the view is kept once a second
+            until(lambda: control.remembered().records, "the view is kept, once a second")
         finally:
             server.stop()
         control.kill()

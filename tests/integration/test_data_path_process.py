@@ -78,7 +78,7 @@ class Worker:
                 if b"/stream" in data.split(b"\r\n")[0]:
                     sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nfirst")
                     self.streaming.set()
-                    self.go_on.wait(10)
+                    self.go_on.wait(30)
                     sock.sendall(b"later")
                 elif self.fails:
                     sock.sendall(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
@@ -157,7 +157,7 @@ def test_a_caller_that_is_not_read_is_seen_leaving(tmp_path: Path) -> None:
         data.snapshot(one.address)
         with data.connect() as sock:
             sock.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert one.streaming.wait(5)
+            assert one.streaming.wait(30)
             sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2000)  # more than is read ahead
             time.sleep(0.2)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -318,7 +318,7 @@ def test_sigterm_lets_streams_end_and_takes_who_waits_in_the_queue(tmp_path: Pat
         with data.connect() as stream, data.connect() as idle:
             assert data.ask(idle).endswith(b"ok")
             stream.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert one.streaming.wait(5)
+            assert one.streaming.wait(30)
             data.process.send(signal.SIGSTOP)  # so that a connection surely waits in the queue
             with data.connect() as queued:
                 queued.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -346,7 +346,7 @@ def test_what_outlasts_the_grace_period_is_cut(tmp_path: Path) -> None:
         data.snapshot(one.address)
         with data.connect() as stream:
             stream.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert one.streaming.wait(5)
+            assert one.streaming.wait(30)
             began = time.monotonic()
             assert data.stop() == 0
             assert 0.3 <= time.monotonic() - began < 3
@@ -384,7 +384,7 @@ def test_a_process_out_of_descriptors_blames_no_worker(tmp_path: Path) -> None:
         with data.connect() as stream, data.connect() as other:
             assert data.ask(other).endswith(b"ok")
             stream.sendall(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")  # takes the one pooled connection
-            assert one.streaming.wait(5)
+            assert one.streaming.wait(30)
             used = [int(entry.name) for entry in Path(f"/proc/{data.process.pid}/fd").iterdir()]
             free = next(fd for fd in range(len(used) + 1) if fd not in used)
             resource.prlimit(data.process.pid, resource.RLIMIT_NOFILE, (free, 4096))

@@ -310,7 +310,7 @@ def test_a_stream_ends_with_the_worker_after_its_last_answer() -> None:
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert caught.value.details() == "the worker is draining"
         ask.set()
-        assert worker.process.wait(5) == 0
+        assert worker.process.wait() == 0
         assert worker.process.text == []
 
 

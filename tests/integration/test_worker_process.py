@@ -42,7 +42,7 @@ def record(client: redis.Redis, id: str = "w1") -> EndpointRecord | None:  # noq
     return decode_fields(id, fields) if fields else None
 
 
-def soon(holds: Callable[[], bool], timeout_s: float = 10.0) -> float:
+def soon(holds: Callable[[], bool], timeout_s: float = 30.0) -> float:
     """Wait until ``holds``; returns how many seconds that took."""
     began = time.monotonic()
     while not holds():
@@ -111,7 +111,8 @@ def test_two_versions_side_by_side(tmp_path: Path, server: RedisServer, client: 
             assert (status, answer["model_version"]) == (200, "1" if path == "/versions/1" else "2")
         stats = worker.ask("/stats")[1]
         assert {name: row["executed"] for name, row in stats["versions"].items()} == {"m@2": 2, "m@1": 1}
-        assert stats["models"]["m"] == stats["versions"]["m@2"]
+        age = {"warm_for_s": 0.0}  # that of each is read by itself
+        assert stats["models"]["m"] | age == stats["versions"]["m@2"] | age
 
 
 def test_nothing_is_executed_before_warm_and_state_says_how_far_it_is(server: RedisServer, client: redis.Redis) -> None:
@@ -186,17 +187,17 @@ def test_a_failed_load_is_reported_with_its_reason(tmp_path: Path, server: Redis
 
 
 def test_sigterm_tells_the_store_first_finishes_and_leaves(server: RedisServer, client: redis.Redis) -> None:
-    with WorkerProcess(*ECHO, "--state", server.url, "--settle-s", "1") as worker:
+    with WorkerProcess(*ECHO, "--state", server.url, "--settle-s", "3") as worker:
         worker.listening()
         worker.warm("m")
         answers: list[int] = []
         slow = threading.Thread(
-            target=lambda: answers.append(worker.ask("/v2/models/m/infer", echo_body(service_ms=1800))[0])
+            target=lambda: answers.append(worker.ask("/v2/models/m/infer", echo_body(service_ms=8000))[0])
         )
         slow.start()
         soon(lambda: worker.ask("/stats")[1]["in_flight"] == 1)
         worker.terminate()
-        soon(lambda: (found := record(client)) is not None and found.draining, 1.0)
+        soon(lambda: (found := record(client)) is not None and found.draining)
         status, _, headers = worker.ask("/v2/models/m/infer", echo_body())
         assert (status, headers["Connection"]) == (200, "close"), "what arrives while callers learn of it is answered"
         assert worker.ask("/v2/health/ready")[0] == 503
@@ -207,9 +208,9 @@ def test_sigterm_tells_the_store_first_finishes_and_leaves(server: RedisServer, 
             with socket.socket() as probe:
                 return probe.connect_ex((host, int(port))) != 0
 
-        soon(refused, 5.0)
+        soon(refused)
         assert answers == [], "it stopped accepting before it had finished"
-        slow.join(10)
+        slow.join(30)
         assert answers == [200]
         assert worker.wait() == 0
         assert record(client) is None
@@ -229,7 +230,7 @@ def test_a_drain_ends_in_time_and_what_is_cut_gets_an_error(server: RedisServer)
         worker.terminate()
         assert worker.wait() == 0
         assert time.monotonic() - began < 3
-        slow.join(10)
+        slow.join(30)
         assert answers == [(503, {"error": "model 'm': the worker stopped before this was done"})]
         assert worker.event("worker.drain_cut")["in_flight"] == 1
 
@@ -251,7 +252,7 @@ def test_a_second_sigterm_cuts_the_drain_short(server: RedisServer) -> None:
         worker.terminate()
         worker.event("worker.draining")
         worker.terminate()
-        assert worker.wait(5) == 0
+        assert worker.wait(25) == 0
 
 
 def test_sigterm_while_loading_gives_the_load_up(server: RedisServer, client: redis.Redis) -> None:
@@ -259,7 +260,7 @@ def test_sigterm_while_loading_gives_the_load_up(server: RedisServer, client: re
         worker.listening()
         soon(lambda: state_of(client) is State.LOADING)
         worker.terminate()
-        assert worker.wait(5) == 0
+        assert worker.wait(50) == 0
         assert record(client) is None
 
 
@@ -303,13 +304,13 @@ def test_a_store_that_hangs_is_noticed_and_holds_nothing_up(server: RedisServer,
         soon(lambda: state_of(client) is State.WARM)
         server.pause()
         try:
-            worker.event("state.lost", timeout_s=5)
+            worker.event("state.lost")
             began = time.monotonic()
             assert worker.ask("/v2/models/m/infer", echo_body())[0] == 200
             assert time.monotonic() - began < 1
         finally:
             server.resume()
-        worker.event("state.back", timeout_s=5)
+        worker.event("state.back")
         soon(lambda: state_of(client) is State.WARM, 3.0)
         server.pause()
         try:
@@ -477,7 +478,7 @@ def test_it_drains_when_its_parent_is_killed(tmp_path: Path) -> None:
 def test_what_cannot_start_says_why_and_ends_with_2(flags: tuple[str, ...], error: str) -> None:
     with WorkerProcess(*flags) as worker:
         assert worker.event("worker.failed")["error"] == error
-        assert worker.wait(10) == 2
+        assert worker.wait() == 2
 
 
 def test_a_taken_port_names_the_flag() -> None:
@@ -487,4 +488,4 @@ def test_a_taken_port_names_the_flag() -> None:
         port = taken.getsockname()[1]
         with WorkerProcess(*ECHO, "--listen", f"127.0.0.1:{port}") as worker:
             assert worker.event("worker.failed")["error"] == f"--listen 127.0.0.1:{port}: Address already in use"
-            assert worker.wait(10) == 2
+            assert worker.wait() == 2

@@ -41,7 +41,7 @@ def forked(path: Path, *flags: str, through: tuple[str, ...] = ()) -> WorkerProc
     return WorkerProcess("--zygote", str(path), *flags, module=CLIENT, through=through)
 
 
-def soon(check: Callable[[], bool], within_s: float = 10.0) -> None:
+def soon(check: Callable[[], bool], within_s: float = 30.0) -> None:
     deadline = time.monotonic() + within_s
     while not check():
         assert time.monotonic() < deadline

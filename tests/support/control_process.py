@@ -17,6 +17,7 @@ import msgspec
 
 from sidecar import boot, channel
 from sidecar.settings import Settings
+from sidecar.state.memory import Memory, Remembered
 from sidecar.telemetry import page
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-WAIT_S = 10.0
+WAIT_S = 40.0
+"""Patience, by which nothing is measured: beside other tests the process may take ten seconds to start."""
 
 
 class Answer:
@@ -130,6 +132,10 @@ class ControlProcess:
         assert self._process is not None
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def remembered(self) -> Remembered:
+        """Return what it keeps for the next one."""
+        return Memory(self._memory_fd).load()
 
     def events(self) -> list[dict[str, Any]]:
         """Return its log lines so far."""

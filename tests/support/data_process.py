@@ -20,9 +20,8 @@ from router.outcomes import Outcome
 from sidecar import boot, channel
 from sidecar.settings import Settings
 from sidecar.telemetry.page import Page, Scalar, create
-from tests.support.sidecars import Process, until
+from tests.support.sidecars import WAIT_S, Process, until
 
-WAIT_S = 10.0
 Kind = TypeVar("Kind")
 
 

@@ -45,7 +45,7 @@ async def turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-async def until(condition: Callable[[], object], what: str, within_s: float = 5.0) -> float:
+async def until(condition: Callable[[], object], what: str, within_s: float = 20.0) -> float:
     """Wait for what the store, a socket or a thread brings about; return how many seconds that took.
 
     :raises AssertionError: with ``what``, where it does not come in time

@@ -39,12 +39,12 @@ class SidecarProcess:
 
     def read(self, path: str) -> tuple[int, bytes]:
         """GET ``path`` from the admin address; return status and body, or 0 where it does not answer."""
-        connection = http.client.HTTPConnection(self.admin, timeout=2)
+        connection = http.client.HTTPConnection(self.admin, timeout=20)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
             return response.status, response.read()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:  # it may end in the midst of an answer
             return 0, str(error).encode()
         finally:
             connection.close()

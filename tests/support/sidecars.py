@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-WAIT_S = 20.0
+WAIT_S = 40.0
+"""Patience, by which nothing is measured: beside other tests a process may take ten seconds to start."""
 STAND_IN = Path(__file__).with_name("stand_in_roles.py")
 
 

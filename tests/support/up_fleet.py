@@ -47,8 +47,10 @@ class Fleet:
         answer: dict[str, Any] = json.loads(self.ask(self.places["listen"], f"/v2/models/{MODEL}")[1])
         return answer
 
-    def infer(self) -> int:
+    def infer(self, **parameters: float) -> int:
         request = json.loads(Path(self.places["request"]).read_bytes())
+        if parameters:
+            request["parameters"] = parameters
         return self.ask(self.places["listen"], f"/v2/models/{MODEL}/infer", request)[0]
 
     def output(self) -> str:
@@ -84,7 +86,7 @@ def fleet(tmp_path: Path, *flags: str) -> Iterator[Fleet]:
             assert process.popen.poll() is None, (scratch / "out").read_text()
             return ready.exists()
 
-        until(is_ready, "warmroute up is ready", within_s=40)
+        until(is_ready, "warmroute up is ready", within_s=60)
         started = Fleet(process, json.loads(ready.read_bytes()), scratch)
         try:
             yield started

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+WAIT_S = 60.0
+"""Patience, by which nothing is measured: beside other tests a worker may take ten seconds to start, or more."""
 
 
 class WorkerProcess:
@@ -67,7 +69,7 @@ class WorkerProcess:
         if self.process.stderr is not None:
             self.process.stderr.close()
 
-    def event(self, name: str, timeout_s: float = 30.0, **fields: Any) -> dict[str, Any]:
+    def event(self, name: str, timeout_s: float = WAIT_S, **fields: Any) -> dict[str, Any]:
         """Return the first event of that name with those fields, waiting for it; AssertionError where none comes."""
         seen = 0
         deadline = time.monotonic() + timeout_s
@@ -114,7 +116,7 @@ class WorkerProcess:
         """Send SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = WAIT_S) -> int:
         """Wait for its end; returns the exit code."""
         return self.process.wait(timeout_s)
 
