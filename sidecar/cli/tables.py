@@ -281,9 +281,11 @@ def faults_table(faults: Iterable[FaultShown]) -> Table:
 def why(candidate: Candidate) -> str:
     """Say why a replica may not be picked, and for how long; or what holds its weight down."""
     breaker = candidate.breaker
-    opened_on = "" if breaker.state == "closed" else f"{breaker.state.replace('_', ' ')} for {breaker.why}"
     if candidate.reason is None:
-        return f"breaker {opened_on}" if opened_on else "ramping up" if candidate.ramp < 1 else ""
+        if breaker.state == "closed":
+            return "ramping up" if candidate.ramp < 1 else ""
+        state = "open, picked all the same" if breaker.state == "open" else breaker.state.replace("_", " ")
+        return f"breaker {state}; {breaker.why}"
     text = candidate.reason.replace("_", " ")
     if candidate.group:
         text += f" of {candidate.group}"

@@ -186,7 +186,10 @@ def test_a_breaker_says_what_it_opened_on() -> None:
     (row,) = [row for row in explanation_of(made, 100.5).rows if row.endpoint == "w0"]
     assert why(row) == f"breaker open for 500 ms, 1.5 s left; {words}"
     (row,) = [row for row in explanation_of(made, 102.5).rows if row.endpoint == "w0"]
-    assert why(row) == f"breaker half open for {words}"
+    assert why(row) == f"breaker half open; {words}"
+    in_panic = msgspec.structs.replace(row.breaker, state="open")
+    picked = msgspec.structs.replace(row, breaker=in_panic)
+    assert why(picked) == f"breaker open, picked all the same; {words}"
 
 
 def test_ramping_up_is_said() -> None:
