@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from typing import TYPE_CHECKING
 
 from worker.copies import LoadedCopy
-from worker.engines import EngineError, GivenUpError, contained, told
+from worker.engines import EngineError, GivenUpError, contained, says_no_memory, told
 from worker.expectation import check_expected
 from worker.loading import LoadError
 from worker.memory import trim
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
     from worker.memory import MemoryProbe
     from worker.stages import Stages
     from worker.store import ModelFiles, ShapeClass
-
-_NO_MEMORY = re.compile(
-    r"bad.?alloc|failed to allocate memory|out of memory|cannot allocate memory|alloc_failed", re.IGNORECASE
-)
 
 
 class BuildError(Exception):
@@ -90,7 +85,7 @@ class Builder:
             raise BuildError(f"{where}{error.strerror or error}") from error
         except (LoadError, EngineError, WarmupError) as error:
             text = told(error)
-            raise BuildError(self._out_of_memory(text) if _NO_MEMORY.search(text) else text) from error
+            raise BuildError(self._out_of_memory(text) if says_no_memory(text) else text) from error
         except Exception as error:
             raise BuildError(f"{type(error).__name__}: {told(error)}") from error
 

@@ -318,10 +318,19 @@ def test_metadata() -> None:
     served(check)
 
 
+NO_BUFFER = (
+    "[ONNXRuntimeError] : 1 : FAIL : bfc_arena.cc:360 Failed to allocate memory for requested buffer of size 57600000"
+)
+"""As ONNX Runtime says it."""
+OUT_OF_MEMORY = "out of memory; give the worker more, or have it serve or be asked less"
+
+
 @pytest.mark.parametrize(
     ("failure", "status", "error"),
     [
-        (EngineError("out of memory"), 500, "model 'm': out of memory"),
+        (EngineError("a bad graph"), 500, "model 'm': a bad graph"),
+        (MemoryError(), 500, f"model 'm': {OUT_OF_MEMORY}"),
+        (EngineError(NO_BUFFER), 500, f"model 'm': {OUT_OF_MEMORY}: {NO_BUFFER}"),
         (InputError("indices out of range"), 400, "model 'm': indices out of range"),
         (ZeroDivisionError("oops"), 500, "an error inside the worker"),
     ],

@@ -6,6 +6,7 @@ is not the event loop's, so it may block, but must look at its :class:`Cancellat
 
 from __future__ import annotations
 
+import re
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, runtime_checkable
@@ -42,6 +43,9 @@ class GivenUpError(EngineError):
 
 
 MAX_TOLD_CHARS: Final = 4096
+_NO_MEMORY = re.compile(
+    r"bad.?alloc|failed to allocate memory|out of memory|cannot allocate memory|alloc_failed", re.IGNORECASE
+)
 
 
 def told(error: BaseException) -> str:
@@ -55,6 +59,11 @@ def told(error: BaseException) -> str:
     if len(text) > MAX_TOLD_CHARS:
         text = f"{text[:MAX_TOLD_CHARS]}... ({len(text)} characters)"
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def says_no_memory(text: str) -> bool:
+    """Return whether it is for want of memory that an engine failed with this ``text``."""
+    return _NO_MEMORY.search(text) is not None
 
 
 def as_failure(error: BaseException) -> Exception:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 from router.model import State
-from worker.engines import EngineError, GivenUpError, InputError, told
+from worker.engines import EngineError, GivenUpError, InputError, says_no_memory, told
 from worker.execution import DeadlineError, QueueFullError
 from worker.execution.queues import DEFAULT_TICKET
 from worker.gate import GateClosedError
@@ -398,7 +398,9 @@ def _errors(replica: HeldReplica) -> Iterator[None]:
         raise RequestError(f"model {replica.name!r}: {told(error)}") from None
     except EngineError as error:
         replica.counts.failed += 1
-        raise RequestError(f"model {replica.name!r}: {told(error)}", 500) from None
+        text = told(error)
+        why = f"{OUT_OF_MEMORY}: {text}" if says_no_memory(text) else text
+        raise RequestError(f"model {replica.name!r}: {why}", 500) from None
     except MemoryError:
         replica.counts.failed += 1
         raise RequestError(f"model {replica.name!r}: {OUT_OF_MEMORY}", 500) from None
