@@ -14,7 +14,7 @@ from cyclopts.validators import Number
 from sidecar.cli.outcome import EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED, CliError
 from sidecar.cli.tables import seconds
 from sidecar.faults.processes import KINDS, MAX_FOR_S, FaultKeeper, ProcessFault, ProcessFaultError
-from sidecar.faults.processes.fault import checked
+from sidecar.faults.processes.fault import Reach, checked
 from sidecar.faults.processes.servers import check_url
 
 LOOK_S = 0.2
@@ -79,6 +79,12 @@ def process(
     if (pid is not None) + bool(worker) + bool(url) > 1 or not (pid or worker or url or ready_file):
         raise CliError(
             f"fault process {kind}: name one: --pid, --url, --worker with --ready-file, or --ready-file alone",
+            EXIT_REFUSED,
+        )
+    if kind.startswith("store_") and (worker or (pid is not None and act.NEEDS is Reach.ANSWERS)):
+        flag = f"--worker {worker}" if worker else f"--pid {pid}"
+        raise CliError(
+            f"fault process {kind}: {flag}: is asked of a store by its address: name its --url, or --ready-file alone",
             EXIT_REFUSED,
         )
     if pid is None and not url:

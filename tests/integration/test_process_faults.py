@@ -285,6 +285,12 @@ def test_the_command_knows_the_workers_of_a_ready_file(target: Counting, tmp_pat
         (("stop", "--ready-file", str(ready)), 2, "name one of its workers with --worker"),
         (("stop",), 2, "name one: --pid, --url, --worker with --ready-file"),
         (("explode", "--pid", "4"), 2, "no kind 'explode'; there are: full_disk, kill, "),
+        (
+            ("store_restart", "--worker", "worker-1", "--ready-file", str(ready)),
+            2,
+            "--worker worker-1: is asked of a store by its address: name its --url, or --ready-file alone",
+        ),
+        (("store_read_only", "--pid", str(target.pid)), 2, f"--pid {target.pid}: is asked of a store by its address"),
         (("store_pause", "--ready-file", str(ready)), 1, "store_pause: unix:.*none.sock: No such file or directory"),
         (("kill", "--worker", "worker-1", "--ready-file", str(ready)), 0, f"kill: pid {target.pid}: done; not undone"),
     ):
