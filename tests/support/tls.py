@@ -2,59 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import socket
-import ssl
 import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator
     from pathlib import Path
 
 
 @contextlib.contextmanager
 def tls_front(unix_socket: Path, context: ssl.SSLContext) -> Iterator[int]:
-    """Accept TLS by ``context``, and pass on to ``unix_socket``; yields the port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    threads: list[threading.Thread] = []
+    """Accept TLS by ``context``, and pass on to ``unix_socket``; yields the port.
 
-    def serve(raw: socket.socket) -> None:
-        try:
-            with context.wrap_socket(raw, server_side=True) as outer, socket.socket(socket.AF_UNIX) as inner:
-                inner.connect(str(unix_socket))
-                back = threading.Thread(target=_pump, args=(inner, outer), daemon=True)
-                back.start()
-                _pump(outer, inner)
-                back.join()
-        except OSError:
-            raw.close()
+    One thread does all of it: two that read and write one TLS connection at the same time spoil it before Python 3.13.
+    """
 
-    def accept() -> None:
-        while True:
-            try:
-                raw, _ = listener.accept()
-            except OSError:
-                return
-            thread = threading.Thread(target=serve, args=(raw,), daemon=True)
-            thread.start()
-            threads.append(thread)
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_unix_connection(unix_socket)
+        await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
 
-    accepting = threading.Thread(target=accept, daemon=True)
-    accepting.start()
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # who is refused, and who hangs up
+    server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0, ssl=context))
+    running = threading.Thread(target=loop.run_forever)
+    running.start()
     try:
-        yield listener.getsockname()[1]
+        yield server.sockets[0].getsockname()[1]
     finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        accepting.join(5)
-        for thread in threads:
-            thread.join(5)
+        loop.call_soon_threadsafe(loop.stop)
+        running.join()
+        server.close()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
 
 
-def _pump(source: socket.socket, target: socket.socket) -> None:
+async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_RDWR)
+        while data := await source.read(65536):
+            target.write(data)
+            await target.drain()
+    target.close()
