@@ -140,7 +140,7 @@ class TestDripping:
     def test_a_body_that_comes_too_slowly_is_given_up(self) -> None:
         server = Dripping(HEAD)
         with pytest.raises(SourceError, match=r"comes too slowly: .* and 4096 a second are the least") as caught:
-            list(HttpSource(server.url, stall_s=0.2).read(RemoteFile("f", 1_000_000, ""), 0, 1_000_000))
+            list(HttpSource(server.url, stall_s=1.0).read(RemoteFile("f", 1_000_000, ""), 0, 1_000_000))
         assert caught.value.again
         server.close()
 
