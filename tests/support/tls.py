@@ -7,6 +7,9 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
+from sidecar.tasks import end_all
+from tests.support.loops import turns
+
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterator
@@ -21,8 +24,14 @@ def tls_front(unix_socket: Path, context: ssl.SSLContext) -> Iterator[int]:
     """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_unix_connection(unix_socket)
-        await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
+        try:
+            inner_reader, inner_writer = await asyncio.open_unix_connection(unix_socket)
+            try:
+                await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
+            finally:
+                inner_writer.transport.abort()
+        finally:
+            writer.transport.abort()
 
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda *_: None)  # who is refused, and who hangs up
@@ -35,9 +44,8 @@ def tls_front(unix_socket: Path, context: ssl.SSLContext) -> Iterator[int]:
         loop.call_soon_threadsafe(loop.stop)
         running.join()
         server.close()
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0.01))
+        loop.run_until_complete(end_all(asyncio.all_tasks(loop)))
+        loop.run_until_complete(turns())  # in which transports close
         loop.close()
 
 
