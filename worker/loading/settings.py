@@ -19,6 +19,7 @@ PEER_STREAMS = 4
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - what is put there is checked, see worker.loading.private
 
 
+_PLAIN = re.compile(r"[!\"$-~]+")
 _SOURCE = r"^(peers|(https?|s3)://[^\s]+)$"
 
 
@@ -59,7 +60,14 @@ def _source_trouble(source: str) -> str | None:
         known = parts.scheme == "s3" or parts.port is None or parts.port > 0
     except ValueError:  # whose text has parts of it
         known = False
-    return None if known else "source is no URL: its host or port is wrong (a port is a number from 1 to 65535)"
+    if not known:
+        return "source is no URL: its host or port is wrong (a port is a number from 1 to 65535)"
+    if parts.scheme != "s3" and not _PLAIN.fullmatch(source):
+        return (
+            "source has characters that no URL has, beyond ASCII, or a #; percent-encode them (of a host, give what "
+            "DNS has: xn--...)"
+        )
+    return None
 
 
 @dataclass(frozen=True, slots=True)

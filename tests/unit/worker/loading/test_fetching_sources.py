@@ -226,6 +226,17 @@ def test_an_address_that_is_none_is_refused_and_not_told(rig: Rig, source: str) 
     )
 
 
+@pytest.mark.parametrize("source", ["http://h/mod\u00e8les?s3cret", "https://h\u00f6st/m", "http://h/m#s3cret"])
+def test_an_address_with_characters_that_cannot_be_sent_is_refused_and_not_told(rig: Rig, source: str) -> None:
+    rig.describe(source)
+    with pytest.raises(StoreError) as caught:
+        rig.load()
+    assert str(caught.value) == (
+        f"{rig.directory}/model.yaml: load: source has characters that no URL has, beyond ASCII, or a #; percent-"
+        f"encode them (of a host, give what DNS has: xn--...)"
+    )
+
+
 def test_redirects_are_followed(rig: Rig) -> None:
     with FileStore(rig.store.files) as other:
         rig.store.redirect = other.url
