@@ -298,7 +298,7 @@ def test_a_stream_ends_with_the_worker_after_its_last_answer() -> None:
         ask = threading.Event()
 
         def requests() -> Iterator[Any]:
-            yield infer(service_ms=1500)
+            yield infer(service_ms=4000)
             ask.wait(20)
 
         answers = worker.stub.ModelStreamInfer(requests(), timeout=20)
@@ -333,7 +333,7 @@ def test_load_reports_in_answers_reach_a_sidecar_that_asks_for_them(shared: Grpc
 
 def test_health_follows_each_model_from_cold_to_draining() -> None:
     serving, not_serving, unknown = 1, 2, 3
-    with grpc_worker("--model", "m", "--load-s", "1.5", "--settle-s", "0.2") as worker:
+    with grpc_worker("--model", "m", "--load-s", "5", "--settle-s", "0.2") as worker:
         watches = {name: worker.watch(name) for name in ("", "m", "m@1")}
         told = {name: [next(watch).status] for name, watch in watches.items()}
         assert next(worker.watch("x")).status == unknown
@@ -358,14 +358,14 @@ def test_health_follows_each_model_from_cold_to_draining() -> None:
 
 
 def test_draining_answers_what_runs_and_what_still_comes() -> None:
-    with grpc_worker("--model", "m", "--settle-s", "2", "--drain-s", "10") as worker:
+    with grpc_worker("--model", "m", "--settle-s", "4", "--drain-s", "20") as worker:
         worker.process.warm("m")
-        slow = [worker.stub.ModelInfer.future(infer(service_ms=2500)) for _ in range(4)]
+        slow = [worker.stub.ModelInfer.future(infer(service_ms=6000)) for _ in range(4)]
         until(lambda: worker.process.ask("/stats")[1]["in_flight"] == 4, "all run")
         worker.process.terminate()
         worker.process.event("worker.draining")
         assert [worker.stub.ModelInfer(infer()).id for _ in range(10)] == ["7"] * 10
-        assert [call.result(10).id for call in slow] == ["7"] * 4
+        assert [call.result(30).id for call in slow] == ["7"] * 4
         assert worker.process.wait() == 0
 
 

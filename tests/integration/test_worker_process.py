@@ -116,7 +116,7 @@ def test_two_versions_side_by_side(tmp_path: Path, server: RedisServer, client: 
 
 
 def test_nothing_is_executed_before_warm_and_state_says_how_far_it_is(server: RedisServer, client: redis.Redis) -> None:
-    with WorkerProcess(*ECHO, "--state", server.url, "--load-s", "0.8", "--service-ms", "400") as worker:
+    with WorkerProcess(*ECHO, "--state", server.url, "--load-s", "2", "--service-ms", "2000") as worker:
         worker.listening()
         soon(lambda: state_of(client) is State.LOADING)
         status, answer, headers = worker.ask("/v2/models/m/infer", echo_body())

@@ -69,6 +69,8 @@ class ControlProcess:
         self.pages = [page.Page(fd) for fd in self._page_fds]
         self._log = directory / "control.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self.started = 0.0
+        """When it was started last, monotonic seconds."""
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -104,6 +106,7 @@ class ControlProcess:
             memory_fd=self._memory_fd,
         )
         plan_fd = boot.write_plan(plan)
+        self.started = time.monotonic()
         fds = (*plan.admin_fds, *plan.channel_fds, *plan.metrics_fds, self._memory_fd, plan_fd)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
