@@ -117,10 +117,10 @@ def _here(drills: list[tuple[Path, Drill]], form: Form, out: Path, target: str, 
     What is told to end between two (SIGINT, SIGTERM, SIGHUP) ends behind the reports of the one before; after the last
     nobody is told anything.
     """
-    from sidecar.drills.heeding import ignore
     from sidecar.drills.reports import summary, write
     from sidecar.drills.show import Show
     from sidecar.drills.whole import DrillError, run_drill
+    from sidecar.heeding import ignore
 
     show = Show()
     codes: list[int | None] = [None] * len(drills)

@@ -20,6 +20,7 @@ from cyclopts.validators import Number
 from sidecar.cli.outcome import EXIT_FAILED, EXIT_OK, EXIT_REFUSED, CliError
 from sidecar.cli.sending import needs_tls
 from sidecar.config.addresses import AddressError, split_address
+from sidecar.heeding import hand_over, heed
 from sidecar.traffic.addresses import destination
 from sidecar.traffic.recording.listener import MAX_CONNECTIONS, Recorder
 from sidecar.traffic.recording.noting import Terms
@@ -38,6 +39,7 @@ T = TypeVar("T")
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_FILE_BYTES: Final = 1 << 30
+_ENDS: Final = (signal.SIGINT, signal.SIGTERM)
 SWITCH_S: Final = 0.0005
 """How long the thread that writes may keep the interpreter from what passes, but for one call into C."""
 
@@ -200,8 +202,14 @@ def _callers_tls(to: Destination, cert_file: Path | None, key_file: Path | None)
 async def _run(recorder: Recorder, to: str, host: str, port: int, said: Callable[[], str]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for end in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(end, stop.set)
+    heed(loop, lambda _: stop.set(), _ENDS)
+    await _pass_on(recorder, to, host, port, stop, said)
+    hand_over(loop, signal.SIG_IGN, _ENDS)  # lines that wait for the disk are yet to be written
+
+
+async def _pass_on(
+    recorder: Recorder, to: str, host: str, port: int, stop: asyncio.Event, said: Callable[[], str]
+) -> None:
     name, number = await recorder.listen(host, port)
     shown = f"[{name}]:{number}" if ":" in name else f"{name}:{number}"
     sys.stderr.write(f"recording what passes {shown}; Ctrl-C ends it\n")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from sidecar.drills.examine import faults_of
 from sidecar.drills.faulting import endpoint_of
 from sidecar.drills.faults import Faults
-from sidecar.drills.heeding import heed
 from sidecar.drills.load import Sending
 from sidecar.drills.picks import share_of_late
 from sidecar.drills.place import RENEW_S, PlaceError, undoing
@@ -20,6 +19,7 @@ from sidecar.drills.scenario import kind_of
 from sidecar.drills.traffic import Figures, figures, of_calls
 from sidecar.drills.verdict import ABORTED, to_abort
 from sidecar.drills.watching import expected, unmet
+from sidecar.heeding import heed
 
 if TYPE_CHECKING:
     import signal

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sidecar.children import signal_name
-from sidecar.drills.heeding import hand_over, heed
+from sidecar.heeding import hand_over, heed
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from sidecar.cli.client import Admin
 from sidecar.cli.outcome import EXIT_REFUSED, EXIT_UNREACHABLE
 from sidecar.drills.fleet import Fleet, FleetError
-from sidecar.drills.heeding import hand_over, heed
 from sidecar.drills.place import Place, PlaceError
 from sidecar.drills.reports import Outcome
 from sidecar.drills.run import Running
 from sidecar.drills.scenario import lacking, shortened
 from sidecar.drills.verdict import judge
+from sidecar.heeding import hand_over, heed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -165,6 +165,21 @@ def test_wrong_use_listens_nowhere(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_is_impatient_loses_no_line(signum: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "trace.jsonl"
+    with HttpOrigin(Echo) as origin, recording(origin.url, out) as (process, place):
+        ask(place, b"one")
+        assert process.stdout is not None
+        process.send_signal(signum)
+        said = process.stdout.readline()  # the summary: no signal is heeded any more
+        while process.poll() is None:
+            process.send_signal(signum)
+        assert process.returncode == 0
+    assert said == f"{out}: 1 requests\n"
+    assert len(out.read_text().splitlines()) == 2
+
+
 def test_a_place_that_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
