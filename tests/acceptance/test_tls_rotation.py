@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ FRESH = Ask("fresh", b"POST /echo HTTP/1.1\r\nConnection: close\r\n", b"y" * 100
 class Place:
     """Where everybody's files are. At turn N certificates are of CA N; the CAs from N - 3 to N + 2 are trusted.
 
-    Files are looked at each second, and turns come each second: a process may be two turns behind for a moment.
+    Files are looked at each second, and turns come each second, or when both processes have looked since the last one:
+    what they found then may have been of the turn before it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -98,12 +100,13 @@ def test_a_rotation_every_second_loses_nothing(tmp_path: Path) -> None:
         Load(sidecar.listen, [KEPT], clients=6, rate_per_s=60, tls=lambda: place.caller) as kept,
         Load(sidecar.listen, [FRESH], clients=6, rate_per_s=30, tls=lambda: place.caller) as fresh,
     ):
+        reloads = partial(sidecar.metric, "warmroute_tls_reloads_total")
         for second in range(SECONDS):
             until(lambda: time.monotonic() >= kept.began + second + 1, "the next second")  # noqa: B023  called at once
+            before = reloads()
             place.turn()
-        until(
-            lambda: sidecar.metric("warmroute_tls_reloads_total") >= 2 * (SECONDS - 2), "both processes have followed"
-        )
+            until(lambda: reloads() >= before + 2, "both processes have followed")  # noqa: B023  called at once
+        until(lambda: len(kept.answers) > 100 and len(fresh.answers) > 100, "many were answered meanwhile")
         assert len(kept.ports) == 6, "connections that were kept are the ones of the start"
 
         path = tmp_path / "warmroute.yaml"
@@ -112,14 +115,13 @@ def test_a_rotation_every_second_loses_nothing(tmp_path: Path) -> None:
         load_end = len(kept.answers)
         fresh.stop()
         path.write_text(json.dumps(document))
-        until(lambda: len(sidecar.process.events("config.in_force", process="data-0")) > 0, "it is in force", 5)
-        until(lambda: len(sidecar.process.events("config.in_force", process="data-1")) > 0, "it is in force", 5)
+        until(lambda: len(sidecar.process.events("config.in_force", process="data-0")) > 0, "it is in force")
+        until(lambda: len(sidecar.process.events("config.in_force", process="data-1")) > 0, "it is in force")
         until(lambda: len(kept.answers) > load_end + 30, "what stands goes on")
         assert not _let_in(sidecar.listen, place.caller)
         kept.stop()
         for load in (kept, fresh):
             assert load.failed() == [], load.summary()
-            assert len(load.answers) > 100
         assert sum(answer.fresh for answer in kept.answers) == 6
         assert all(answer.fresh for answer in fresh.answers)
         # a look may fall between a pair's two files: it is taken at the next one
