@@ -109,7 +109,7 @@ def test_a_member_that_dies_takes_its_group_out_within_one_reconcile(tmp_path: P
         group.die("w2")
         died_at = time.monotonic()
         until(lambda: sidecar.open_to("llm") == set(), "the group is out", within_s=RECONCILE_S)
-        until(lambda: ask(sidecar)[0] == 503, "nobody asks its entry", within_s=1)
+        until(lambda: ask(sidecar)[0] == 503, "nobody asks its entry")
         assert time.monotonic() - died_at < RECONCILE_S
         assert {ask(sidecar)[0] for _ in range(20)} == {503}
         assert "group_incomplete (shard 2" in json.loads(ask(sidecar)[1])["error"]
@@ -121,13 +121,11 @@ def test_a_member_that_dies_takes_its_group_out_within_one_reconcile(tmp_path: P
         assert replica["lacks"][0].startswith("shard 2")
 
         group.join(2, name="w2b", state=State.LOADING)
-        until(
-            lambda: sidecar.candidates("llm")["w0"]["lacks"] == ["shard 2 at w2b: not_warm"], "it is said", within_s=8
-        )
+        until(lambda: sidecar.candidates("llm")["w0"]["lacks"] == ["shard 2 at w2b: not_warm"], "it is said")
         assert ask(sidecar)[0] == 503
         group.join(2, name="w2b")
-        until(lambda: ask(sidecar)[0] == 200, "it is whole again", within_s=2)
+        until(lambda: ask(sidecar)[0] == 200, "it is whole again")
 
         group.leave("w3")
-        until(lambda: ask(sidecar)[0] == 503, "a member that says so leaves at once", within_s=2)
+        until(lambda: ask(sidecar)[0] == 503, "a member that says so leaves at once")
         assert "shard 3: nobody holds it" in json.loads(ask(sidecar)[1])["error"]
