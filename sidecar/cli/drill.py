@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -124,12 +123,18 @@ def _here(drills: list[tuple[Path, Drill]], form: Form, out: Path, target: str, 
 
     show = Show()
     codes: list[int | None] = [None] * len(drills)
-    told = Event()
+    told = False
+
+    def noted(*_: object) -> None:
+        nonlocal told
+        ignore()  # first: others that come meanwhile would interrupt this one again and again
+        told = True
+
     for number, (path, drill) in enumerate(drills):
-        if told.is_set():
+        if told:
             break
         try:
-            outcome = run_drill(drill, form, show, os.environ, admin, target, str(path), lambda *_: told.set())
+            outcome = run_drill(drill, form, show, os.environ, admin, target, str(path), noted)
         except DrillError as error:
             codes[number] = complain(str(error), error.code)
             if error.interrupted:
