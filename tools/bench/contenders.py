@@ -7,6 +7,7 @@ import re
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from sidecar.cli.client import Admin
@@ -146,8 +147,9 @@ def contender(name: str, directory: Path, core: int, origin: Origin, state: str 
         yield Contender(DIRECT, origin.ports[0], 0, "")
         return
     port = free_port()
-    argv = _SETUPS[name](directory, port, origin, state)
-    with running(name, argv, port, core, directory, origin.ready, version_of(name, argv)) as proxy:
+    own = Path(mkdtemp(dir=directory))  # its port may have been another's before
+    argv = _SETUPS[name](own, port, origin, state)
+    with running(name, argv, port, core, own, origin.ready, version_of(name, argv)) as proxy:
         if name in (FAULT, NO_FAULT):
             _fault(Path(argv[-1]).with_name("admin.sock"), lasts=name == FAULT)
         yield proxy
