@@ -19,7 +19,8 @@ from router.model import (
 )
 from router.policy import BreakerPolicy, ModelPolicy, Policies
 from tests.support.control_process import ControlProcess
-from tests.support.data_path import POLICIES, Client, DataPath, OriginConnection, answer, on_data_path, request
+from tests.support.data_path import POLICIES, DataPath, on_data_path
+from tests.support.wires import Client, OriginConnection, answer, request
 
 if TYPE_CHECKING:
     from pathlib import Path

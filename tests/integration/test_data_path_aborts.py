@@ -11,19 +11,8 @@ from sidecar.http1.caller import CLOSED
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.plane import Plane
 from sidecar.settings import Limits, Timeouts
-from tests.support.data_path import (
-    CHUNKED,
-    GONE_BEATS,
-    DataPath,
-    Full,
-    OriginConnection,
-    answer,
-    chunk,
-    echo,
-    on_data_path,
-    post,
-    request,
-)
+from tests.support.data_path import GONE_BEATS, DataPath, Full, echo, on_data_path
+from tests.support.wires import CHUNKED, OriginConnection, answer, chunk, post, request
 
 
 async def streams_for_ever(origin: OriginConnection) -> None:

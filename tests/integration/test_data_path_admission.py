@@ -30,18 +30,9 @@ from tests.support.admission import (
     queue,
     turned_away,
 )
-from tests.support.data_path import (
-    CHUNKED,
-    Client,
-    DataPath,
-    OriginConnection,
-    chunk,
-    echo,
-    on_data_path,
-    post,
-    request,
-)
+from tests.support.data_path import DataPath, echo, on_data_path
 from tests.support.held_origin import Held, held, waiting
+from tests.support.wires import CHUNKED, Client, OriginConnection, chunk, post, request
 
 # --- room at endpoints ---------------------------------------------------------------------------------------------
 

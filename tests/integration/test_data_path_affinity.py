@@ -11,7 +11,8 @@ from router.model import PrefixesSeen, Replica, SnapshotEnded
 from router.policy import AffinityPolicy, KeyPolicy, ModelPolicy, ShardMode, ShardPolicy
 from sidecar.telemetry.page import Scalar
 from tests.support.control_process import ControlProcess
-from tests.support.data_path import CHUNKED, DataPath, chunked, echo, hold, on_data_path, post, request
+from tests.support.data_path import DataPath, echo, hold, on_data_path
+from tests.support.wires import CHUNKED, chunked, post, request
 
 POLICY = AffinityPolicy(block_bytes=64, blocks=8, least_blocks=2, body_bytes=8192)
 MODEL = ModelPolicy("m", default=True, affinity=POLICY)

@@ -9,17 +9,9 @@ from router.keyed import hash_of
 from router.model import Tick
 from router.pickers import mixed
 from router.policy import BalancerName, KeyPolicy, ModelPolicy
-from tests.support.data_path import (
-    DataPath,
-    OriginConnection,
-    answer,
-    echo,
-    on_data_path,
-    post,
-    request,
-    resets,
-)
+from tests.support.data_path import DataPath, echo, on_data_path, resets
 from tests.support.held_origin import Held
+from tests.support.wires import OriginConnection, answer, post, request
 
 BY_HEADER = ModelPolicy(
     "m", idempotent=True, default=True, balancer=BalancerName.KEYED, key=KeyPolicy(header="X-Session")

@@ -15,21 +15,7 @@ from sidecar.faults.rules import FaultRule
 from sidecar.http1.shared_answers import SharedTier
 from sidecar.settings import Admission, Cache, Model, SharedCache
 from sidecar.telemetry.page import LadderWord
-from tests.support.data_path import (
-    CHUNKED,
-    DataPath,
-    OriginConnection,
-    Refusing,
-    answer,
-    chunk,
-    chunked,
-    echo,
-    on_data_path,
-    post,
-    request,
-    says,
-    silent,
-)
+from tests.support.data_path import DataPath, Refusing, echo, on_data_path, says, silent
 from tests.support.degrading import (
     INFER,
     MODELS,
@@ -42,6 +28,7 @@ from tests.support.degrading import (
     step,
     word,
 )
+from tests.support.wires import CHUNKED, OriginConnection, answer, chunk, chunked, post, request
 
 # --- the cache --------------------------------------------------------------------------------------------------------
 

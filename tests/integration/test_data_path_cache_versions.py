@@ -9,8 +9,9 @@ import pytest
 from router.model import EndpointRecord, EndpointSeen, Replica
 from router.policy import ModelPolicy, ServePolicy, ServeRule, VersionShare
 from sidecar.settings import Cache, Model
-from tests.support.data_path import DataPath, OriginConnection, answer, on_data_path, post
+from tests.support.data_path import DataPath, on_data_path
 from tests.support.degrading import SLOW, infer
+from tests.support.wires import OriginConnection, answer, post
 
 ANY = ServePolicy()
 LATEST = ServePolicy(ServeRule.LATEST)

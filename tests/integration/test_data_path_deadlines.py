@@ -14,24 +14,9 @@ from router.policy import BreakerPolicy, Policies, RetryPolicy
 from sidecar.faults.rules import FaultRule
 from sidecar.settings import ModelTimeouts, Timeouts
 from sidecar.telemetry.page import Scalar
-from tests.support.data_path import (
-    CHUNKED,
-    EARLY_S,
-    POLICIES,
-    Client,
-    DataPath,
-    OriginConnection,
-    Refusing,
-    answer,
-    chunk,
-    echo,
-    on_data_path,
-    post,
-    request,
-    resets,
-    silent,
-)
+from tests.support.data_path import EARLY_S, POLICIES, DataPath, Refusing, echo, on_data_path, resets, silent
 from tests.support.fleet import only
+from tests.support.wires import CHUNKED, Client, OriginConnection, answer, chunk, post, request
 
 FIELD = b"x-request-timeout-ms"
 SLACK_S = 1.0

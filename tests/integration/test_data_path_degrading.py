@@ -14,21 +14,7 @@ from router.policy import ModelPolicy, OnNoCandidate
 from sidecar.settings import Cache, FallbackOn, Model, Wait
 from sidecar.settings.ladder import USUAL_FALLBACK_ON
 from sidecar.telemetry.page import LadderWord
-from tests.support.data_path import (
-    CHUNKED,
-    EARLY_S,
-    DataPath,
-    Refusing,
-    answer,
-    chunk,
-    echo,
-    on_data_path,
-    post,
-    request,
-    resets,
-    says,
-    silent,
-)
+from tests.support.data_path import EARLY_S, DataPath, Refusing, echo, on_data_path, resets, says, silent
 from tests.support.degrading import (
     HELD,
     IDEMPOTENT,
@@ -42,6 +28,7 @@ from tests.support.degrading import (
     step,
     word,
 )
+from tests.support.wires import CHUNKED, answer, chunk, post, request
 
 # --- another model ----------------------------------------------------------------------------------------------------
 

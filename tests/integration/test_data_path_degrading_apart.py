@@ -13,19 +13,7 @@ from router.model import Replica
 from router.policy import LadderPolicy, RetryPolicy
 from sidecar.settings import Cache, CachedMethod, FallbackOn, Model, ModelTimeouts
 from sidecar.settings.ladder import USUAL_FALLBACK_ON
-from tests.support.data_path import (
-    DataPath,
-    OriginConnection,
-    Refusing,
-    answer,
-    echo,
-    on_data_path,
-    post,
-    request,
-    resets,
-    says,
-    silent,
-)
+from tests.support.data_path import DataPath, Refusing, echo, on_data_path, resets, says, silent
 from tests.support.degrading import (
     HELD,
     IDEMPOTENT,
@@ -37,6 +25,7 @@ from tests.support.degrading import (
     infer,
     step,
 )
+from tests.support.wires import OriginConnection, answer, post, request
 
 # --- what moves nothing for others ------------------------------------------------------------------------------------
 

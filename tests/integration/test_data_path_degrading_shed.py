@@ -10,9 +10,10 @@ from router.model import Replica, State
 from router.policy import ModelPolicy, OnNoCandidate
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.settings import Admission, Model, ModelAdmission, Priority, Wait
-from tests.support.data_path import Client, DataPath, on_data_path, post
+from tests.support.data_path import DataPath, on_data_path
 from tests.support.degrading import INFER, SLOW, STATIC, infer, step
 from tests.support.held_origin import Held, held, waiting
+from tests.support.wires import Client, post
 
 ONE = replace(SLOW, requests_per_endpoint=1)
 TRUSTED = ListenerRules(trusted_networks=("127.0.0.1",))

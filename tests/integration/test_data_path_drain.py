@@ -9,19 +9,8 @@ import pytest
 
 from sidecar.settings import Timeouts
 from sidecar.telemetry.page import Scalar
-from tests.support.data_path import (
-    CHUNKED,
-    EARLY_S,
-    DataPath,
-    OriginConnection,
-    answer,
-    chunk,
-    echo,
-    on_data_path,
-    post,
-    request,
-    silent,
-)
+from tests.support.data_path import EARLY_S, DataPath, echo, on_data_path, silent
+from tests.support.wires import CHUNKED, OriginConnection, answer, chunk, post, request
 
 
 async def on_command(origin: OriginConnection) -> None:

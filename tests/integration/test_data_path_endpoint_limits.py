@@ -8,20 +8,9 @@ from router.policy import Policies
 from sidecar.faults.rules import FaultRule
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import ENDPOINT_PASSED_OVER, Scalar
-from tests.support.data_path import (
-    POLICIES,
-    Client,
-    DataPath,
-    Full,
-    OriginConnection,
-    answer,
-    echo,
-    on_data_path,
-    post,
-    request,
-    says,
-)
+from tests.support.data_path import POLICIES, DataPath, Full, echo, on_data_path, says
 from tests.support.fleet import only
+from tests.support.wires import Client, OriginConnection, answer, post, request
 
 TWO_AT_MOST = Policies(retry=POLICIES.retry, quarantine=POLICIES.quarantine, requests_per_endpoint=2)
 

@@ -12,20 +12,8 @@ from sidecar.http1.forwarding import ListenerRules
 from sidecar.settings import Admission, Limits, Tenant, Timeouts, Trust
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.connection import FULL
-from tests.support.data_path import (
-    CHUNKED,
-    EARLY_S,
-    DataPath,
-    OriginConnection,
-    Refusing,
-    answer,
-    chunked,
-    echo,
-    on_data_path,
-    post,
-    request,
-    says,
-)
+from tests.support.data_path import EARLY_S, DataPath, Refusing, echo, on_data_path, says
+from tests.support.wires import CHUNKED, OriginConnection, answer, chunked, post, request
 
 
 def rule(kind: str, path: DataPath, *, for_s: float = 60.0, **fields: object) -> FaultRule:

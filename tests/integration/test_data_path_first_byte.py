@@ -9,7 +9,8 @@ import pytest
 
 from router.policy import LatencyOf, LatencyPolicy, ModelPolicy
 from sidecar.telemetry.page import BUCKETS_S, ENDPOINT_HISTOGRAM, FIRST_BYTE_SUM, MODEL_FIRST_BYTE
-from tests.support.data_path import CHUNKED, POLICIES, DataPath, OriginConnection, answer, chunk, on_data_path, request
+from tests.support.data_path import POLICIES, DataPath, on_data_path
+from tests.support.wires import CHUNKED, OriginConnection, answer, chunk, request
 
 STREAM_S = 0.3
 EVENTS = b"Content-Type: text/event-stream"

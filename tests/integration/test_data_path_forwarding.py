@@ -5,7 +5,8 @@ from __future__ import annotations
 from router.policy import ModelPolicy, Policies, RetryPolicy
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.telemetry.page import Scalar
-from tests.support.data_path import POLICIES, DataPath, Refusing, echo, on_data_path, post, resets
+from tests.support.data_path import POLICIES, DataPath, Refusing, echo, on_data_path, resets
+from tests.support.wires import post
 
 TRUSTING = ListenerRules(trusted_networks=("127.0.0.0/8",))
 

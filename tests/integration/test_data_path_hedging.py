@@ -11,25 +11,7 @@ from router.policy import HedgingPolicy, Policies, RetryPolicy
 from sidecar.faults.rules import FaultRule
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
-from tests.support.data_path import (
-    CHUNKED,
-    EARLY_S,
-    POLICIES,
-    Client,
-    DataPath,
-    Full,
-    OriginConnection,
-    Refusing,
-    answer,
-    chunk,
-    chunked,
-    echo,
-    on_data_path,
-    post,
-    request,
-    resets,
-    silent,
-)
+from tests.support.data_path import EARLY_S, POLICIES, DataPath, Full, Refusing, echo, on_data_path, resets, silent
 from tests.support.fleet import only
 from tests.support.hedging import (
     DELAY_S,
@@ -46,6 +28,7 @@ from tests.support.hedging import (
     waits_then_resets,
 )
 from tests.support.held_origin import RESET, Held, held
+from tests.support.wires import CHUNKED, Client, OriginConnection, answer, chunk, chunked, post, request
 
 
 @hedged(silent, FAST)

@@ -9,16 +9,7 @@ import pytest
 from sidecar.http1.recognise import Recogniser
 from sidecar.settings import Recognise, Timeouts
 from sidecar.telemetry.page import Scalar
-from tests.support.data_path import (
-    CHUNKED,
-    Client,
-    DataPath,
-    Full,
-    answer,
-    chunked,
-    post,
-    silent,
-)
+from tests.support.data_path import DataPath, Full, silent
 from tests.support.fleet import only
 from tests.support.hedging import (
     after,
@@ -28,6 +19,7 @@ from tests.support.hedging import (
     hedges,
 )
 from tests.support.held_origin import Held, held
+from tests.support.wires import CHUNKED, Client, answer, chunked, post
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nbusy"
 

@@ -10,17 +10,7 @@ from router.routes import Attempt
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http1.hedging import Hedge
 from sidecar.settings import Timeouts
-from tests.support.data_path import (
-    EARLY_S,
-    POLICIES,
-    Client,
-    DataPath,
-    Full,
-    answer,
-    post,
-    request,
-    silent,
-)
+from tests.support.data_path import EARLY_S, POLICIES, DataPath, Full, silent
 from tests.support.hedging import (
     DELAY_S,
     FAST,
@@ -28,6 +18,7 @@ from tests.support.hedging import (
     both_asked,
     hedged,
 )
+from tests.support.wires import Client, answer, post, request
 
 
 @hedged(silent, silent)

@@ -14,22 +14,8 @@ from sidecar.http1.answers import error_answer
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
-from tests.support.data_path import (
-    CHUNKED,
-    Client,
-    DataPath,
-    Full,
-    OriginConnection,
-    Refusing,
-    answer,
-    chunk,
-    deaf,
-    echo,
-    on_data_path,
-    post,
-    request,
-    silent,
-)
+from tests.support.data_path import DataPath, Full, Refusing, deaf, echo, on_data_path, silent
+from tests.support.wires import CHUNKED, Client, OriginConnection, answer, chunk, post, request
 
 SMALL = Limits(head_bytes=2048, target_bytes=128, fields=10, body_bytes=1000, pipelined=4096)
 SHORT_S = 0.1

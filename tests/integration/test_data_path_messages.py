@@ -11,20 +11,8 @@ import pytest
 from router.model import EndpointHeld
 from router.policy import Policies, QuarantinePolicy
 from sidecar.settings import Limits
-from tests.support.data_path import (
-    CHUNKED,
-    DataPath,
-    OriginConnection,
-    Refusing,
-    answer,
-    chunk,
-    chunked,
-    echo,
-    on_data_path,
-    post,
-    request,
-    says,
-)
+from tests.support.data_path import DataPath, Refusing, echo, on_data_path, says
+from tests.support.wires import CHUNKED, OriginConnection, answer, chunk, chunked, post, request
 
 TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-00")
 

@@ -21,18 +21,9 @@ from tests.support.admission import (
     queue,
     turned_away,
 )
-from tests.support.data_path import (
-    CHUNKED,
-    DataPath,
-    OriginConnection,
-    answer,
-    chunk,
-    echo,
-    on_data_path,
-    post,
-    request,
-)
+from tests.support.data_path import DataPath, echo, on_data_path
 from tests.support.held_origin import Held, held
+from tests.support.wires import CHUNKED, OriginConnection, answer, chunk, post, request
 
 # --- a model's own limit -------------------------------------------------------------------------------------------
 

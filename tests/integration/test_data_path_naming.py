@@ -12,21 +12,8 @@ from router.model import EndpointRecord, EndpointSeen, Replica
 from router.policy import ModelPolicy
 from sidecar.http1.forwarding import ListenerRules
 from sidecar.settings import Limits, ModelTimeouts, Timeouts
-from tests.support.data_path import (
-    CHUNKED,
-    DataPath,
-    Message,
-    Origin,
-    OriginConnection,
-    Refusing,
-    chunk,
-    chunked,
-    echo,
-    on_data_path,
-    post,
-    request,
-    silent,
-)
+from tests.support.data_path import DataPath, Origin, Refusing, echo, on_data_path, silent
+from tests.support.wires import CHUNKED, Message, OriginConnection, chunk, chunked, post, request
 
 JSON = b"Content-Type: application/json"
 CHAT = b"/v1/chat/completions"

@@ -15,20 +15,8 @@ from sidecar.http1.transports import unread
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.pool import split_address
-from tests.support.data_path import (
-    CHUNKED,
-    DataPath,
-    Origin,
-    OriginConnection,
-    Refusing,
-    answer,
-    chunked,
-    echo,
-    on_data_path,
-    post,
-    request,
-    says,
-)
+from tests.support.data_path import DataPath, Origin, Refusing, echo, on_data_path, says
+from tests.support.wires import CHUNKED, OriginConnection, answer, chunked, post, request
 
 
 async def numbered(origin: OriginConnection) -> None:

@@ -11,19 +11,9 @@ from router.breaker import GuardState
 from router.policy import BreakerPolicy, Policies
 from sidecar.http1.recognise import Recogniser
 from sidecar.settings import Means, Recognise, RecogniseRule, Timeouts
-from tests.support.data_path import (
-    CHUNKED,
-    POLICIES,
-    DataPath,
-    OriginConnection,
-    answer,
-    chunked,
-    echo,
-    on_data_path,
-    post,
-    says,
-)
+from tests.support.data_path import POLICIES, DataPath, echo, on_data_path, says
 from tests.support.fleet import only
+from tests.support.wires import CHUNKED, OriginConnection, answer, chunked, post
 
 UNLOADING = b'{"error":"Request for unknown model: \'m\' has no available versions"}'
 TOO_LONG = b'{"object":"error","message":"This model\'s maximum context length is 4096 tokens. However, you ..."}'

@@ -10,7 +10,8 @@ from router.model import LoadReport
 from router.policy import ModelPolicy
 from sidecar.http1.reports import REFUSED
 from sidecar.telemetry.page import Scalar
-from tests.support.data_path import DataPath, OriginConnection, answer, chunked, on_data_path, post, says
+from tests.support.data_path import DataPath, on_data_path, says
+from tests.support.wires import OriginConnection, answer, chunked, post
 
 ASKING = (ModelPolicy("m", default=True, load_reports=True),)
 NAMES = (b"endpoint-load-metrics", b"endpoint-load-metrics-bin")

@@ -13,23 +13,9 @@ from router.model import EjectCause, EndpointEjected
 from router.policy import BackPressurePolicy, ModelPolicy, Policies, QuarantinePolicy, RetryPolicy
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
-from tests.support.data_path import (
-    BRIEF,
-    CHUNKED,
-    DataPath,
-    Full,
-    OriginConnection,
-    Refusing,
-    answer,
-    chunk,
-    echo,
-    on_data_path,
-    post,
-    request,
-    resets,
-    says,
-)
+from tests.support.data_path import BRIEF, DataPath, Full, Refusing, echo, on_data_path, resets, says
 from tests.support.fleet import only
+from tests.support.wires import CHUNKED, OriginConnection, answer, chunk, post, request
 
 
 @pytest.mark.parametrize("body", [b"", b"x" * 100_000])

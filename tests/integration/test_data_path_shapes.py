@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from router.model import EndpointSeen, Replica
 from router.policy import ModelPolicy, ShapePolicy
-from tests.support.data_path import DataPath, answer, chunk, on_data_path, post, request, says
+from tests.support.data_path import DataPath, on_data_path, says
+from tests.support.wires import answer, chunk, post, request
 
 SHAPES = ShapePolicy("x-shape", (("small", 10), ("large", 1000), ("huge", None)))
 MODELS = (ModelPolicy("m", default=True, shapes=SHAPES),)

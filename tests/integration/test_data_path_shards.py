@@ -9,7 +9,8 @@ from router.model import Replica, State
 from router.policy import BalancerName, KeyPolicy, ModelPolicy, ShardMode, ShardPolicy
 from sidecar.faults.rules import FaultRule
 from sidecar.settings import Model
-from tests.support.data_path import CHUNKED, DataPath, Refusing, chunked, echo, hold, on_data_path, post, request
+from tests.support.data_path import DataPath, Refusing, echo, hold, on_data_path
+from tests.support.wires import CHUNKED, chunked, post, request
 
 KEYED = ShardPolicy(ShardMode.KEYED, 3)
 BY_BODY = ModelPolicy("m", default=True, idempotent=True, shards=KEYED, key=KeyPolicy(json="user.id", body_bytes=4096))

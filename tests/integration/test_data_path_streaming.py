@@ -9,7 +9,8 @@ import time
 import pytest
 
 from sidecar.settings import Timeouts
-from tests.support.data_path import CHUNKED, STEP_S, DataPath, OriginConnection, Script, chunk, on_data_path, request
+from tests.support.data_path import DataPath, Script, on_data_path
+from tests.support.wires import CHUNKED, STEP_S, OriginConnection, chunk, request
 
 EVENTS = b"Content-Type: text/event-stream"
 ASK = request(b"GET /v1/chat/completions HTTP/1.1")

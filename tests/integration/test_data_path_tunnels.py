@@ -11,22 +11,9 @@ import pytest
 from sidecar.faults.rules import FaultRule
 from sidecar.settings import Limits, Timeouts
 from sidecar.telemetry.page import Scalar
-from tests.support.data_path import (
-    GONE_BEATS,
-    Client,
-    DataPath,
-    Message,
-    OriginConnection,
-    answer,
-    chunked,
-    deaf,
-    echo,
-    on_data_path,
-    post,
-    request,
-    says,
-)
+from tests.support.data_path import GONE_BEATS, DataPath, deaf, echo, on_data_path, says
 from tests.support.fleet import only
+from tests.support.wires import Client, Message, OriginConnection, answer, chunked, post, request
 
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: Echo\r\n\r\n"
 ASK = request(b"GET /t HTTP/1.1", b"Connection: keep-alive, Upgrade", b"Upgrade: echo/2, ECHO")

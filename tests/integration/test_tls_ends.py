@@ -20,17 +20,8 @@ from sidecar.tls.material import HTTP1
 from sidecar.tls.process import ProcessTls
 from sidecar.tls.transport import TlsTransport
 from tests.support.certificates import Authority, write
-from tests.support.data_path import (
-    Client,
-    DataPath,
-    Origin,
-    OriginConnection,
-    answer,
-    echo,
-    on_data_path,
-    post,
-    request,
-)
+from tests.support.data_path import DataPath, Origin, echo, on_data_path
+from tests.support.wires import Client, OriginConnection, answer, post, request
 
 AUTHORITY = Authority()
 LARGE = bytes(range(256)) * 16384  # 4 MiB: more than all buffers on the way hold

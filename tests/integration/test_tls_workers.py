@@ -25,19 +25,8 @@ from sidecar.telemetry.page import Scalar
 from sidecar.tls.material import HTTP1, HTTP2
 from sidecar.tls.process import ProcessTls
 from tests.support.certificates import Authority, write
-from tests.support.data_path import (
-    BRIEF,
-    POLICIES,
-    DataPath,
-    Origin,
-    OriginConnection,
-    answer,
-    echo,
-    on_data_path,
-    post,
-    request,
-    silent,
-)
+from tests.support.data_path import BRIEF, POLICIES, DataPath, Origin, echo, on_data_path, silent
+from tests.support.wires import OriginConnection, answer, post, request
 
 AUTHORITY = Authority()
 ONE_TRY = replace(POLICIES, retry=replace(POLICIES.retry, attempts=0))

@@ -14,15 +14,9 @@ from sidecar.telemetry.page import (
     MODEL_TURNED_AWAY,
     REFUSAL_WORDS,
 )
-from tests.support.data_path import (
-    POLICIES,
-    Client,
-    DataPath,
-    OriginConnection,
-    answer,
-    post,
-)
+from tests.support.data_path import POLICIES, DataPath
 from tests.support.held_origin import held, waiting
+from tests.support.wires import Client, OriginConnection, answer, post
 
 ONE = replace(POLICIES, requests_per_endpoint=1)
 TRUSTED = ListenerRules(trusted_networks=("127.0.0.1",))

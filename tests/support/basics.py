@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support.data_path import STEP_S, Client, Message, Origin, OriginConnection, answer, chunk, post, request
+from tests.support.data_path import Origin
 from tests.support.product import Sidecar, running
 from tests.support.sidecars import until
+from tests.support.wires import STEP_S, Client, Message, OriginConnection, answer, chunk, post, request
 
 LARGE = bytes(range(256)) * 4096
 EVENTS = 5

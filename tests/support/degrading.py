@@ -10,16 +10,8 @@ from router.policy import LadderPolicy, ModelPolicy, RetryPolicy
 from sidecar.cache.terms import Refused
 from sidecar.settings import StaticAnswer
 from sidecar.telemetry.page import MODEL_LADDER, LadderWord
-from tests.support.data_path import (
-    BRIEF,
-    POLICIES,
-    Client,
-    DataPath,
-    Message,
-    OriginConnection,
-    answer,
-    post,
-)
+from tests.support.data_path import BRIEF, POLICIES, DataPath
+from tests.support.wires import Client, Message, OriginConnection, answer, post
 
 INFER = b"/v2/models/m/infer"
 QUICK = replace(

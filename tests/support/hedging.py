@@ -10,21 +10,9 @@ from dataclasses import replace
 from router.policy import HedgingPolicy, ModelPolicy, Policies
 from sidecar.settings import Limits, ModelTimeouts, Timeouts
 from sidecar.telemetry.page import Scalar
-from tests.support.data_path import (
-    POLICIES,
-    Client,
-    DataPath,
-    Message,
-    Origin,
-    OriginConnection,
-    Refusing,
-    Script,
-    answer,
-    on_data_path,
-    post,
-    says,
-)
+from tests.support.data_path import POLICIES, DataPath, Origin, Refusing, Script, on_data_path, says
 from tests.support.held_origin import held
+from tests.support.wires import Client, Message, OriginConnection, answer, post
 
 DELAY_S = 0.05
 LONG_S = 1.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from sidecar.telemetry.page import MODEL_QUEUE_NOW
-from tests.support.data_path import DataPath, OriginConnection, answer
+from tests.support.data_path import DataPath
+from tests.support.wires import OriginConnection, answer
 
 RESET = b""
 """In place of a piece: the connection is reset."""

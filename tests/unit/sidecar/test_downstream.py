@@ -17,8 +17,8 @@ from sidecar.settings import Limits
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.connection import UpstreamConnection
 from tests.support.by_hand import SMALL, Bench, bench
-from tests.support.data_path import answer, post, request
 from tests.support.fake_transport import FakeTransport
+from tests.support.wires import answer, post, request
 
 READ_GRACE_S = 60.0
 BAD = b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"

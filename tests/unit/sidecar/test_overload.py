@@ -18,8 +18,8 @@ from sidecar.settings import Overload
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.connection import UpstreamConnection
 from tests.support.by_hand import Bench, bench
-from tests.support.data_path import CHUNKED, answer, chunk, post, request
 from tests.support.fake_transport import FakeTransport
+from tests.support.wires import CHUNKED, answer, chunk, post, request
 
 MEMORY = 1 << 30
 FILES = 1000

@@ -13,8 +13,8 @@ from sidecar.http1.caller import LAME_DUCK_S, LINGER_BYTES, LINGER_S
 from sidecar.telemetry.page import Scalar
 from sidecar.upstreams.connection import UpstreamConnection
 from tests.support.by_hand import Bench, bench
-from tests.support.data_path import CHUNKED, answer, chunk, request
 from tests.support.fake_transport import FakeTransport
+from tests.support.wires import CHUNKED, answer, chunk, request
 
 START = 1000.0
 GRACE_S = 10.0

@@ -11,10 +11,10 @@ from router.model import BreakerRule, Evidence
 from sidecar.http1.downstream import DownstreamConnection
 from sidecar.http2.frames import Code
 from tests.support.by_hand import Bench, bench
-from tests.support.data_path import CHUNKED, answer, chunk, request
 from tests.support.fake_transport import FakeTransport
 from tests.support.fleet import only
 from tests.support.grpc_by_hand import call_fields, grpc_bench, message, status
+from tests.support.wires import CHUNKED, answer, chunk, request
 
 ASK = request()
 LARGE = request(b"POST / HTTP/1.1", b"Content-Length: 60")

@@ -12,6 +12,7 @@ from sidecar.http2 import frames
 from sidecar.http2.frames import frame, headers_frames
 from sidecar.http2.hpack import Encoder
 from sidecar.settings import OrcaStream, Probe
+from tests.support.loops import turns
 
 if TYPE_CHECKING:
     from router.model import LoadsReported
@@ -64,7 +65,7 @@ def test_others_have_their_turn_while_a_worker_streams_without_end() -> None:
         task = asyncio.create_task(streams.run())
         while streams.taken < REPORTS:
             taken.append(streams.taken)
-            await asyncio.sleep(0)
+            await turns(1)
         task.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 30))

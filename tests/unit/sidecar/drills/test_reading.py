@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from sidecar.config.problems import SettingsError
 from sidecar.drills.faulting import kinds
 from sidecar.drills.reading import load_drill, parse_drill
 from sidecar.drills.scenario import Drill
+from tests.support import drill_files
+from tests.support.drill_files import problems
 
 SHIPPED = sorted((Path(__file__).parents[4] / "deploy" / "drills").glob("*.yaml"))
 
@@ -30,15 +33,7 @@ without: {breaker: {config: {policies: {breaker: {surge: false}}}}}
 """
 
 
-def problems(text: str) -> list[str]:
-    with pytest.raises(SettingsError) as caught:
-        parse_drill(text.encode(), "d.yaml")
-    return [str(problem) for problem in caught.value.problems]
-
-
-def changed(old: str, new: str) -> str:
-    assert GOOD.count(old) == 1, old
-    return GOOD.replace(old, new)
+changed = partial(drill_files.changed, text=GOOD)
 
 
 def test_phases_have_names_and_faults_their_defaults() -> None:
